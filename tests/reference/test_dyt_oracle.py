@@ -138,3 +138,14 @@ def test_parameter_count() -> None:
     count = sum(math.prod(shape) for shape in shapes.values())
     matrices = 16 * d * d * L + 2 * 32000 * d
     assert count - matrices == 1 + (2 * L + 1) * (2 * d + 1)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_positions_enter_through_their_differences_alone(fraction: float) -> None:
+    s = replace(PLAIN, rotary_fraction=fraction, causal=False)
+    tensors = tensors_for(s)
+    here = dyt.forward(tensors, s, TOKENS)
+    close(dyt.forward(tensors, s, TOKENS, positions=torch.arange(5).expand(2, 5) + 7), here)
+    order = torch.tensor([4, 2, 0, 1, 3])
+    shuffled = dyt.forward(tensors, s, TOKENS[:, order])
+    assert torch.allclose(shuffled, here[:, order], rtol=1e-11) == (fraction == 0.0)

@@ -114,3 +114,14 @@ def test_gradients_reach_every_tensor_and_a_zero_head_costs_log_v() -> None:
 def test_it_has_as_many_parameters_as_gpt() -> None:
     shapes = lnscaling.shapes(lnscaling.Settings(24, 16), 32000, 1024, 4096)
     assert sum(math.prod(shape) for shape in shapes.values()) == 468_239_360
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_positions_enter_through_their_differences_alone(fraction: float) -> None:
+    s = replace(PLAIN, rotary_fraction=fraction, causal=False)
+    tensors = tensors_for(s)
+    here = lnscaling.forward(tensors, s, TOKENS)
+    close(lnscaling.forward(tensors, s, TOKENS, positions=torch.arange(5).expand(2, 5) + 7), here)
+    order = torch.tensor([4, 2, 0, 1, 3])
+    shuffled = lnscaling.forward(tensors, s, TOKENS[:, order])
+    assert torch.allclose(shuffled, here[:, order], rtol=1e-11) == (fraction == 0.0)

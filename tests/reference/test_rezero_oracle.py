@@ -74,6 +74,18 @@ def test_no_norm_so_large_embeddings_grow_the_mlp_quadratically() -> None:
     torch.testing.assert_close(further[2] - further[1], 4 * (far[2] - far[1]), rtol=1e-9, atol=0)
 
 
+def test_the_mlp_reads_what_attention_has_added() -> None:
+    tensors = tensors_for(PLAIN)
+    one = replace(PLAIN, n_layers=1)
+    # One token: attention adds a W_o W_v h whatever its queries and keys are.
+    h = rezero.hidden_states(tensors, one, TOKENS[:, :1])
+    p = basics.of_layer(tensors, 0)
+    x = h[0] + p["a"] * (h[0] @ p["W_v"].T @ p["W_o"].T)
+    close(h[1], x)
+    gate = x @ p["W_nu"].T
+    close(h[2], x + p["a"] * ((x @ p["W_u"].T * gate * torch.sigmoid(gate)) @ p["W_oMLP"].T))
+
+
 def test_causality_padding_and_document_mask() -> None:
     tensors = tensors_for(PLAIN)
     whole = rezero.forward(tensors, PLAIN, TOKENS)
