@@ -1,5 +1,7 @@
 """What every architecture does as an encoder-decoder."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ def embedded(tensors: Tensors, stack: str) -> Tensors:
     return kept
 
 
-def attend(case: Case, *arguments: object) -> Tensor:
+def attend(case: Case, *arguments: Any) -> Tensor:
     """The architecture's attention; GPT's, where it borrows that one."""
     borrowed = hasattr(case.settings, "trunk")
     attention = gpt.attention if borrowed else case.oracle.attention
