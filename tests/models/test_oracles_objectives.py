@@ -1,19 +1,18 @@
 """Encoders and encoder–decoders against the reference oracles, for every switch.
 
-As test_oracles.py for causal models: logits, loss and every gradient, fp64 to 1e-10, fp32 to 1e-5
-(there relative to 30% of the model's largest gradient at least: two stacks round twice as often).
+As test_oracles.py for causal models: logits, loss and every gradient, fp64 to 1e-10, fp32 to 1e-5.
 """
 
 import pytest
 import torch
-from oracle_cases import CASES, V, batch, distance, oracle_name, setup
+from oracle_cases import CASES, V, batch, distance, largest_gradient, oracle_name, setup
 
 EVERY = pytest.mark.parametrize("case", CASES)
 
 
 def agree(case, model, tensors, loss, expected):
     """The loss and the gradients of every parameter are the oracle's, in fp64 and in fp32."""
-    largest = max(t.grad.abs().max().item() for t in tensors.values())
+    largest = largest_gradient(tensors)
     for dtype, bound, share in ((torch.float64, 1e-10, 0.01), (torch.float32, 1e-5, 0.3)):
         model.to(dtype)
         model.zero_grad()
