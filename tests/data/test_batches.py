@@ -39,7 +39,7 @@ def test_each_token_is_a_target_once_an_epoch(sizes: tuple[int, int, int], seed:
     context, n_tokens, rows = sizes
     batches = Batches(stream(n_tokens), context, rows, seed)
     steps = 2 * batches.n_windows  # So that whole epochs are whole batches: 2 * rows epochs.
-    targets = [batches.batch(step)[1] for step in range(steps)]
+    targets = [batches.batch(step).targets for step in range(steps)]
     counted = torch.cat(targets).flatten()
     counted = counted[counted != IGNORED]
     expected = [0] + [2 * rows] * (n_tokens - 1)
@@ -50,7 +50,8 @@ def test_each_token_is_a_target_once_an_epoch(sizes: tuple[int, int, int], seed:
 @given(sizes, st.integers(0, 50))
 def test_targets_are_the_next_tokens(sizes: tuple[int, int, int], step: int) -> None:
     context, n_tokens, rows = sizes
-    inputs, targets = Batches(stream(n_tokens), context, rows, 0).batch(step)
+    batch = Batches(stream(n_tokens), context, rows, 0).batch(step)
+    inputs, targets = batch.inputs, batch.targets
     assert inputs.shape == targets.shape == (rows, context)
     assert inputs.dtype == targets.dtype == torch.int64
     real = targets != IGNORED
@@ -69,15 +70,15 @@ def test_rows_do_not_depend_on_who_asks(
     whole = Batches(stream(n_tokens), context, rows, 3).batch(step)
     mine = Batches(stream(n_tokens), context, rows, 3)
     parts = [mine.rows(step, a, b - a) for a, b in itertools.pairwise(cuts)]
-    for part, expected in zip(zip(*parts, strict=True), whole, strict=True):
-        assert torch.equal(torch.cat(part), expected)
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         batches = Batches(stream(1001), 10, 4, seed)
         steps = range(25 * epoch, 25 * (epoch + 1))
-        return torch.cat([batches.batch(step)[0][:, 0] for step in steps]).tolist()
+        return torch.cat([batches.batch(step).inputs[:, 0] for step in steps]).tolist()
 
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
@@ -88,7 +89,7 @@ def test_too_few_tokens() -> None:
     with pytest.raises(UserError, match="has 10 tokens, fewer than the 11 of one sequence"):
         Batches(stream(10), 10, 2, 0)
     assert Batches(stream(11), 10, 2, 0).n_windows == 1
-    inputs, _ = Batches(stream(4, "val"), 10, 1, 0).batch(0)
+    inputs = Batches(stream(4, "val"), 10, 1, 0).batch(0).inputs
     assert inputs.tolist() == [[0, 1, 2] + [SEPARATOR] * 7]
     with pytest.raises(UserError, match="the val split of folder has 1 tokens"):
         Batches(stream(1, "val"), 10, 2, 0)

@@ -45,7 +45,7 @@ def test_a_uniform_model_over_bytes_scores_8_bits_a_byte(context, rows):
 
 def test_every_text_token_is_a_target_once_and_no_separator_is():
     windows = stream_windows(TEXTS, ByteTokenizer(), 16)
-    targets = torch.cat([t.flatten() for _, t in batches(windows, 0, 16, 3)])
+    targets = torch.cat([b.targets.flatten() for b in batches(windows, 0, 16, 3)])
     assert bytes(targets[targets >= 0].tolist()) == "".join(TEXTS).encode()
 
 

@@ -3,7 +3,8 @@
 Heavy libraries are imported inside the functions that need them: these names cost little.
 """
 
-from unitsphere.data.batches import IGNORED, Batches
+from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.batches import Batches
 from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import prepare, prepared
 from unitsphere.data.shards import Shards
@@ -12,6 +13,7 @@ from unitsphere.data.tokenizer import Tokenizer, load_tokenizer, vocab_size_of
 
 __all__ = [
     "IGNORED",
+    "Batch",
     "Batches",
     "DataConfig",
     "Piece",

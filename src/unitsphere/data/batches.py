@@ -11,15 +11,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
-
-IGNORED = -100
-"""The target that counts for nothing."""
 
 
 class Batches:
@@ -45,12 +42,12 @@ class Batches:
         self.shards, self.context, self._rows, self.seed = shards, context, rows, seed
         self.n_windows = -(-(shards.n_tokens - 1) // context)
 
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of a step, int64 [rows, context] each."""
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: inputs and targets [rows, context]."""
         return self.rows(step, 0, self._rows)
 
-    def rows(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`count` rows of a step's batch from row `first` on, int64 [count, context] each."""
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of a step's batch from row `first` on."""
         import torch
 
         inputs = torch.full((count, self.context), self.shards.separator)
@@ -59,7 +56,7 @@ class Batches:
             window = torch.from_numpy(self._window(step * self._rows + first + row))
             inputs[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
-        return inputs, targets
+        return Batch(inputs, targets)
 
     def _window(self, index: int) -> np.ndarray:
         epoch, place = divmod(index, self.n_windows)

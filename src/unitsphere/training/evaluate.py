@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from unitsphere.data.batches import IGNORED
+from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import Tokenizer
@@ -123,17 +122,18 @@ def score(
 ) -> tuple[float, int]:
     """Sum of the losses in nats, and number of scored tokens, over all windows."""
     nats, tokens = 0.0, 0
-    for inputs, targets in batches(windows, separator, context, rows):
+    for batch in batches(windows, separator, context, rows):
+        here = batch.to(model.device)
         with autocast(model.device, precision):
-            loss = model.loss(inputs.to(model.device), targets.to(model.device), "sum")
+            loss = model.loss(here.inputs, here.targets, "sum", **here.keywords())
         nats += float(loss)
-        tokens += int((targets != IGNORED).sum())
+        tokens += batch.scored
     return nats, tokens
 
 
 def batches(
     windows: Iterable[np.ndarray], separator: int, context: int, rows: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Inputs and targets [up to rows, context] int64; separators and padding are not scored."""
     held: list[np.ndarray] = []
     for window in windows:
@@ -145,7 +145,7 @@ def batches(
         yield padded(held, separator, context)
 
 
-def padded(windows: list[np.ndarray], separator: int, context: int) -> tuple[Tensor, Tensor]:
+def padded(windows: list[np.ndarray], separator: int, context: int) -> Batch:
     """Windows of at most context+1 tokens as one batch."""
     inputs = torch.full((len(windows), context), separator, dtype=torch.int64)
     targets = torch.full((len(windows), context), IGNORED, dtype=torch.int64)
@@ -153,4 +153,4 @@ def padded(windows: list[np.ndarray], separator: int, context: int) -> tuple[Ten
         tokens = torch.from_numpy(window.astype(np.int64))
         inputs[row, : len(tokens) - 1] = tokens[:-1]
         targets[row, : len(tokens) - 1] = tokens[1:]
-    return inputs, targets.masked_fill_(targets == separator, IGNORED)
+    return Batch(inputs, targets.masked_fill_(targets == separator, IGNORED))

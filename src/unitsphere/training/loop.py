@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from unitsphere.data.batches import IGNORED, Batches
+from unitsphere.data.batch import Batch
+from unitsphere.data.batches import Batches
 from unitsphere.models.trunk import Decoder
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.device import autocast
@@ -45,7 +46,7 @@ def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
     steps, clip = job.config.train.steps, job.config.optim.clip or math.inf
     for step in range(first, steps):
-        loss = backward(job, *job.batches.batch(step))
+        loss = backward(job, job.batches.batch(step))
         grad_norm = clip_grad_norm_(job.model.parameters(), clip)
         lr = set_rate(job, step)
         job.optimizer.step()
@@ -53,19 +54,18 @@ def train_steps(job: Job, first: int, monitor: Monitor) -> None:
         monitor.after(step + 1, loss, grad_norm, lr)
 
 
-def backward(job: Job, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Gradients of the mean loss over a batch's targets, both [rows, context]; that loss, detached.
+def backward(job: Job, batch: Batch) -> Tensor:
+    """Gradients of the mean loss over a batch's targets; that loss, detached.
 
     The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
     its targets, so the parts give the whole batch's gradient, up to rounding.
     """
-    scored = int((targets != IGNORED).sum())
-    rows = job.config.train.micro_batch or len(inputs)
+    scored = batch.scored
     total = torch.zeros((), device=job.model.device)
-    for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
-        part, wanted = part.to(job.model.device), wanted.to(job.model.device)
+    for part in batch.split(job.config.train.micro_batch or len(batch)):
+        part = part.to(job.model.device)
         with autocast(job.model.device, job.precision):
-            loss = job.loss(part, wanted, "sum") / scored
+            loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
         loss.backward()
         total += loss.detach()
     return total
