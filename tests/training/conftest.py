@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from unitsphere.data.config import DataConfig
-from unitsphere.training.config import Objective, RunConfig, TrainConfig, run_config_type
+from unitsphere.models.trunk import Objective
+from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.optim import OptimConfig
 
 CONTEXT, ROWS = 32, 4

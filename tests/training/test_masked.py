@@ -25,6 +25,7 @@ from unitsphere.inference.samples import write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.evaluate import evaluate, evaluate_shards, evaluating
+from unitsphere.training.flops import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import load_run, resolve, train
 
@@ -160,6 +161,13 @@ def test_padding_is_not_looked_at():
     alone = model.loss(tokens[:, :4], targets[:, :4], "sum")
     assert padded.item() == pytest.approx(alone.item(), rel=1e-5)
     assert model.loss(tokens, targets, "sum").item() != pytest.approx(alone.item(), rel=1e-5)
+
+
+def test_an_encoder_s_attention_costs_twice_a_causal_one_s():
+    numbers = {"vocab_size": 320, "d_model": 32, "n_layers": 3, "n_heads": 2}
+    causal, encoder = (build("ngpt", objective=o, **numbers) for o in ("clm", "mlm"))
+    more = flops_per_token(encoder, 64) - flops_per_token(causal, 64)
+    assert more == 6 * 3 * 32 * 64
 
 
 def test_filled_in_text_tells_right_from_wrong():

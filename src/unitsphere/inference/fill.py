@@ -4,14 +4,14 @@ import torch
 
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.tokenizer import Tokenizer
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 
 SHOWN = 100
 """Tokens of a text that are shown."""
 
 
 @torch.inference_mode()
-def fill_text(model: Decoder, tokenizer: Tokenizer, example: Batch) -> str:
+def fill_text(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
     """The first row of a masked batch as text, each token that was asked for in brackets.
 
     `[is]` was guessed right; of `[is|was]` the first is the model's likeliest guess, the second

@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.models.registry import architecture
+from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
 
 Precision = Literal["fp32", "bf16", "bf16-storage"]
-Objective = Literal["clm", "mlm", "seq2seq"]
 
 
 @dataclass(frozen=True)

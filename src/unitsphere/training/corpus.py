@@ -16,8 +16,8 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
 from unitsphere.data.windows import Form, NextToken
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
-from unitsphere.training.config import Objective, Precision, RunConfig
+from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.evaluate import Evaluation, evaluate_shards
 
 
@@ -32,7 +32,7 @@ class Batches(Protocol):
 class Validation(Protocol):
     """Scores a model on the validation data, as often as it is asked and always the same way."""
 
-    def __call__(self, model: Decoder, *, precision: Precision) -> Evaluation: ...
+    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.data.windows import Form, Window, count_windows
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.config import Precision
 from unitsphere.training.device import autocast
@@ -69,7 +69,7 @@ class Totals:
 
 
 def evaluate(
-    model: Decoder,
+    model: Transformer,
     documents: Iterable[str | Piece],
     tokenizer: Tokenizer,
     form: Form,
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def evaluate_shards(
-    model: Decoder,
+    model: Transformer,
     shards: Shards,
     form: Form,
     rows: int,
@@ -169,7 +169,7 @@ def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]
 
 @torch.no_grad()
 def score(
-    model: Decoder, batches: Iterable[Batch], likelihood: bool, precision: Precision
+    model: Transformer, batches: Iterable[Batch], likelihood: bool, precision: Precision
 ) -> Totals:
     """Sums over all batches, as an evaluating model scores them."""
     totals = Totals()
@@ -184,12 +184,12 @@ def score(
     return totals
 
 
-def losses(model: Decoder, batch: Batch) -> tuple[Tensor, int]:
+def losses(model: Transformer, batch: Batch) -> tuple[Tensor, int]:
     """Sum of a batch's losses; right guesses are not counted."""
     return model.loss(batch.inputs, batch.targets, "sum", **batch.keywords()), 0
 
 
-def guesses(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+def guesses(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
     """Sum of a batch's losses, and how often the likeliest token is the target."""
     logits = model(batch.inputs, **batch.keywords())
     right = (logits.argmax(-1) == batch.targets).sum()  # no token is IGNORED, so that never counts
@@ -197,7 +197,7 @@ def guesses(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def evaluating(model: Decoder) -> Iterator[None]:
+def evaluating(model: Transformer) -> Iterator[None]:
     """The model without dropout and the like; afterwards as it was."""
     training = model.training
     model.eval()

@@ -14,7 +14,7 @@ from torch import Tensor
 from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
@@ -25,7 +25,7 @@ from unitsphere.training.loop import Job
 from unitsphere.training.stop import Preempted, StopSignals
 from unitsphere.training.tensors import rng_state
 
-Sampler = Callable[[Decoder, Tokenizer, Batch], str]
+Sampler = Callable[[Transformer, Tokenizer, Batch], str]
 """What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
 
 
