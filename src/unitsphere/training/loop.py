@@ -60,7 +60,7 @@ def backward(job: Job, batch: Batch) -> Tensor:
     The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
     its targets, so the parts give the whole batch's gradient, up to rounding.
     """
-    scored = batch.scored
+    scored = max(batch.scored, 1)  # a stretch of empty documents has nothing to mask
     total = torch.zeros((), device=job.model.device)
     for part in batch.split(job.config.train.micro_batch or len(batch)):
         part = part.to(job.model.device)
