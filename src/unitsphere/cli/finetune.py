@@ -14,14 +14,15 @@ from unitsphere.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Finetune:
-    """Fine-tune a masked (or causal) language model as a classifier, on GLUE-format TSV or JSONL.
+    """Train a run's model as a classifier, on GLUE-format TSV or JSONL.
 
-    A fifth of the data chooses the learning rate; the scores on --test, which nothing else
-    looks at, are a mean over seeds. The same command goes on where it was stopped.
+    A fifth of the data chooses the learning rate; the scores on --test, which
+    nothing else looks at, are a mean over seeds. The same command goes on where
+    it was stopped.
 
     examples:
       unitsphere finetune runs/mlm --task sst2 --data train.tsv --test dev.tsv
-      unitsphere finetune runs/mlm --task cola --data train.tsv --scratch --json
+      unitsphere finetune runs/mlm --task cola --data train.tsv --scratch
       unitsphere finetune runs/mlm --data my.jsonl --text body --label topic
     """
 
@@ -48,8 +49,7 @@ class Finetune:
     seed: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (0, 1, 2)
     """seeds of the head and of the order of the examples"""
     pool: Literal["first", "mean", "last"] | None = None
-    """the head sees the first or last token's features, or their mean; none: mean, or last for a
-    causal model"""
+    """what the head sees of the tokens' features; none: mean, or last for a causal model"""
     scratch: bool = False
     """the control: the same model from random weights"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
