@@ -35,7 +35,7 @@ def easy(count: int, seed: int) -> list[tuple[str, int]]:
     rows = []
     for i in range(count):
         word = draw.choice(GOOD if i % 2 else BAD)
-        rows.append((f"a {word} {draw.choice(('film', 'book', 'song'))} {i}", i % 2))
+        rows.append((f"a {word} film {'z' * draw.randrange(9)} {i}", i % 2))
     return rows
 
 
@@ -113,7 +113,7 @@ def test_the_three_parts_are_disjoint_and_stratified(tmp_path):
 
 def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    first = finetune(config(run, files, lr=(1e-3, 3e-3)), out)
+    first = finetune(config(run, files, lr=(1e-2, 1e-6), epochs=4), out)
     trained = []
 
     def counted(classifier, train, how, lr, seed):
@@ -121,11 +121,11 @@ def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch)
         return fit(classifier, train, how, lr, seed)
 
     monkeypatch.setattr("unitsphere.training.finetune_trials.fit", counted)
-    again = finetune(config(run, files, lr=(1e-3, 3e-3)), out)
+    again = finetune(config(run, files, lr=(1e-2, 1e-6), epochs=4), out)
     assert trained == []
     assert again["test"] == first["test"]
-    finetune(config(run, files, lr=(1e-3, 3e-3, 1e-2), seed=(0, 1)), out)
-    assert set(trained) == {(1e-3, 1), (3e-3, 1), (1e-2, 0), (1e-2, 1)}
+    finetune(config(run, files, lr=(1e-2, 1e-6, 1e-7), epochs=4, seed=(0, 1)), out)
+    assert set(trained) == {(1e-2, 1), (1e-6, 1), (1e-7, 0), (1e-7, 1)}
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -250,6 +250,19 @@ def test_every_architecture_fine_tunes_as_an_encoder_under_its_own_constraint(na
     assert len(still) <= 2
     logits = class_logits(classifier, examples.tokens, separator=0)
     assert torch.isfinite(logits).all()
+
+
+def test_the_seed_decides_where_the_head_starts():
+    def head(seed: int) -> torch.Tensor:
+        body = build("gpt", objective="mlm", vocab_size=320, d_model=32, n_layers=1, n_heads=2)
+        classifier = Classifier(body, 2, "mean")
+        how = Fit(OptimConfig(), epochs=1, batch=16, separator=0)
+        assert fit(classifier, labelled(easy(16, 0)), how, lr=1e-9, seed=seed)
+        return classifier.head.weight.detach()
+
+    torch.testing.assert_close(head(0), head(0), rtol=0, atol=0)
+    assert (head(0) - head(1)).abs().max() > 1e-2
+    assert head(0).std() == pytest.approx(0.02, rel=0.3)
 
 
 def test_a_loss_that_is_no_number_ends_a_training():
