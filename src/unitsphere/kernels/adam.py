@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unitsphere.kernels.registry import Kernel, call, no_dtype, register
+from unitsphere.kernels.registry import Kernel, call, register, unfit
 from unitsphere.ops import adam as plain
 
 
@@ -37,7 +37,7 @@ def adam_project_(
     )  # fmt: skip
 
 
-def refusal(
+def _refusal(
     weight: Tensor,
     gradient: Tensor,
     exp_avg: Tensor,
@@ -53,7 +53,6 @@ def refusal(
     decoupled: bool = False,
     shadow: Tensor | None = None,
 ) -> str | None:
-    """Why the kernel cannot serve these arguments; None if it can."""
     if weight.dim() != 2 or weight.numel() == 0 or not isinstance(dim, int):
         return "it is not a matrix with vectors along one axis"
     if kind not in plain.PROJECTIONS:
@@ -67,7 +66,7 @@ def refusal(
         return "the step is not counted on the weight's device in fp32: build Adam with fused=True"
     if any(isinstance(number, Tensor) for number in (lr, *betas, radius)):
         return "the rate, the betas or the radius is a tensor"
-    return no_dtype(*held, gradient)
+    return unfit(*held, gradient)
 
 
 def _load() -> Callable[..., Tensor]:
@@ -76,4 +75,4 @@ def _load() -> Callable[..., Tensor]:
     return adam_project_
 
 
-ADAM_PROJECT = register(Kernel(plain.adam_project_, refusal, _load))
+ADAM_PROJECT = register(Kernel(plain.adam_project_, _refusal, _load))

@@ -11,14 +11,13 @@ Triton is imported when the first kernel serves. Under `TRITON_INTERPRET=1` kern
 tensors too, slowly: for tests, so with `require` alone.
 """
 
-import functools
 import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +28,8 @@ Mode = Literal["auto", "off", "require"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST_GPU = (8, 0)  # what Triton generates code for, by compute capability
 
+P = ParamSpec("P")
+R = TypeVar("R")
 log = logging.getLogger("unitsphere.kernels")
 
 
@@ -103,28 +104,43 @@ def serves(kernel: Kernel, first: Tensor, *others: Any) -> bool:
     if reason is None:
         reason = kernel.refusal(first, *others)
     if reason is not None:
-        _refused(kernel.name, reason, _setting.mode)
+        refuse(kernel.name, reason)
     return reason is None
 
 
-def no_dtype(*tensors: Tensor) -> str | None:
-    """Why the tensors' dtypes are not for kernels, which compute in fp32; None if they are."""
+def refuse(name: str, reason: str) -> None:
+    """Log once that the plain function takes the kernel's place, or raise UserError: `require`."""
+    if _setting.mode == "require":
+        raise UserError(f"kernels 'require', but {name} cannot run: {reason}; or use 'auto'")
+    _log_once(name, reason)
+
+
+def unfit(*tensors: Tensor) -> str | None:
+    """Why such tensors are not for any kernel; None if they are."""
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
             return f"{tensor.dtype} is not for kernels, which compute in fp32"
+        if hasattr(tensor, "placements"):
+            return "a tensor is distributed"
     return None
 
 
-# Constant while a graph is compiled: the compiler calls these two and keeps what they answer.
+def _constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the compiler call the function as it traces, and take its answer for a constant.
+
+    It is `torch.compiler.assume_constant_result`, which would import the compiler, and so Triton.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def no_backend(device: str, index: int | None, mode: Mode) -> str | None:
     """Why no kernel can run on the device; None if kernels can."""
     interpreted = device == "cpu" and mode == "require" and interpreting()
     if device != "cuda" and not interpreted:
         return f"the tensors are on {device}, and kernels need a GPU"
-    if not has_triton():
+    if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install 'unitsphere[kernels]'"
     if interpreted:
         return None
@@ -135,20 +151,12 @@ def no_backend(device: str, index: int | None, mode: Mode) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
-def _refused(name: str, reason: str, mode: Mode) -> bool:
-    if mode == "require":
-        raise UserError(f"kernels 'require', but {name} cannot run: {reason}; or use 'auto'")
+@_constant
+def _log_once(name: str, reason: str) -> bool:
     if (name, reason) not in _logged:
         _logged.add((name, reason))
         log.info("%s: the plain function, because %s", name, reason)
     return True
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def interpreting() -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from unitsphere.kernels.registry import Kernel, call, no_dtype, register
+from unitsphere.kernels.registry import Kernel, call, register, unfit
 from unitsphere.ops import residual as plain
 
 LONGEST = 8192  # a program holds whole rows in registers
@@ -24,10 +24,10 @@ def _refusal(h: Tensor, x: Tensor, alpha: Tensor | float) -> str | None:
     if h.numel() == 0:
         return "there are no elements"
     if not isinstance(alpha, Tensor):
-        return no_dtype(h, x)
+        return unfit(h, x)
     if alpha.shape not in ((), (d,)):
         return "α is neither a scalar nor a vector of h's width"
-    return no_dtype(h, x, alpha)
+    return unfit(h, x, alpha)
 
 
 def _load() -> Callable[..., Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from unitsphere.kernels.registry import Kernel, call, no_dtype, register
+from unitsphere.kernels.registry import Kernel, call, register, unfit
 from unitsphere.ops import rope as plain
 
 LARGEST = 512  # a program holds whole heads in registers
@@ -37,10 +37,10 @@ def _refusal(x: Tensor, table: tuple[Tensor, Tensor], scale: Tensor | float | No
     if cos.requires_grad or sin.requires_grad:
         return "RoPE's table requires a gradient"
     if not isinstance(scale, Tensor):
-        return no_dtype(x, cos, sin)
+        return unfit(x, cos, sin)
     if scale.shape not in ((), (heads, 1, 1), (heads, 1, d_k)):
         return "the scale is neither a scalar nor one for each head or element of a head"
-    return no_dtype(x, cos, sin, scale)
+    return unfit(x, cos, sin, scale)
 
 
 def _load() -> Callable[..., Tensor]:
