@@ -8,14 +8,14 @@ linear in d, are left out, so that all architectures are measured by the same us
 import torch
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 
 PEAK_BF16 = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
 
 
-def flops_per_token(model: Decoder, context: int) -> int:
+def flops_per_token(model: Transformer, context: int) -> int:
     """Operations of one training token, forward and backward, in a causal context of `context`."""
     role = roles(model)
     tied = "head" not in role.values()
