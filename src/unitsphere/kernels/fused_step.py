@@ -57,7 +57,7 @@ def fused_step(
         group, shadow = groups[id(weight)], (shadows or {}).get(weight)
         reason = _unsupported(optimizer, group) or _split(weight, bound.dim)
         if reason is not None:
-            refuse(ADAM_PROJECT.name, reason)
+            refuse(ADAM_PROJECT.name, reason, weight.device.type)
             continue
         arguments = _arguments(weight, _state(optimizer, group, weight), group, bound, shadow)
         if serves(ADAM_PROJECT, *arguments):

@@ -104,15 +104,18 @@ def serves(kernel: Kernel, first: Tensor, *others: Any) -> bool:
     if reason is None:
         reason = kernel.refusal(first, *others)
     if reason is not None:
-        refuse(kernel.name, reason)
+        refuse(kernel.name, reason, device.type)
     return reason is None
 
 
-def refuse(name: str, reason: str) -> None:
-    """Log once that the plain function takes the kernel's place, or raise UserError: `require`."""
+def refuse(name: str, reason: str, device: str) -> None:
+    """Log once that the plain function takes the kernel's place, or raise UserError: `require`.
+
+    A warning on a GPU; elsewhere nobody misses a kernel.
+    """
     if _setting.mode == "require":
         raise UserError(f"kernels 'require', but {name} cannot run: {reason}; or use 'auto'")
-    _log_once(name, reason)
+    _log_once(logging.WARNING if device == "cuda" else logging.INFO, name, reason)
 
 
 def unfit(*tensors: Tensor) -> str | None:
@@ -152,10 +155,10 @@ def no_backend(device: str, index: int | None, mode: Mode) -> str | None:
 
 
 @_constant
-def _log_once(name: str, reason: str) -> bool:
+def _log_once(level: int, name: str, reason: str) -> bool:
     if (name, reason) not in _logged:
         _logged.add((name, reason))
-        log.info("%s: the plain function, because %s", name, reason)
+        log.log(level, "%s: the plain function, because %s", name, reason)
     return True
 
 

@@ -197,8 +197,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    scale = ctx.saved_tensors[3]
-    dx, ds = _rope_norm_backward(g, *ctx.saved_tensors)
+    kept = ctx.saved_tensors  # asked for once: activation checkpointing allows no second time
+    scale = kept[3]
+    dx, ds = _rope_norm_backward(g, *kept)
     return dx, None, None, None if scale is None else ds.to(scale.dtype)
 
 
