@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import CASES, DEVICE, SMALLEST, Recorder, results
+from kernel_cases import CASES, SMALLEST, Recorder, results
 from torch.utils.checkpoint import checkpoint
 
 import unitsphere.kernels
@@ -20,7 +20,9 @@ def fast(case):
 def errors(found, expected):
     """‖found − expected‖/‖expected‖ for each pair."""
     assert len(found) == len(expected)
-    pairs = [(f.detach().double(), e.detach().double()) for f, e in zip(found, expected, strict=True)]
+    pairs = [
+        (f.detach().double(), e.detach().double()) for f, e in zip(found, expected, strict=True)
+    ]
     return [((f - e).norm() / e.norm().clamp(min=1e-30)).item() for f, e in pairs]
 
 
