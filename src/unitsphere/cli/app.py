@@ -23,6 +23,7 @@ VERBS = {
     "train": ("train", "train a recipe; the same command again resumes"),
     "eval": ("evaluate", "loss, perplexity and bits per byte of a run on any text"),
     "generate": ("generate", "sample text from a run"),
+    "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }
 

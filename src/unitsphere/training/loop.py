@@ -14,11 +14,19 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from unitsphere.data.batches import IGNORED, Batches
+from unitsphere.data.batches import IGNORED
 from unitsphere.models.trunk import Decoder
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.device import autocast
 from unitsphere.training.schedule import factor
+
+
+class Source(Protocol):
+    """Where batches come from (`data.batches.Batches`)."""
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step, int64 [rows, context] each."""
+        ...
 
 
 class Monitor(Protocol):
@@ -37,20 +45,24 @@ class Job:
     model: Decoder
     loss: Callable[..., Tensor]
     optimizer: Optimizer
-    batches: Batches
+    batches: Source
     precision: Precision
 
 
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
-    steps, clip = job.config.train.steps, job.config.optim.clip or math.inf
-    for step in range(first, steps):
-        loss = backward(job, *job.batches.batch(step))
-        grad_norm = clip_grad_norm_(job.model.parameters(), clip)
-        lr = set_rate(job, step)
-        job.optimizer.step()
-        job.optimizer.zero_grad()
-        monitor.after(step + 1, loss, grad_norm, lr)
+    for step in range(first, job.config.train.steps):
+        monitor.after(step + 1, *update(job, step))
+
+
+def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+    """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
+    loss = backward(job, *job.batches.batch(step))
+    grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
+    lr = set_rate(job, step)
+    job.optimizer.step()
+    job.optimizer.zero_grad()
+    return loss, grad_norm, lr
 
 
 def backward(job: Job, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from unitsphere.training.folder import (
 )
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog, read_metrics
-from unitsphere.training.loop import Job, train_steps
+from unitsphere.training.loop import Job, Source, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.schedule import warmup_steps
@@ -80,7 +80,7 @@ def train(
         corpus = open_corpus(config)
         state = state or first_state(corpus)
         check_data(out, state, corpus)
-        job = build_job(config, corpus)
+        job = build_job(config, corpus.batches)
         with disk_errors(out):
             write_config(out, config)
             write_environment(out, environment(job.model.device), state.step)
@@ -165,7 +165,7 @@ def run_from(
         train_steps(job, state.step, monitor)
 
 
-def build_job(config: RunConfig, corpus: Corpus) -> Job:
+def build_job(config: RunConfig, batches: Source) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run."""
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
@@ -176,7 +176,7 @@ def build_job(config: RunConfig, corpus: Corpus) -> Job:
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     loss = torch.compile(model.loss) if config.train.compile else model.loss
-    return Job(config, model, loss, optimizer, corpus.batches, precision)
+    return Job(config, model, loss, optimizer, batches, precision)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
