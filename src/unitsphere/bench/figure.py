@@ -36,7 +36,7 @@ def draw_training(report: Mapping[str, Any], path: Path) -> Path:
     floor = report["noise"]["floor"]
     right.axvspan(1 - floor, 1 + floor, color="0.88", zorder=0, label="noise")
     left.set_yticks(range(len(arms)), list(arms))
-    left.invert_yaxis()
+    left.set_ylim(len(arms) - 0.5, -0.5)
     left.set_xlabel("ms a step: each round, and the median")
     right.set_xlabel(f"÷ {report['noise']['arm']}, with the 95% interval; grey: noise")
     for axes in (left, right):

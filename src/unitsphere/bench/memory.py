@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
@@ -40,7 +39,11 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
     profiler = _profiled(call, [ProfilerActivity.CPU], memory=True)
     results = profiler.profiler.kineto_results if profiler.profiler else None
     assert results is not None, "the profiler has stopped without results"
-    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    changes = [
+        (event.start_ns(), event.nbytes())  # pyright: ignore[reportAttributeAccessIssue]
+        for event in results.events()
+        if event.name() == "[memory]"
+    ]
     live = peak = 0
     for _, change in sorted(changes, key=lambda moment: moment[0]):
         live += change
@@ -54,7 +57,7 @@ def kernels_of(call: Callable[[], object], device: torch.device) -> int | None:
         return None
     events = _profiled(call, [ProfilerActivity.CUDA], memory=False).events()
     return sum(
-        event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
         for event in events or []
     )
 

@@ -1,8 +1,10 @@
 """Floating-point operations of training, and what devices can do, for the model FLOPs utilisation.
 
 A token costs 6 operations for each weight that multiplies it (2 forward, 4 backward), and
-attention 12·L·d·T/2 for a causal context of T tokens. Projections, norms and scales, which are
-linear in d, are left out, so that all architectures are measured by the same useful work.
+attention 12·L·d·T/2 for a causal context of T tokens (MFU after PaLM, arXiv 2204.02311, App. B,
+with the half of the attention that a causal model does not need left out). Projections, norms and
+scales, which are linear in d, are left out too, so that all architectures are measured by the same
+useful work.
 """
 
 import torch
@@ -11,7 +13,15 @@ from unitsphere.models.constraint import roles
 from unitsphere.models.trunk import Decoder
 from unitsphere.training.config import Precision
 
-PEAK_BF16 = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+PEAK_BF16 = {
+    "B200": 2250e12,  # NVIDIA B200 and GB200
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,  # SXM
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 """Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
 
 
@@ -28,5 +38,9 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
     """Peak operations a second of the device in that precision, or None where it is not known."""
     if device.type != "cuda" or precision == "fp32":
         return None
-    name = torch.cuda.get_device_name(device)
+    return peak_of_chip(torch.cuda.get_device_name(device))
+
+
+def peak_of_chip(name: str) -> float | None:
+    """Peak bf16 operations a second of a GPU by the name that its driver gives, if it is known."""
     return next((peak for part, peak in PEAK_BF16.items() if part in name), None)
