@@ -37,3 +37,14 @@ def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tie
     model = build(architecture, vocab_size=V, d_model=d, n_layers=layers, n_heads=2, tied=tied)
     forward = layers * (2 * (4 * d * d + 3 * 4 * d * d) + 2 * 2 * d * T / 2) + 2 * d * V
     assert flops_per_token(model, T) == 3 * forward
+
+
+def test_an_encoder_sees_everything_and_an_encoder_decoder_is_two_stacks_and_looks_across():
+    d, layers, V, T = 32, 3, 64, 16
+    sizes = {"vocab_size": V, "d_model": d, "n_layers": layers, "n_heads": 2}
+    mlm, both = (build("ngpt", objective, **sizes) for objective in ("mlm", "seq2seq"))
+    block, attention, head = 2 * 16 * d * d, 2 * 2 * d * T, 2 * d * V
+    assert flops_per_token(mlm, T) == 3 * (layers * (block + attention) + head)
+    across = 2 * 4 * d * d + attention
+    decoder, encoder = block + attention // 2 + across, block + attention
+    assert flops_per_token(both, T) == 3 * (layers * (encoder + decoder) + head)

@@ -61,7 +61,7 @@ def test_steps_follow_the_equations(nesterov, adjust_lr, layer, ratio):
     model = build("gpt", **SMALL).double()
     config = dataclasses.replace(MUON, nesterov=nesterov, adjust_lr=adjust_lr)
     optimizer = build_optimizer(model, config)
-    W = getattr(model.blocks[0], layer).weight  # [32, 128] and [128, 32]
+    W = getattr(model.blocks[0].mlp, layer).weight  # [32, 128] and [128, 32]
     ratio = 0.2 * 128**0.5 if adjust_lr == "match_rms_adamw" else ratio
     momentum = torch.zeros_like(W)
     for seed in range(3):

@@ -19,7 +19,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 from unitsphere.training.device import autocast
 
@@ -36,7 +36,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: Decoder,
+    model: Transformer,
     documents: Iterable[str | Piece],
     tokenizer: Tokenizer,
     context: int,
@@ -63,7 +63,7 @@ def evaluate(
 
 
 def evaluate_shards(
-    model: Decoder,
+    model: Transformer,
     shards: Shards,
     context: int,
     rows: int,
@@ -114,7 +114,7 @@ def stream_windows(
 
 @torch.no_grad()
 def score(
-    model: Decoder,
+    model: Transformer,
     windows: Iterable[np.ndarray],
     separator: int,
     context: int,

@@ -1,16 +1,15 @@
 """Floating-point operations of training, and what devices can do, for the model FLOPs utilisation.
 
 A token costs 6 operations for each weight that multiplies it (2 forward, 4 backward), and
-attention 12·L·d·T/2 for a causal context of T tokens (MFU after PaLM, arXiv 2204.02311, App. B,
-with the half of the attention that a causal model does not need left out). Projections, norms and
-scales, which are linear in d, are left out too, so that all architectures are measured by the same
-useful work.
+attention 12·L·d·T/2 for a causal context of T tokens: as PaLM counts (arXiv 2204.02311, App. B),
+without the half of the attention that a causal model masks. Projections, norms and scales, which
+are linear in d, are left out too, so that all architectures are measured by the same useful work.
 """
 
 import torch
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 
 PEAK_BF16 = {
@@ -25,13 +24,22 @@ PEAK_BF16 = {
 """Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
 
 
-def flops_per_token(model: Decoder, context: int) -> int:
-    """Operations of one training token, forward and backward, in a causal context of `context`."""
+ATTENTION = {"clm": 6, "mlm": 12, "seq2seq": 30}
+"""Operations of attention by L·d·T and objective: half of it seen, all of it, or an encoder's whole
+attention, a decoder's half and its whole attention across."""
+
+
+def flops_per_token(model: Transformer, context: int) -> int:
+    """Operations of one training token, forward and backward, in sequences of `context` tokens.
+
+    With seq2seq a token of the target together with one of a source of the same length.
+    """
     role = roles(model)
     tied = "head" not in role.values()
     multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
-    return 6 * weights + 6 * model.config.n_layers * model.config.d_model * context
+    attention = ATTENTION[model.objective] * model.config.n_layers * model.config.d_model * context
+    return 6 * weights + attention
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
@@ -21,7 +21,7 @@ from unitsphere.training.tensors import load_model
 class LoadedRun(NamedTuple):
     """A run's model with the weights of its newest complete checkpoint, ready for inference."""
 
-    model: Decoder
+    model: Transformer
     tokenizer: Tokenizer
     config: RunConfig
 

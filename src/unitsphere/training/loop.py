@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from unitsphere.data.batches import IGNORED
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.device import autocast
 from unitsphere.training.schedule import factor
@@ -42,7 +42,7 @@ class Job:
     """What a run trains, on what, and how. `loss` is the model's, or a compiled form of it."""
 
     config: RunConfig
-    model: Decoder
+    model: Transformer
     loss: Callable[..., Tensor]
     optimizer: Optimizer
     batches: Source

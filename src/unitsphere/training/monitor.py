@@ -14,7 +14,7 @@ from torch import Tensor
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.evaluate import evaluate_shards
@@ -24,7 +24,7 @@ from unitsphere.training.loop import Job
 from unitsphere.training.stop import Preempted, StopSignals
 from unitsphere.training.tensors import rng_state
 
-Sampler = Callable[[Decoder, Tokenizer], str]
+Sampler = Callable[[Transformer, Tokenizer], str]
 """Text sampled from a model in training, for samples.txt."""
 
 
