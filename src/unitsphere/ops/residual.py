@@ -7,7 +7,8 @@
 | `riemannian` | Norm(h − α ⊙ (h⟨h, Norm(x)⟩ − Norm(x))) | nGPT eq. 29, 30 |
 | `lerp` | (h + α ⊙ (Norm(x) − h)) · ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2) | anGPT Table 1 |
 
-Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d].
+Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d];
+`lerp_norm` in h's dtype, so that a scale kept in fp32 does not widen the hidden state.
 `lerp` is also "nGPT with LERP correction" (anGPT Figure 5): ν(α) in place of the outer Norm.
 """
 
@@ -19,7 +20,7 @@ from unitsphere.ops.norm import unit_norm
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""
-    return unit_norm(h + alpha * (unit_norm(x) - h))
+    return unit_norm(h + alpha * (unit_norm(x) - h)).to(h.dtype)
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
