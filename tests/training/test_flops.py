@@ -42,7 +42,7 @@ def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tie
 def test_an_encoder_sees_everything_and_an_encoder_decoder_is_two_stacks_and_looks_across():
     d, layers, V, T = 32, 3, 64, 16
     sizes = {"vocab_size": V, "d_model": d, "n_layers": layers, "n_heads": 2}
-    mlm, both = (build("ngpt", objective, **sizes) for objective in ("mlm", "seq2seq"))
+    mlm, both = (build("ngpt", objective=objective, **sizes) for objective in ("mlm", "seq2seq"))
     block, attention, head = 2 * 16 * d * d, 2 * 2 * d * T, 2 * d * V
     assert flops_per_token(mlm, T) == 3 * (layers * (block + attention) + head)
     across = 2 * 4 * d * d + attention

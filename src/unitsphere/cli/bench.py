@@ -3,12 +3,12 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import parse
+from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, tell
+from unitsphere.cli.parse import check_positive, parse
 from unitsphere.errors import UserError
 
 
@@ -68,15 +68,21 @@ class Bench:
     """print one JSON document"""
 
 
+PARTS = {"kernels": run_kernels, "generate": run_generate, "data": run_data}
+
+
 def run(argv: list[str]) -> int:
-    """Measure and print."""
+    """Measure and print: a training step, or what the first word names."""
+    if argv and argv[0] in PARTS:
+        return PARTS[argv[0]](argv[1:])
     args = parse(Bench, argv, "bench")
-    check_counts(rounds=args.rounds, steps=args.steps, threads=args.threads)
-    check_counts(micro_batch=args.micro_batch, warmup=args.warmup)
+    check_positive(rounds=args.rounds, steps=args.steps, threads=args.threads)
+    check_positive(micro_batch=args.micro_batch, warmup=args.warmup)
     import torch
 
     from unitsphere.bench.arms import sizes_for
     from unitsphere.bench.figure import check_figure, draw_training
+    from unitsphere.bench.show import COLUMNS, training_notes, training_rows
     from unitsphere.bench.train import Protocol, bench_training
     from unitsphere.training.device import pick_device
 
@@ -98,24 +104,4 @@ def run(argv: list[str]) -> int:
         raise UserError("out of GPU memory: give --micro_batch a lower value") from error
     if args.figure is not None:
         print(f"drawn: {draw_training(report, args.figure)}", file=sys.stderr)
-    if args.json:
-        print_json(report)
-    else:
-        show(report)
-    return 0
-
-
-def check_counts(**counts: int | None) -> None:
-    """Raise UserError unless each that is given is 1 or more."""
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"--{name} must be at least 1: {count}")
-
-
-def show(report: dict[str, Any]) -> None:
-    """The table, and what belongs to it."""
-    from unitsphere.bench.show import COLUMNS, training_notes, training_rows
-
-    print_table(COLUMNS, training_rows(report))
-    for line in training_notes(report):
-        print(line)
+    return tell(report, args.json, COLUMNS, training_rows(report), training_notes(report))
