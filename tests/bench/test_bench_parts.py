@@ -11,6 +11,7 @@ from unitsphere.bench.arms import ON_CPU
 from unitsphere.bench.data import bench_data
 from unitsphere.bench.generate import Load, bench_generation, built, random_prompts
 from unitsphere.bench.kernels import CASES, Shape, bench_kernels
+from unitsphere.bench.loss import Head, bench_loss
 from unitsphere.cli import main
 from unitsphere.kernels.registry import REGISTRY
 
@@ -49,6 +50,17 @@ def test_kernels_are_reported_as_shares_of_a_copy(monkeypatch):
         assert row["share_of_copy"] == pytest.approx(row["bytes"] / 2e-3 / 1e9)
 
 
+def test_the_loss_in_chunks_needs_less_memory_than_the_plain_one():
+    head = Head(tokens=4096, d=8, vocab_size=512, bf16=False, device=torch.device("cpu"))
+    report = bench_loss(head, rounds=1)
+    paths = report["paths"]
+    assert report["logits_bytes"] == 4 * 4096 * 512
+    assert paths["plain"]["peak_bytes"] > 2 * report["logits_bytes"]
+    assert paths["chunked"]["peak_bytes"] < 1.2 * report["logits_bytes"]
+    assert set(report["refused"]) | set(paths) == {"plain", "chunked", "torch", "liger"}
+    assert "GPU" in report["refused"]["liger"]
+
+
 def test_generation_is_reported_by_load():
     loads = [Load(1, 4), Load(3, 4)]
     report = bench_generation(["gpt-plus", "ngpt"], TINY, loads, tokens=2, rounds=2)
@@ -77,6 +89,7 @@ def test_data_is_reported_as_a_share_of_a_step(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
+        "bench loss --tokens 64 --d_model 16 --vocab 512 --rounds 1 --device cpu",
         "bench kernels --tokens 32 --d_model 64 --rounds 1 --device cpu",
         "bench generate --d_model 16 --layers 1 --heads 2 --vocab 32 --batch 1 --context 4 "
         "--new 1 --rounds 1 --device cpu --arms gpt-plus ngpt",

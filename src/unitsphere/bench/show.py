@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 KERNEL_COLUMNS = ("function", "pass", "by", "ms", "rate", "÷ copy")
+LOSS_COLUMNS = ("path", "ms", "÷ plain", "95%", "peak")
 GENERATE_COLUMNS = (
     "batch", "context", "arm", "latency ms", "ms a token", "tokens/s", "÷ baseline", "95%"
 )  # fmt: skip
@@ -52,6 +53,33 @@ def kernel_notes(report: Mapping[str, Any]) -> list[str]:
         f"{sizes['tokens']:,} tokens of {sizes['d']:,}, heads of {sizes['d_k']}, "
         f"{environment['dtype']} on {environment['device']}; {environment['clock']}; "
         f"a copy: {si(report['copy'])}B/s"
+    ]
+
+
+def loss_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row a path."""
+    return [
+        [
+            name,
+            f"{path['ms']:,.1f}",
+            f"{path['ratio']['median']:.3f}",
+            f"{path['ratio']['low']:.3f}–{path['ratio']['high']:.3f}",
+            size(path["peak_bytes"]),
+        ]
+        for name, path in report["paths"].items()
+    ]
+
+
+def loss_notes(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    environment = report["environment"]
+    sizes = environment["sizes"]
+    return [
+        f"{sizes['tokens']:,} tokens of {sizes['d']:,}, V = {sizes['vocab_size']:,}, "
+        f"{environment['precision']} on {environment['device']}; the logits in fp32 are "
+        f"{size(report['logits_bytes'])}, the weight's gradient is "
+        f"{size(4 * sizes['d'] * sizes['vocab_size'])}",
+        *(f"{path}: {why}" for path, why in report["refused"].items()),
     ]
 
 

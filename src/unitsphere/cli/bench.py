@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, tell
+from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, run_loss, tell
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.errors import UserError
 
@@ -22,6 +22,7 @@ class Bench:
 
     more benches, each with its --help:
       unitsphere bench kernels    bytes a second of each kernel, as a share of a copy
+      unitsphere bench loss       cross-entropy with and without its logits in memory
       unitsphere bench generate   tokens a second and latency with the KV cache
       unitsphere bench data       prepare, and the loader as a share of a step
 
@@ -68,7 +69,12 @@ class Bench:
     """print one JSON document"""
 
 
-PARTS = {"kernels": run_kernels, "generate": run_generate, "data": run_data}
+PARTS = {
+    "kernels": run_kernels,
+    "loss": run_loss,
+    "generate": run_generate,
+    "data": run_data,
+}
 
 
 def run(argv: list[str]) -> int:

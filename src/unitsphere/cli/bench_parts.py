@@ -1,4 +1,4 @@
-"""`unitsphere bench kernels`, `bench generate` and `bench data`."""
+"""`unitsphere bench kernels`, `bench loss`, `bench generate` and `bench data`."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -24,6 +24,31 @@ class BenchKernels:
     """width of a head"""
     rounds: int = 8
     """turns of each function"""
+    threads: int = 1
+    """CPU threads"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    json: bool = False
+    """print one JSON document"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchLoss:
+    """Time and memory of the ways to a linear head's cross-entropy, forward and backward.
+
+    example: unitsphere bench loss --vocab 32000 --tokens 4096
+    """
+
+    tokens: int = 2048
+    """tokens at once"""
+    d_model: int | None = None
+    """width; 256 on a CPU, 1,024 on a GPU"""
+    vocab: int = 50304
+    """entries of the vocabulary"""
+    bf16: bool = False
+    """under bf16 autocast"""
+    rounds: int = 8
+    """turns of each way"""
     threads: int = 1
     """CPU threads"""
     device: str = "auto"
@@ -114,6 +139,26 @@ def run_kernels(argv: list[str]) -> int:
     shape = Shape(sizes.tokens, sizes.d_model, args.d_k, dtype, device)
     report = bench_kernels(shape, args.rounds)
     return tell(report, args.json, KERNEL_COLUMNS, kernel_rows(report), kernel_notes(report))
+
+
+def run_loss(argv: list[str]) -> int:
+    """Time the losses and print."""
+    args = parse(BenchLoss, argv, "bench loss")
+    check_positive(tokens=args.tokens, d_model=args.d_model, vocab=args.vocab)
+    check_positive(rounds=args.rounds, threads=args.threads)
+    import torch
+
+    from unitsphere.bench.arms import sizes_for
+    from unitsphere.bench.loss import Head, bench_loss
+    from unitsphere.bench.show import LOSS_COLUMNS, loss_notes, loss_rows
+    from unitsphere.training.device import pick_device
+
+    torch.set_num_threads(args.threads)
+    device = pick_device(args.device)
+    sizes = sizes_for(device, {"d_model": args.d_model})
+    head = Head(args.tokens, sizes.d_model, args.vocab, args.bf16, device)
+    report = bench_loss(head, args.rounds)
+    return tell(report, args.json, LOSS_COLUMNS, loss_rows(report), loss_notes(report))
 
 
 def run_generate(argv: list[str]) -> int:
