@@ -107,10 +107,10 @@ def test_a_step_is_the_training_code_s_own():
 
 def test_batches_are_random_and_shifted_by_one():
     batches = RandomBatches(97, 8, 4)
-    inputs, targets = batches.batch(1)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert inputs.unique().numel() > 10
-    assert not torch.equal(inputs, batches.batch(2)[0])
+    batch = batches.batch(1)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert batch.inputs.unique().numel() > 10
+    assert not torch.equal(batch.inputs, batches.batch(2).inputs)
 
 
 def test_the_gate_passes_what_agrees_and_stops_what_does_not():

@@ -15,6 +15,7 @@ from unitsphere.bench.train import say
 from unitsphere.data.batches import Batches
 from unitsphere.data.prepare import prepare
 from unitsphere.data.shards import Shards
+from unitsphere.data.windows import NextToken
 from unitsphere.training.environment import environment
 
 
@@ -64,7 +65,8 @@ def bench_data(
 
 def loading(shards: Shards, sizes: Sizes, count: int) -> float:
     """Median ms of a batch from the disk's cache, without the first, which draws the order."""
-    batches = Batches(shards, sizes.context, sizes.tokens // sizes.context, seed=0)
+    form = NextToken(sizes.context, shards.separator, score_separators=True)
+    batches = Batches(shards, form, sizes.tokens // sizes.context, seed=0)
     numbers = iter(range(count + 1))
     times = timed(lambda: batches.batch(next(numbers)), count + 1, torch.device("cpu"))
     return statistics.median(times[1:])
