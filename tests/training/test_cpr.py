@@ -116,7 +116,7 @@ def test_resuming_with_cpr_is_bitwise_the_uninterrupted_run(architecture, config
     constraint = ConstraintConfig(kind="cpr", cpr=config)
     config = dataclasses.replace(base, optim=OptimConfig(lr=1e-2, constraint=constraint))
 
-    def die(model, tokenizer):
+    def die(*_):
         raise KeyboardInterrupt
 
     train(config, tmp_path / "whole")

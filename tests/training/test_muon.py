@@ -174,7 +174,7 @@ def test_constrain_holds_both_halves():
 def test_resuming_with_muon_is_bitwise_the_uninterrupted_run(architecture, tiny, tmp_path):
     config = dataclasses.replace(tiny(architecture, sample_every=5), optim=MUON)
 
-    def die(model, tokenizer):
+    def die(*_):
         raise KeyboardInterrupt
 
     train(config, tmp_path / "whole")

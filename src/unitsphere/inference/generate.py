@@ -65,8 +65,13 @@ def generate(
     vocabulary is padded). Row i draws from a generator seeded with `seed + i`, so that prompt
     alone with that seed gives the same tokens. Temperature 0 is greedy.
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
-    out of range.
+    out of range, or for a model that is no causal one.
     """
+    if model.objective != "clm":
+        raise UserError(
+            f"a model trained with objective {model.objective} does not continue texts: "
+            "generate needs a run with objective clm"
+        )
     check_sampling(temperature, top_k, top_p)
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")

@@ -41,7 +41,9 @@ def load_run(path: Path | str, device: str = "auto") -> LoadedRun:
         raise UserError(f"{path} has no complete checkpoint{why}: train it first")
     for line in damaged:
         print(f"{line}: {folder} serves instead", file=sys.stderr)
-    model = build_from(config.architecture, config.model, pick_device(device))
+    model = build_from(
+        config.architecture, config.model, pick_device(device), objective=config.objective
+    )
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     load_model(folder, model)

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from unitsphere.data.batches import IGNORED, Batches
+from unitsphere.data.batch import Batch
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.schedule import factor
 
@@ -31,7 +32,7 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's, or a compiled form of it."""
+    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed or compiled."""
 
     config: RunConfig
     model: Transformer
@@ -45,7 +46,7 @@ def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
     steps, clip = job.config.train.steps, job.config.optim.clip or math.inf
     for step in range(first, steps):
-        loss = backward(job, *job.batches.batch(step))
+        loss = backward(job, job.batches.batch(step))
         grad_norm = clip_grad_norm_(job.model.parameters(), clip)
         lr = set_rate(job, step)
         job.optimizer.step()
@@ -53,19 +54,18 @@ def train_steps(job: Job, first: int, monitor: Monitor) -> None:
         monitor.after(step + 1, loss, grad_norm, lr)
 
 
-def backward(job: Job, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Gradients of the mean loss over a batch's targets, both [rows, context]; that loss, detached.
+def backward(job: Job, batch: Batch) -> Tensor:
+    """Gradients of the mean loss over a batch's targets; that loss, detached.
 
     The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
     its targets, so the parts give the whole batch's gradient, up to rounding.
     """
-    scored = int((targets != IGNORED).sum())
-    rows = job.config.train.micro_batch or len(inputs)
+    scored = max(batch.scored, 1)  # a stretch of empty documents has nothing to mask
     total = torch.zeros((), device=job.model.device)
-    for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
-        part, wanted = part.to(job.model.device), wanted.to(job.model.device)
+    for part in batch.split(job.config.train.micro_batch or len(batch)):
+        part = part.to(job.model.device)
         with autocast(job.model.device, job.precision):
-            loss = job.loss(part, wanted, "sum") / scored
+            loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
         loss.backward()
         total += loss.detach()
     return total
