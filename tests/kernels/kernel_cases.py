@@ -153,9 +153,9 @@ def moments(d_out: int, d_in: int, step: float) -> tuple[Tensor, ...]:
 
 
 def adam(
-    d_out: int, d_in: int, step: float, *rest: Any, decay: float = 0.1, eps: float = 1e-8
+    d_out: int, d_in: int, step: float, *rest: Any, lr: float = 1e-2, decay: float = 0.1
 ) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (*moments(d_out, d_in, step), 1e-2, (0.9, 0.999), eps, decay, *rest)
+    return lambda: (*moments(d_out, d_in, step), lr, (0.9, 0.999), 1e-8, decay, *rest)
 
 
 def _case(kernel: str, name: str, make: Callable[[], tuple[Any, ...]]) -> Case:
@@ -190,7 +190,8 @@ CASES = [
     _case("adam_project_", "ball-rows", adam(5, 4100, 3.0, "ball", -1, 4.0)),
     _case("adam_project_", "ball-columns", adam(9, 17, 3.0, "ball", -2)),
     _case("adam_project_", "decoupled", adam(5, 12, 3.0, "ball", 1, 1.0, True)),
-    _case("adam_project_", "no-decay", adam(5, 12, 900.0, "sphere", 0, decay=0.0, eps=1e-9)),
+    _case("adam_project_", "no-decay", adam(5, 12, 900.0, "sphere", 0, decay=0.0)),
+    _case("adam_project_", "first-step", adam(5, 12, 1.0, "ball", 1, 100.0, lr=1.0, decay=0.0)),
 ]
 
 SMALLEST = [next(case for case in CASES if case.kernel == name) for name in REGISTRY]
