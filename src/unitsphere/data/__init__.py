@@ -6,9 +6,10 @@ Heavy libraries are imported inside the functions that need them: these names co
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.batches import Batches
 from unitsphere.data.config import DataConfig
+from unitsphere.data.pairs import Pair, PairBatches, Pairs
 from unitsphere.data.prepare import prepare, prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece, read_documents, source_files
+from unitsphere.data.sources import PairFields, Piece, read_documents, source_files
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer, vocab_size_of
 
 __all__ = [
@@ -16,6 +17,10 @@ __all__ = [
     "Batch",
     "Batches",
     "DataConfig",
+    "Pair",
+    "PairBatches",
+    "PairFields",
+    "Pairs",
     "Piece",
     "Shards",
     "Tokenizer",
