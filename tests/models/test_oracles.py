@@ -13,7 +13,7 @@ from reference import angpt, gpt, ngpt, normformer
 from reference import optim as oracle_optim
 from reference.basics import Scale
 
-from unitsphere.models.constraint import declarations
+from unitsphere.models.constraint import declarations, roles
 from unitsphere.models.parts import ScaleConfig
 from unitsphere.models.registry import build
 from unitsphere.ops.loss import cross_entropy
@@ -143,15 +143,16 @@ CASES = {
 
 
 def oracle_name(architecture, name):
-    """The oracle's name of a parameter: blocks.0.W_q.weight -> layers.0.W_q."""
+    """The oracle's name of a parameter: blocks.0.attention.W_q.weight -> layers.0.W_q."""
     parts = name.replace("blocks.", "layers.").removesuffix(".weight").split(".")
+    parts = [p for p in parts if p not in ("attention", "mlp")]
     if parts[-1] == "stored":
         parts.pop()
     if architecture == "gpt":
         rename = {"norm_A": "gain_A", "norm_M": "gain_M", "norm": "gain_final"}
         parts = [rename.get(p, p) for p in parts if p != "gain"]
     if architecture == "normformer":
-        parts = [{"norm": "LN_final", "E": "E_in", "head": "E_out"}.get(p, p) for p in parts]
+        parts = [{"norm": "LN_final", "E": "E_in"}.get(p, p) for p in parts]
         if parts[-1] == "bias" and parts[-2].startswith("W_"):
             parts[-2:] = [f"b_{NORMFORMER_NAMES.get(parts[-2], parts[-2])[2:]}"]
         if len(parts) > 1 and parts[-2] in ("gamma", "lambda_"):
@@ -167,10 +168,15 @@ def setup(case):
     if numbers.get("positions") == "learned":
         sizes["max_positions"] = T_MAX
     model = build(architecture, **sizes, **numbers)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(2)
+    role = roles(model)
     with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if role[name] == "scale" and p.any():  # some change their sign, none its magnitude
+                p.mul_(1 + 0.8 * noise)
+            else:
+                p.add_(0.3 * noise)
     model.double()
     shapes = (
         oracle.shapes(settings, V, D, D_FF, T_MAX)

@@ -1,10 +1,10 @@
-"""`unitsphere eval`: loss, perplexity and bits per byte of a run on any text."""
+"""`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -13,6 +13,7 @@ from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
+    from unitsphere.data.windows import Form
     from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Eval:
     """Score a run on text: loss (nats a token), perplexity, bits per byte.
+
+    A masked language model is scored on the 15% of the tokens that it does not see, the same
+    ones each time: loss, pseudo-perplexity, accuracy; it has no bits per byte.
 
     examples:
       unitsphere eval runs/quickstart/ngpt --json
@@ -30,6 +34,8 @@ class Eval:
     """run folder"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """text to score: a file, JSONL, a folder, a quoted glob; none: the run's validation split"""
+    objective: Literal["clm", "mlm", "seq2seq"] | None = None
+    """what the run was trained for, to be sure of it; a run is scored for that and no other"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
@@ -55,14 +61,26 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def evaluations(args: Eval) -> dict[int, dict[str, float]]:
+def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
     """Context -> figures, in fp32 on every device, so that they can be compared."""
     from unitsphere.training.load import load_run
 
     run = load_run(args.run, args.device)
+    own = run.config.objective
+    if args.objective not in (None, own):
+        raise UserError(
+            f"{args.run} was trained with objective {own} and cannot be scored as "
+            f"{args.objective}: leave --objective out"
+        )
     contexts = args.context or (run.config.data.context,)
     with scorer(run, args.data, args.field) as score:
-        return {context: dataclasses.asdict(score(context)) for context in contexts}
+        return {context: figures(score(context)) for context in contexts}
+
+
+def figures(found: "Evaluation") -> dict[str, Any]:
+    """An evaluation's figures under the names of the JSON form; the accuracy if there is one."""
+    named = dataclasses.asdict(found)
+    return named if found.accuracy is not None else {k: named[k] for k in named if k != "accuracy"}
 
 
 @contextlib.contextmanager
@@ -73,7 +91,11 @@ def scorer(
     from unitsphere.data.prepare import prepared
     from unitsphere.data.shards import Shards
     from unitsphere.data.sources import read_documents, source_files
+    from unitsphere.training.corpus import scoring_form
     from unitsphere.training.evaluate import evaluate, evaluate_shards
+
+    def form(context: int) -> "Form":
+        return scoring_form(run.config, run.tokenizer, context)
 
     def rows(context: int) -> int:
         train = run.config.train
@@ -83,24 +105,26 @@ def scorer(
     if data is None:
         shards = Shards.open(prepared(run.config.data), "val")
         shards.check_tokenizer(run.tokenizer)
-        yield lambda context: evaluate_shards(run.model, shards, context, rows(context))
+        yield lambda context: evaluate_shards(run.model, shards, form(context), rows(context))
         return
     with source_files(data) as files:
         if not any(path.stat().st_size for path in files):
             raise UserError(f"{data} is empty: there is no text to evaluate")
         yield lambda context: evaluate(
-            run.model, read_documents(files, field), run.tokenizer, context, rows(context)
+            run.model, read_documents(files, field), run.tokenizer, form(context), rows(context)
         )
 
 
-def _print(found: dict[int, dict[str, float]]) -> None:
-    columns = ("context", "loss", "perplexity", "bits/byte", "tokens", "bytes")
+def _print(found: dict[int, dict[str, Any]]) -> None:
+    masked = any("accuracy" in one for one in found.values())
+    perplexity, last = ("pseudo-perplexity", "accuracy") if masked else ("perplexity", "bits/byte")
+    columns = ("context", "loss", perplexity, last, "tokens", "bytes")
     rows = [
         [
             str(context),
             f"{one['loss']:.4f}",
             f"{one['perplexity']:,.3f}",
-            f"{one['bits_per_byte']:.4f}",
+            f"{one['accuracy']:.2%}" if masked else f"{one['bits_per_byte']:.4f}",
             f"{one['tokens']:,}",
             f"{one['bytes']:,}",
         ]

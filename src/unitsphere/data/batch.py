@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class Batch:
         """How many targets count."""
         return int((self.targets != IGNORED).sum())
 
-    def keywords(self) -> dict[str, Tensor]:
+    def keywords(self) -> dict[str, Any]:
         """What the model needs beside inputs and targets, under the names of its arguments."""
         found = {"source": self.source, "source_mask": self.source_mask, "mask": self.mask}
         return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -2,7 +2,30 @@
 
 from dataclasses import dataclass
 
+from unitsphere.errors import UserError
+
 DEFAULT_TOKENIZER = "bpe:1024"
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """What masked language modelling hides (objective mlm)."""
+
+    fraction: float = 0.15
+    """share of the tokens that are asked for"""
+    masked: float = 0.8
+    """of these: share that the mask token stands for"""
+    random: float = 0.1
+    """of these: share that a random token stands for; the rest stay as they are"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"data.mask.fraction must be above 0, up to 1: {self.fraction}")
+        if not (self.masked >= 0 and self.random >= 0 and self.masked + self.random <= 1):
+            raise UserError(
+                "data.mask.masked and data.mask.random must be shares that add up to at most 1: "
+                f"{self.masked} and {self.random}"
+            )
 
 
 @dataclass(frozen=True)
@@ -29,3 +52,5 @@ class DataConfig:
     """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"
     """folder in which prepared sources are kept"""
+    mask: MaskConfig = MaskConfig()
+    """what is hidden, with objective mlm"""

@@ -8,11 +8,11 @@ target is IGNORED.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.batches import permutation
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 
@@ -121,7 +121,7 @@ class PairBatches:
 
     def _place(self, row: int) -> int:
         epoch, place = divmod(row, len(self._kept))
-        return int(_permutation(len(self._kept), self.seed, epoch)[place])
+        return int(permutation(len(self._kept), self.seed, epoch)[place])
 
     def _width(self, lengths: np.ndarray) -> int:
         return min(-(-int(lengths.max()) // WIDTH) * WIDTH, self.context)
@@ -164,10 +164,3 @@ def source_batch(
     for row, tokens in enumerate(sources):
         rows[row, : len(tokens)] = tokens
     return rows, torch.arange(width) < lengths[:, None]
-
-
-@functools.lru_cache(maxsize=2)  # A batch may lie across two epochs.
-def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
-    import numpy as np
-
-    return np.random.default_rng([seed, epoch]).permutation(size)

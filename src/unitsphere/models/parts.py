@@ -197,6 +197,11 @@ class LayerNorm(nn.Module):
         return {"gain": Declaration("gain"), "bias": Declaration("bias")}
 
 
+def output_std(std: float, n_layers: int, cross: bool) -> float:
+    """std/√(the number of sublayers that add to h), 2 a layer, or 3 with cross-attention."""
+    return std / math.sqrt((3 if cross else 2) * n_layers)
+
+
 def head_size(d_model: int, n_heads: int) -> int:
     """d_k = d_model/H; a `UserError` unless H divides d_model."""
     if n_heads < 1 or d_model < 1 or d_model % n_heads:

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.models.registry import architecture
+from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
 
@@ -26,6 +27,9 @@ class TrainConfig:
     """sequences that go through the model at once, the rest accumulates; none: the whole batch"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
+    label_smoothing: float = 0.0
+    """share of each training target that is spread over the whole vocabulary; the loss of a record
+    includes it, validations and evaluations never do"""
     precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
     """bf16: autocast over fp32 master weights; auto: bf16 where the device computes in it, else
     fp32; bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
@@ -47,6 +51,10 @@ class TrainConfig:
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
+            )
         for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -82,6 +90,9 @@ class RunConfig:
 
     architecture: str
     model: Any
+    objective: Objective = "clm"
+    """clm: predict the next token; mlm: a bidirectional encoder that predicts masked tokens;
+    seq2seq: an encoder and a decoder, from source to target"""
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

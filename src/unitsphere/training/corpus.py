@@ -1,21 +1,48 @@
-"""What a run reads: the shards of its source, in batches, and the tokenizer that made them."""
+"""What a run reads: batches to learn from, a way to be validated, and the tokenizer behind both.
 
+`OPENERS` has one function an objective.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-from unitsphere.data.batches import Batches
-from unitsphere.data.prepare import prepared
+from unitsphere.data import batches
+from unitsphere.data.batch import Batch
+from unitsphere.data.masking import EVALUATION_SEED, Masked
+from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
+from unitsphere.data.windows import Form, NextToken
 from unitsphere.errors import UserError
-from unitsphere.training.config import RunConfig
+from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.evaluate import Evaluation, evaluate_shards
+
+
+class Batches(Protocol):
+    """Batches as a function of the step."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        ...
+
+
+class Validation(Protocol):
+    """Scores a model on the validation data, as often as it is asked and always the same way."""
+
+    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Batches of the training split, the validation split, the tokenizer, and who they are."""
+    """Training batches, the validation, one row of its data as an example to show, the tokenizer,
+    and a fingerprint of all data."""
 
     batches: Batches
-    validation: Shards
+    validate: Validation
+    example: Batch
     tokenizer: Tokenizer
     fingerprint: str
 
@@ -26,21 +53,88 @@ def open_corpus(config: RunConfig) -> Corpus:
     Raises UserError for a source that cannot be used, shards that were changed, a tokenizer that
     is not theirs, or a model whose vocabulary is too small for it.
     """
+    return OPENERS[config.objective](config)
+
+
+def open_stream(config: RunConfig) -> Corpus:
+    """Text as one stream of tokens: causal and masked language modelling."""
     data, train = config.data, config.train
     folder = prepared(data)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
     training.verify()
     validation.verify()
-    if config.model.vocab_size < training.vocab_size:
-        raise UserError(
-            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's "
-            f"{training.vocab_size}: leave it out, or make it at least that"
-        )
+    check_vocabulary(config, training.vocab_size)
     if validation.n_tokens < 2:
         raise UserError(
             f"{data.source} has no text for validation: raise data.val_fraction "
             f"(now {data.val_fraction}) or use more text"
         )
-    batches = Batches(training, data.context, train.batch_tokens // data.context, train.seed)
-    fingerprint = f"{training.fingerprint} {validation.fingerprint}"
-    return Corpus(batches, validation, training.tokenizer(), fingerprint)
+    tokenizer = training.tokenizer()
+    scored = scoring_form(config, tokenizer, data.context)
+    rows = train.batch_tokens // data.context
+    return Corpus(
+        batches=batches.Batches(training, training_form(config, tokenizer), rows, train.seed),
+        validate=partial(
+            evaluate_shards,
+            shards=validation,
+            form=scored,
+            rows=train.micro_batch or rows,
+            max_tokens=train.eval_tokens,
+        ),
+        example=scored.batch([batches.window(validation, scored, 0)]),
+        tokenizer=tokenizer,
+        fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+    )
+
+
+def open_pairs(config: RunConfig) -> Corpus:
+    """Sources and their targets: sequence to sequence."""
+    raise UserError(f"objective {config.objective} has no data yet: train with clm or mlm")
+
+
+OPENERS: dict[Objective, Callable[[RunConfig], Corpus]] = {
+    "clm": open_stream,
+    "mlm": open_stream,
+    "seq2seq": open_pairs,
+}
+
+
+def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
+    """How a run's batches are made of windows."""
+    context, separator = config.data.context, tokenizer.separator
+    if config.objective == "mlm":
+        masks, seed = config.data.mask, config.train.seed
+        return Masked(context, separator, tokenizer.vocab_size, masks, seed)
+    return NextToken(context, separator, score_separators=True)
+
+
+def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
+    """How a run's model is evaluated in windows of `context` tokens."""
+    separator = tokenizer.separator
+    if config.objective == "mlm":
+        masks = config.data.mask
+        return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
+    return NextToken(context, separator, score_separators=False)
+
+
+def special_ids(objective: Objective) -> int:
+    """Ids that a model needs beyond its tokenizer's: the mask token."""
+    return 1 if objective == "mlm" else 0
+
+
+def model_vocabulary(config: RunConfig) -> int:
+    """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    return vocab_size_of(tokenizer_spec(config.data), special_ids(config.objective))
+
+
+def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
+    """Raise UserError if the model has fewer ids than the data."""
+    extra = special_ids(config.objective)
+    if config.model.vocab_size < tokenizer_size + extra:
+        needs = "the tokenizer's" if not extra else "that of the tokenizer with the mask token,"
+        raise UserError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
+            f"{tokenizer_size + extra}: leave it out, or make it at least that"
+        )

@@ -15,9 +15,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
-from unitsphere.data.batches import Batches
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.schedule import factor
 
@@ -32,10 +32,10 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's, or a compiled form of it."""
+    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed or compiled."""
 
     config: RunConfig
-    model: Decoder
+    model: Transformer
     loss: Callable[..., Tensor]
     optimizer: Optimizer
     batches: Batches

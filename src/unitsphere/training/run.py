@@ -3,19 +3,19 @@
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from unitsphere.data.prepare import tokenizer_spec
-from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import constrain
-from unitsphere.training.corpus import Corpus, open_corpus
+from unitsphere.training.corpus import Corpus, model_vocabulary, open_corpus
 from unitsphere.training.device import pick_device, pick_precision
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
@@ -40,7 +40,10 @@ __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: its last record, and whether this call trained at all."""
+    """How a run ended: its last record, and whether this call trained at all.
+
+    val_bits_per_byte is None where the objective has none, val_accuracy where it is not measured.
+    """
 
     out: Path
     step: int
@@ -48,8 +51,18 @@ class Result:
     seconds: float
     loss: float
     val_loss: float
-    val_bits_per_byte: float
+    val_bits_per_byte: float | None
+    val_accuracy: float | None
     trained: bool
+
+    def validation(self) -> str:
+        """The last validation in a few words."""
+        parts = [f"validation loss {self.val_loss:.4f}"]
+        if self.val_bits_per_byte is not None:
+            parts.append(f"{self.val_bits_per_byte:.4f} bits/byte")
+        if self.val_accuracy is not None:
+            parts.append(f"{self.val_accuracy:.1%} of the masked tokens right")
+        return ", ".join(parts)
 
 
 def train(
@@ -72,8 +85,7 @@ def train(
         if state is not None and state.step == config.train.steps:
             found = result(out, trained=False)
             print(
-                f"{out} is finished: {found.step} steps, validation loss {found.val_loss:.4f} "
-                f"({found.val_bits_per_byte:.4f} bits/byte); nothing to train",
+                f"{out} is finished: {found.step} steps, {found.validation()}; nothing to train",
                 file=sys.stderr,
             )
             return found
@@ -92,7 +104,8 @@ def train(
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that goes on keeps what it decided.
 
-    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer.
+    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
+    the objective.
     Raises UserError for values that do not go together.
     """
     tokens, context = config.train.batch_tokens, config.data.context
@@ -105,14 +118,13 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     if precision == "auto" and saved is not None:
         precision = saved.train.precision
     precision = pick_precision(precision, device)
-    tokenizer, model = tokenizer_spec(config.data), config.model
-    if model.vocab_size is None:
-        model = replace(model, vocab_size=vocab_size_of(tokenizer))
-    build_from(config.architecture, model, "meta")  # refuses a model that cannot be
+    model = replace(config.model, vocab_size=model_vocabulary(config))
+    # Refuses a model that cannot be.
+    build_from(config.architecture, model, "meta", objective=config.objective)
     return replace(
         config,
         model=model,
-        data=replace(config.data, tokenizer=tokenizer),
+        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
 
@@ -159,9 +171,7 @@ def run_from(
         stop = stack.enter_context(StopSignals())
         log = stack.enter_context(RunLog(out, state.step, job.config.train.steps, state.samples))
         log.say(headline(job, out, state, recipe))
-        monitor = RunMonitor(
-            job, out, state, log, corpus.validation, corpus.tokenizer, stop, sampler
-        )
+        monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
         train_steps(job, state.step, monitor)
 
 
@@ -169,14 +179,17 @@ def build_job(config: RunConfig, corpus: Corpus) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run."""
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
-    model = build_from(config.architecture, config.model, device, config.train.seed)
+    model = build_from(
+        config.architecture, config.model, device, config.train.seed, config.objective
+    )
     if precision == "bf16-storage":
         model.to(torch.bfloat16)
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     loss = torch.compile(model.loss) if config.train.compile else model.loss
-    return Job(config, model, loss, optimizer, corpus.batches, precision)
+    smoothed = partial(loss, label_smoothing=config.train.label_smoothing)
+    return Job(config, model, smoothed, optimizer, corpus.batches, precision)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
@@ -206,6 +219,7 @@ def result(out: Path, trained: bool) -> Result:
         seconds=last["time"],
         loss=last["loss"],
         val_loss=last["val_loss"],
-        val_bits_per_byte=last["val_bits_per_byte"],
+        val_bits_per_byte=last.get("val_bits_per_byte"),
+        val_accuracy=last.get("val_accuracy"),
         trained=trained,
     )
