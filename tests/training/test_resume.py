@@ -38,6 +38,18 @@ def test_resuming_is_bitwise_the_uninterrupted_run(
     architecture, objective, precision, tiny, tmp_path
 ):
     config = tiny(architecture, objective, precision=precision, sample_every=5)
+    check_resumed(config, tmp_path)
+
+
+def test_resuming_with_dropout_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
+    config = tiny("normformer", "mlm", sample_every=5, micro_batch=3)
+    model = dataclasses.replace(config.model, dropout=0.2)
+    check_resumed(dataclasses.replace(config, model=model), tmp_path)
+    assert figures(tmp_path / "whole") != figures(train(config, tmp_path / "without").out)
+
+
+def check_resumed(config, tmp_path):
+    """Train in one go, and killed and resumed: figures, samples and weights are the same."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(config, whole, sampler=lambda *_: "text")
     with pytest.raises(KilledError):  # at step 5, the checkpoint is that of step 3

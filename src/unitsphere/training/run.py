@@ -162,6 +162,7 @@ def run_from(
     state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
+    torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
     if state.step:
         folder = checkpoint.folder_of(out / "checkpoints", state.step)
         load_model(folder, job.model)
