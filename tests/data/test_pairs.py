@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from unitsphere.data import DataConfig, Shards, prepare, prepared
 from unitsphere.data.batch import IGNORED, Batch
-from unitsphere.data.pairs import PairBatches, Pairs, pair_batch
+from unitsphere.data.pairs import Pair, PairBatches, Pairs, pair_batch
 from unitsphere.data.sources import PairFields, TextPair, read_text_pairs
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
@@ -212,6 +213,22 @@ def test_a_batch_is_as_wide_as_its_longest_pair(folder: Path) -> None:
     longest = [max(len(p[side]) for p in (pairs[0], pairs[5])) + 1 for side in (0, 1)]
     assert [batch.source.shape[1], batch.inputs.shape[1]] == longest
     assert decoded(batch) == [texts(folder)[0], texts(folder)[5]]
+
+
+def test_a_side_that_is_too_long_is_cut() -> None:
+    pair = Pair(np.arange(1, 6), np.arange(11, 16), 5)
+    for width, source, inputs, targets in [
+        (6, [1, 2, 3, 4, 5, 0], [0, 11, 12, 13, 14, 15], [11, 12, 13, 14, 15, 0]),
+        (5, [1, 2, 3, 4, 0], [0, 11, 12, 13, 14], [11, 12, 13, 14, 15]),
+        (3, [1, 2, 0], [0, 11, 12], [11, 12, 13]),
+        (1, [0], [0], [11]),
+    ]:
+        batch = pair_batch([pair], 0, width, width)
+        assert batch.source is not None
+        assert batch.source_mask is not None
+        assert batch.source.tolist() == [source]
+        assert batch.source_mask.all()
+        assert (batch.inputs.tolist(), batch.targets.tolist()) == ([inputs], [targets])
 
 
 def test_counts_of_what_is_too_long(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from fakes import Table
@@ -35,7 +36,7 @@ def model(request):
 
 def log_probability(model, source: list[int], target: list[int]) -> float:
     """log P of a whole target, from the formula: nothing cached, nothing padded."""
-    tokens, mask = source_batch([torch.tensor(source)], SEPARATOR)
+    tokens, mask = source_batch([np.array(source)], SEPARATOR)
     inputs = torch.tensor([[SEPARATOR, *target]])
     with torch.inference_mode():
         logits = model(inputs, memory=model.encode(tokens, mask))[0]
@@ -156,7 +157,7 @@ def test_every_architecture_s_probabilities_are_those_without_cache_and_padding(
 def test_greedy_is_the_argmax_of_the_uncached_model(model):
     found = greedy(model, SOURCES, 7, SEPARATOR)
     for source, one in zip(SOURCES, found, strict=True):
-        tokens, mask = source_batch([torch.tensor(source)], SEPARATOR)
+        tokens, mask = source_batch([np.array(source)], SEPARATOR)
         target = [SEPARATOR]
         with torch.inference_mode():
             memory = model.encode(tokens, mask)

@@ -133,34 +133,38 @@ def pair_batch(
     source_width: int | None = None,
     target_width: int | None = None,
 ) -> Batch:
-    """Pairs as rows, [pairs, width] each side; no width: that of the longest and its separator."""
+    """Pairs as rows, [pairs, width] each side; no width: that of the longest and its separator.
+
+    A side that is longer than its width is cut there: a source still ends with the separator, a
+    target does not, as it has not come to its end.
+    """
     import torch
 
-    sources = [torch.from_numpy(pair.source.astype("int64")) for pair in pairs]
-    source, source_mask = source_batch(sources, separator, source_width)
-    target_width = target_width or 1 + max(len(pair.target) for pair in pairs)
-    inputs = torch.full((len(pairs), target_width), separator)
-    targets = torch.full((len(pairs), target_width), IGNORED)
+    source, source_mask = source_batch([pair.source for pair in pairs], separator, source_width)
+    width = target_width or 1 + max(len(pair.target) for pair in pairs)
+    inputs = torch.full((len(pairs), width), separator)
+    targets = torch.full((len(pairs), width), IGNORED)
     for row, pair in enumerate(pairs):
         tokens = torch.from_numpy(pair.target.astype("int64"))
-        inputs[row, 1 : len(tokens) + 1] = tokens
-        targets[row, : len(tokens)] = tokens
-        targets[row, len(tokens)] = separator
+        inputs[row, 1 : len(tokens) + 1] = tokens[: width - 1]
+        targets[row, : len(tokens)] = tokens[:width]
+        targets[row, len(tokens) : len(tokens) + 1] = separator
     return Batch(inputs, targets, source, source_mask)
 
 
 def source_batch(
-    sources: Sequence[torch.Tensor], separator: int, width: int | None = None
+    sources: Sequence[np.ndarray], separator: int, width: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources (int64 [tokens] each) as rows, int64 [sources, width], and where they are real, bool.
+    """Sources as rows, int64 [sources, width], and where they are real, bool.
 
-    Each ends with the separator. With no width the longest says it.
+    Each ends with the separator, before which a source that is too long is cut. No width: that of
+    the longest with its separator.
     """
     import torch
 
-    lengths = torch.tensor([1 + len(tokens) for tokens in sources])
-    width = width or int(lengths.max())
+    width = width or 1 + max(len(tokens) for tokens in sources)
+    lengths = torch.tensor([min(1 + len(tokens), width) for tokens in sources])
     rows = torch.full((len(sources), width), separator)
     for row, tokens in enumerate(sources):
-        rows[row, : len(tokens)] = tokens
+        rows[row, : lengths[row] - 1] = torch.from_numpy(tokens[: width - 1].astype("int64"))
     return rows, torch.arange(width) < lengths[:, None]

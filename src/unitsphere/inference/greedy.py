@@ -6,6 +6,7 @@ Shapes: B sources, V vocabulary entries.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,7 +73,7 @@ def check_decoding(max_tokens: int) -> None:
 
 def encode(model: Transformer, sources: Sequence[Sequence[int]], separator: int) -> Memory:
     """What the decoder looks at for sources of any lengths, each ended with the separator."""
-    rows = [torch.tensor(source, dtype=torch.int64) for source in sources]
+    rows = [np.asarray(source, np.int64) for source in sources]
     source_BS, mask_BS = source_batch(rows, separator)
     return model.encode(source_BS.to(model.device), mask_BS.to(model.device))
 
