@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 class Eval:
     """Score a run on text: loss (nats a token), perplexity, bits per byte.
 
-    A masked language model is scored on the 15% of the tokens that it does not see, the same
-    ones each time: loss, pseudo-perplexity, accuracy; it has no bits per byte.
-
-    An encoder-decoder is scored on the targets of pairs, and by BLEU on what it writes for
-    their sources, with the likeliest token at each step or with a beam.
+    A masked language model is scored on the 15% of the tokens that it does not
+    see, the same ones each time: loss, pseudo-perplexity, accuracy; it has no bits
+    per byte. An encoder-decoder (seq2seq) is scored on the targets of pairs, and by
+    BLEU on what it writes for their sources.
 
     examples:
       unitsphere eval runs/quickstart/ngpt --json
@@ -42,15 +41,14 @@ class Eval:
     """what the run was trained for, to be sure of it; a run is scored for that and no other"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
-    source_field: str | None = None
+    source_field: Annotated[str | None, arg(metavar="STR")] = None
     """the field of a pair's line that holds the source; none: as in training"""
-    target_field: str | None = None
+    target_field: Annotated[str | None, arg(metavar="STR")] = None
     """the field of a pair's line that holds the target; none: as in training"""
-    beam: int | None = None
-    """of an encoder-decoder: targets followed at once, by default 1; 0: nothing is written, no
-    BLEU"""
-    length_penalty: float | None = None
-    """of a beam: 0 ranks targets by their probability, more prefers longer ones; by default 0.6"""
+    beam: Annotated[int | None, arg(metavar="K")] = None
+    """seq2seq: targets followed at once, by default 1; 0: no target is written, no BLEU"""
+    length_penalty: Annotated[float | None, arg(metavar="A")] = None
+    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
     device: str = "auto"

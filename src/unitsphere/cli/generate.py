@@ -23,8 +23,8 @@ class Generate:
     """Continue prompts with the model of a run.
 
     Several prompts are continued at once; each gives what it would give alone.
-    With an encoder-decoder (objective seq2seq) a prompt is the source, and its target is
-    written: with the likeliest token at each step, or with a beam.
+    To an encoder-decoder (objective seq2seq) a prompt is the source: its target is
+    written, with the likeliest token at each step or with a beam.
 
     examples:
       unitsphere generate runs/quickstart/ngpt --prompt "def main("
@@ -48,10 +48,10 @@ class Generate:
     """draw from the likeliest tokens that together have this probability"""
     seed: int = 0
     """prompt number i draws with seed + i"""
-    beam: int | None = None
-    """of an encoder-decoder: targets followed at once, by default 1"""
-    length_penalty: float | None = None
-    """of a beam: 0 ranks targets by their probability, more prefers longer ones; by default 0.6"""
+    beam: Annotated[int | None, arg(metavar="K")] = None
+    """seq2seq: targets followed at once, by default 1"""
+    length_penalty: Annotated[float | None, arg(metavar="A")] = None
+    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False
