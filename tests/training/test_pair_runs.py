@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from run_folders import figures, weights
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.config import DataConfig
@@ -19,6 +20,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
+from unitsphere.inference.samples import write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
@@ -173,3 +175,51 @@ def test_data_that_cannot_be_used_are_one_line(pairs_of, tmp_path: Path):
         data = dataclasses.replace(config.data, **changes)
         with pytest.raises(UserError, match=said):
             open_corpus(resolve(dataclasses.replace(config, data=data), None))
+
+
+class KilledError(Exception):
+    """Ends a run where the sampler is called, nothing saved."""
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "ngpt", "angpt"])
+def test_resuming_is_bitwise_the_uninterrupted_run(architecture, pairs_of, tmp_path):
+    def die(*_):
+        raise KilledError
+
+    config = pairs_of(architecture, sample_every=5, label_smoothing=0.1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(config, whole, sampler=write_sample)
+    with pytest.raises(KilledError):  # at step 5, the checkpoint is that of step 3
+        train(config, broken, sampler=die)
+    train(config, broken, sampler=write_sample)
+
+    assert figures(broken) == figures(whole)
+    assert (broken / "samples.txt").read_text() == (whole / "samples.txt").read_text()
+    expected, found = weights(whole), weights(broken)
+    assert expected.keys() == found.keys()
+    assert any("encoder." in name for name in expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_other_pairs_are_not_gone_on_with(pairs_of, tmp_path):
+    def die(*_):
+        raise KilledError
+
+    config = pairs_of(sample_every=5)
+    with pytest.raises(KilledError):
+        train(config, tmp_path / "run", sampler=die)
+    path = tmp_path / "other.jsonl"
+    path.write_text(Path(config.data.source).read_text().replace("größe", "tiefe"))
+    data = dataclasses.replace(config.data, source=str(path))
+    with pytest.raises(UserError):
+        train(dataclasses.replace(config, data=data), tmp_path / "run")
+
+
+def test_samples_show_source_hypothesis_and_reference(pairs_of, tmp_path):
+    train(pairs_of(steps=1), tmp_path / "run", sampler=write_sample)
+    lines = (tmp_path / "run" / "samples.txt").read_text().splitlines()
+    shown = [line.partition(": ") for line in lines if ": " in line]
+    assert [name for name, _, _ in shown] == ["source", "hypothesis", "reference"] * 3
+    sides = [text.strip() for _, _, text in shown]
+    assert {TextPair(*pair) for pair in zip(sides[::3], sides[2::3], strict=True)} < set(TEXTS)

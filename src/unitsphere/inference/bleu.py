@@ -35,5 +35,5 @@ def check_sacrebleu() -> None:
         import sacrebleu  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
-            "BLEU is computed by sacrebleu: pip install 'unitsphere[translate]'"
+            "BLEU needs sacrebleu: pip install 'unitsphere[translate]', or leave it out (--beam 0)"
         ) from error
