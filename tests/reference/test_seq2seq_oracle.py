@@ -1,10 +1,12 @@
 """What every architecture does as an encoder-decoder."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from reference import angpt, basics, gpt, ngpt
+from reference import angpt, basics, gpt, lnscaling, ngpt
 from reference.architectures import (
     CASES,
     ENCODERS,
@@ -19,12 +21,13 @@ from reference.architectures import (
     close,
     differ,
 )
+from reference.basics import Tensors
 
 NAMES = list(TRANSLATORS)
 ORDER = torch.tensor([3, 1, 0, 2])
 
 
-def embedded(tensors: dict[str, Tensor], stack: str) -> dict[str, Tensor]:
+def embedded(tensors: Tensors, stack: str) -> Tensors:
     """The tensors of one stack under the names of a model of that stack alone."""
     kept = {n: t for n, t in tensors.items() if n.split(".")[0] not in ("layers", "encoder")}
     kept = {n: t for n, t in kept.items() if not n.startswith(("gain_enc", "LN_enc", "DyT_enc"))}
@@ -36,13 +39,60 @@ def embedded(tensors: dict[str, Tensor], stack: str) -> dict[str, Tensor]:
     return kept
 
 
-def attend(case: Case, *arguments: object) -> Tensor:
+def attend(case: Case, *arguments: Any) -> Tensor:
     """The architecture's attention; GPT's, where it borrows that one."""
     borrowed = hasattr(case.settings, "trunk")
     attention = gpt.attention if borrowed else case.oracle.attention
     settings = case.settings.trunk() if borrowed else case.settings
     x, p, *rest = arguments
     return attention(x, p, settings, *rest)
+
+
+def plain_post_ln(tensors: Tensors) -> Tensors:
+    """`tensors` where a Post-LN after attention normalises and no more: LN of LN is then LN."""
+    if "LN_final.gain" in tensors:
+        return tensors
+    plain = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith((".LN_1.gain", ".LN_X.gain")):
+            plain[name] = torch.ones_like(tensor)
+        if name.endswith((".LN_1.bias", ".LN_X.bias")):
+            plain[name] = torch.zeros_like(tensor)
+    return plain
+
+
+def silent(tensors: Tensors, place: str, alpha: str) -> Tensors:
+    """`tensors` with an attention that adds nothing: the one at `place`, "" or "cross."."""
+    outputs = {f"{place}{name}" for name in ("W_o", "W_O", "b_O", "LN_a.bias")} | {alpha}
+    return {n: 0 * t if n.split(".", 2)[-1] in outputs else t for n, t in tensors.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_sublayer_reads_what_the_one_before_it_gave(name: str) -> None:
+    # Start from the state after a sublayer with that sublayer silent: what follows is the same.
+    case = TRANSLATORS[name].but(n_layers=1)
+    case = case.but(eps=0.0) if name == "post-ln" else case
+    tensors = plain_post_ln(case.tensors())
+    memory = case.oracle.encode(tensors, case.settings, SOURCE, REAL)
+    where = (torch.zeros(2, 5), basics.visible(TOKENS, True, None, None), memory)
+    where += (basics.visible_memory(TOKENS, memory, REAL),)
+    layer = (1,) if case.oracle is lnscaling else ()
+
+    def states(h: Tensor, tensors: Tensors) -> list[Tensor]:
+        p = basics.of_layer(tensors, 0)
+        return case.oracle.block(h, p, case.settings, *layer, *where)
+
+    h = case.oracle.hidden_states(tensors, case.settings, TOKENS, memory=memory, source_mask=REAL)[
+        0
+    ]
+    h_A, h_X, h_M = states(h, tensors)
+    assert differ(h_A, h)
+    assert differ(h_X, h_A)
+    quiet = silent(tensors, "", "alpha_A")
+    for one, other in zip(states(h_A, quiet), (h_A, h_X, h_M), strict=True):
+        close(one, other)
+    for one in zip(states(h_X, silent(quiet, "cross.", "alpha_X")), (h_X, h_X, h_M), strict=True):
+        close(*one)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,14 +112,7 @@ def test_silent_cross_attention_leaves_a_decoder_alone(name: str) -> None:
     case, decoder = TRANSLATORS[name], CASES[name]
     if name == "post-ln":
         case, decoder = case.but(eps=0.0), decoder.but(eps=0.0)
-    tensors = case.tensors()
-    for key in tensors:
-        last = key.split(".", 2)[-1]
-        if last in ("cross.W_o", "cross.W_O", "cross.b_O", "cross.LN_a.bias", "alpha_X"):
-            tensors[key] = torch.zeros_like(tensors[key])
-        if name == "post-ln" and last.startswith(("LN_1.", "LN_X.")):  # LN of LN is LN
-            start = torch.ones if last.endswith("gain") else torch.zeros
-            tensors[key] = start(D, dtype=torch.float64)
+    tensors = silent(plain_post_ln(case.tensors()), "cross.", "alpha_X")
     close(case.translate(tensors), decoder.logits(embedded(tensors, "layers")))
 
 

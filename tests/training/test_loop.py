@@ -48,6 +48,13 @@ def test_the_loss_is_the_mean_over_targets(job):
     assert backward(found, whole).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+def test_a_batch_without_targets_teaches_nothing(job):
+    found, empty = job(), batch()
+    empty.targets.fill_(IGNORED)
+    assert backward(found, empty).item() == 0
+    assert all(torch.all(p.grad == 0) for p in found.model.parameters())
+
+
 def test_the_rate_follows_the_schedule_in_every_group(job):
     found = job(steps=10)
     assert set_rate(found, 0) == pytest.approx(1e-2)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Eval:
     """Score a run on text: loss (nats a token), perplexity, bits per byte.
 
-    A masked language model is scored on the 15% of the tokens that it does not
-    see, the same ones each time: loss, pseudo-perplexity, accuracy; it has no bits
-    per byte. An encoder-decoder (seq2seq) is scored on the targets of pairs, and by
-    BLEU on what it writes for their sources.
+    A masked language model is scored on hidden tokens, the same ones each time:
+    loss, pseudo-perplexity and accuracy; it has no bits per byte.
+    An encoder-decoder (seq2seq) is scored on the targets of pairs, and by BLEU on
+    what it writes for their sources.
 
     examples:
       unitsphere eval runs/quickstart/ngpt --json

@@ -81,7 +81,7 @@ FREE_KEYS = frozenset(
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding only.)"""
+learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
 
 
 @dataclass(frozen=True)
