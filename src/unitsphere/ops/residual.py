@@ -28,15 +28,17 @@ def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
 
     With a vector α each element takes its own share of that angle; Norm then keeps h on the
     sphere (with one α for all it changes nothing). Where the two vectors (anti-)align, sin θ
-    vanishes and the limit for small angles, LERP, takes its place.
+    vanishes and the limit for small angles, LERP, takes its place. Angles are taken in fp32 or
+    wider: half precision cannot tell a small one from none.
     """
-    x = unit_norm(x)
+    dtype, wide = h.dtype, torch.promote_types(h.dtype, torch.float32)
+    h, x = h.to(wide), unit_norm(x.to(wide))
     cosine = (h * x).sum(-1, keepdim=True)
     near = cosine.abs() > 1 - 1e-6
     theta = torch.acos(cosine.masked_fill(near, 0))
     sine = theta.sin()
     arc = ((1 - alpha) * theta).sin() / sine * h + (alpha * theta).sin() / sine * x
-    return unit_norm(torch.where(near, h + alpha * (x - h), arc))
+    return unit_norm(torch.where(near, h + alpha * (x - h), arc)).to(dtype)
 
 
 def riemannian(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
