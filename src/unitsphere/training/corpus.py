@@ -29,10 +29,14 @@ EXAMPLES = 3
 
 
 class Batches(Protocol):
-    """Batches as a function of the step."""
+    """Batches as a pure function of the step."""
 
     def batch(self, step: int) -> Batch:
         """The batch of a step."""
+        ...
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of a step's batch from row `first` on: a batch may be shared out."""
         ...
 
 
@@ -44,8 +48,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training batches, the validation, a row or some of its data as an example to show, the
-    tokenizer, and a fingerprint of all data."""
+    """A run's data: `example` is some rows of what it is validated on, to be shown in samples.txt."""
 
     batches: Batches
     validate: Validation
