@@ -23,7 +23,7 @@ class TrainConfig:
     steps: int = 300
     """optimizer updates; the schedule is stretched over them"""
     batch_tokens: int = 2048
-    """tokens an update: a multiple of data.context"""
+    """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
     """sequences that go through the model at once, the rest accumulates; none: the whole batch"""
     seed: int = 0
