@@ -44,7 +44,7 @@ def write_tsv(path: Path, rows: list[tuple[str, int]]) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["clm"])
+@pytest.fixture(scope="module", params=["mlm", "clm"])
 def run(request, tiny, tmp_path_factory) -> str:
     """The folder of an nGPT trained for a few steps."""
     folder = tmp_path_factory.mktemp("run") / request.param
