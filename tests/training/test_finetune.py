@@ -199,6 +199,14 @@ def test_the_training_file_is_no_test(run, files, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_test_examples_that_training_has_seen_are_counted(run, tmp_path, capsys):
+    data = write_tsv(tmp_path / "data.tsv", easy(40, 0))
+    test = write_tsv(tmp_path / "test.tsv", [*easy(40, 0)[:3], ("another text", 1)])
+    found = finetune(config(run, {"data": data, "test": test}), tmp_path / "out")
+    assert found["test_examples_in_training"] == 3
+    assert "3 test examples stand word for word in the training data" in capsys.readouterr().err
+
+
 def tuned(score: float, loss: float) -> Tuned:
     return Tuned(Scored(score, None, 0.0, loss), 0.0)
 
