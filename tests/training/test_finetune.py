@@ -281,6 +281,15 @@ def test_a_loss_that_is_no_number_ends_a_training():
     assert not fit(Classifier(body, 2, "mean"), labelled(easy(16, 0)), how, lr=1e-2, seed=0)
 
 
+def test_a_rate_that_is_too_high_is_not_chosen(run, files, tmp_path):
+    """At a rate of 1e38 the weights overflow: by then or in the last step."""
+    found = finetune(config(run, files, lr=(1e38, 1e-3)), tmp_path / "out")
+    assert found["best_lr"] == 1e-3
+    assert found["rates"][1]["tune"] is None
+    with pytest.raises(UserError, match="at every rate"):
+        finetune(config(run, files, lr=(1e38,)), tmp_path / "high")
+
+
 def test_muon_keeps_the_ratio_of_its_rates():
     how = Fit(OptimConfig(name="muon", lr=1e-2, adam_lr=1e-3), 1, 16, 0)
     assert how.optim_at(2e-2).adam_lr == pytest.approx(2e-3)

@@ -1,6 +1,5 @@
 """What fine-tunings show: scores, the choice of the rate, and the document of results.json."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,10 +53,9 @@ def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
 
 
 def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
-    """Mean of the deciding score, and of the loss (infinite for one that is no number)."""
-    values = [one.scores()[metric] for one in found]
-    losses = [one.loss if math.isfinite(one.loss) else math.inf for one in found]
-    return mean_of([value or 0.0 for value in values])["mean"], math.fsum(losses) / len(losses)
+    """Means of the deciding score and of the loss."""
+    values = [one.scores()[metric] or 0.0 for one in found]
+    return mean_of(values)["mean"], mean_of([one.loss for one in found])["mean"]
 
 
 def edge(best: float, rates: Sequence[float]) -> str | None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -95,7 +96,8 @@ class Trials:
         begun = time.perf_counter()
         classifier = self._start(seed)
         finite = fit(classifier, self.parts.train, self.how, lr, seed)
-        tune = self._score(classifier, self.parts.tune) if finite else None
+        tune = self._score(classifier, self.parts.tune)
+        tune = tune if finite and math.isfinite(tune.loss) else None
         seconds = time.perf_counter() - begun
         save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
         result = Tuned(tune, round(seconds, 3))
