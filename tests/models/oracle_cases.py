@@ -212,7 +212,7 @@ def setup(case, objective="clm"):
             if role[name] == "scale" and p.any():  # some change their sign, none its magnitude
                 p.mul_(1 + 0.6 * noise)
             else:
-                p.add_(0.15 * noise)
+                p.add_(0.1 * noise)
     model.double()
     shapes = (
         oracle.shapes(settings, V, D, D_FF, T_MAX)

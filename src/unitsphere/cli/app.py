@@ -24,6 +24,7 @@ VERBS = {
     "eval": ("evaluate", "loss, perplexity and bits per byte of a run on any text"),
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
+    "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }
 

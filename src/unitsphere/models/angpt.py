@@ -41,6 +41,7 @@ from unitsphere.models.parts import (
     ScaleConfig,
     head_size,
     logit_gain,
+    mlp_size,
     rotary_size,
     vocabulary,
 )
@@ -129,7 +130,7 @@ class MLP(nn.Module):
     def __init__(self, config: ANGPTConfig) -> None:
         super().__init__()
         d = config.d_model
-        d_ff = config.d_ff or 4 * d
+        d_ff = mlp_size(config.d_ff, d)
         self.nu_uz, self.nu_d = math.sqrt(d / d_ff), math.sqrt(d_ff / d)
         self.z_gain = math.sqrt(d) if config.z_gain == "sqrt_d" else 1.0
         self.activation = ACTIVATIONS[config.activation]

@@ -31,6 +31,7 @@ from unitsphere.models.parts import (
     RMSNorm,
     head_size,
     logit_gain,
+    mlp_size,
     output_std,
     rotary_size,
     vocabulary,
@@ -115,7 +116,7 @@ class MLP(nn.Module):
 
     def __init__(self, d: int, d_ff: int | None, *, std: float, std_out: float) -> None:
         super().__init__()
-        d_ff = d_ff or 4 * d
+        d_ff = mlp_size(d_ff, d)
         self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
         self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
 

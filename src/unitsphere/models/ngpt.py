@@ -36,6 +36,7 @@ from unitsphere.models.parts import (
     Scale,
     ScaleConfig,
     head_size,
+    mlp_size,
     output_std,
     rotary_size,
     vocabulary,
@@ -131,7 +132,7 @@ class MLP(nn.Module):
     def __init__(self, config: NGPTConfig, std_out: float) -> None:
         super().__init__()
         d = config.d_model
-        d_ff, self.root_d = config.d_ff or 4 * d, math.sqrt(d)
+        d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
         self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))

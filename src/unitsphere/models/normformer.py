@@ -36,6 +36,7 @@ from unitsphere.models.parts import (
     LayerNorm,
     Linear,
     head_size,
+    mlp_size,
     output_std,
     rotary_size,
     vocabulary,
@@ -153,7 +154,7 @@ class MLP(nn.Module):
     def __init__(self, config: NormFormerConfig, std_out: float) -> None:
         super().__init__()
         d, std = config.d_model, config.init_std
-        d_ff = config.d_ff or 4 * d
+        d_ff = mlp_size(config.d_ff, d)
         self.activation = ACTIVATIONS[config.activation]
         self.W_1 = Linear(d, d_ff, std=std, bound=None, bias=True)
         self.W_2 = Linear(d_ff, d, std=std_out, bound=None, bias=True)

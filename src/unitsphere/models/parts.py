@@ -212,6 +212,13 @@ def head_size(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
+def mlp_size(d_ff: int | None, d_model: int) -> int:
+    """The MLP's width: 4·d_model if none is given; a `UserError` unless it is positive."""
+    if d_ff is not None and d_ff < 1:
+        raise UserError(f"model.d_ff must be at least 1: {d_ff}; leave it out for 4·d_model")
+    return 4 * d_model if d_ff is None else d_ff
+
+
 def rotary_size(d_k: int, fraction: float) -> int:
     """How many dimensions of a head RoPE rotates; a `UserError` unless that is even."""
     d_rot = round(d_k * fraction)

@@ -44,14 +44,18 @@ class Job:
 
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
-    steps, clip = job.config.train.steps, job.config.optim.clip or math.inf
-    for step in range(first, steps):
-        loss = backward(job, job.batches.batch(step))
-        grad_norm = clip_grad_norm_(job.model.parameters(), clip)
-        lr = set_rate(job, step)
-        job.optimizer.step()
-        job.optimizer.zero_grad()
-        monitor.after(step + 1, loss, grad_norm, lr)
+    for step in range(first, job.config.train.steps):
+        monitor.after(step + 1, *update(job, step))
+
+
+def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+    """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
+    loss = backward(job, job.batches.batch(step))
+    grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
+    lr = set_rate(job, step)
+    job.optimizer.step()
+    job.optimizer.zero_grad()
+    return loss, grad_norm, lr
 
 
 def backward(job: Job, batch: Batch) -> Tensor:

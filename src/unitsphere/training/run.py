@@ -15,7 +15,7 @@ from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import constrain
-from unitsphere.training.corpus import Corpus, model_vocabulary, open_corpus
+from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
 from unitsphere.training.device import pick_device, pick_precision
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
@@ -92,7 +92,7 @@ def train(
         corpus = open_corpus(config)
         state = state or first_state(corpus)
         check_data(out, state, corpus)
-        job = build_job(config, corpus)
+        job = build_job(config, corpus.batches)
         with disk_errors(out):
             write_config(out, config)
             write_environment(out, environment(job.model.device), state.step)
@@ -176,7 +176,7 @@ def run_from(
         train_steps(job, state.step, monitor)
 
 
-def build_job(config: RunConfig, corpus: Corpus) -> Job:
+def build_job(config: RunConfig, batches: Batches) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run."""
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
@@ -190,7 +190,7 @@ def build_job(config: RunConfig, corpus: Corpus) -> Job:
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     loss = torch.compile(model.loss) if config.train.compile else model.loss
     smoothed = partial(loss, label_smoothing=config.train.label_smoothing)
-    return Job(config, model, smoothed, optimizer, corpus.batches, precision)
+    return Job(config, model, smoothed, optimizer, batches, precision)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
