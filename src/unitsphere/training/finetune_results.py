@@ -30,10 +30,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a trained classifier does on the tune part: None if its loss became no number."""
+    """How a trained classifier does on the tune part: None if its loss became no number.
+
+    `commit` is that of the code which trained it: a later call may be of another.
+    """
 
     tune: Scored | None
     seconds: float
+    commit: str | None = None
 
 
 def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
@@ -59,7 +63,7 @@ def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
 
 
 def edge(best: float, rates: Sequence[float]) -> str | None:
-    """ "lowest" or "highest" if the best of several rates is an end of them: it may lie beyond."""
+    """Which end of several rates the best is, "lowest" or "highest"; None if it lies within."""
     if len(rates) < 2 or min(rates) < best < max(rates):
         return None
     return "lowest" if best == min(rates) else "highest"
