@@ -34,7 +34,7 @@ class Bench:
 
     arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ("gpt-plus", "ngpt", "angpt")
     """baseline first: gpt-plus, ngpt, angpt, gpt, normformer or any recipe, perhaps with
-    :KEY=VALUE,… to change it"""
+    :KEY=VALUE,… to change it (kernels=off for the plain functions)"""
     d_model: int | None = None
     """width"""
     layers: int | None = None
