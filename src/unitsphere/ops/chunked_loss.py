@@ -62,9 +62,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             total += (loss_C * scored_C).sum()
             if made:
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
-                grad_CV = z_CV.to(compute)
-                made[0][part] = grad_CV @ W_Vd
-                add_product_(made[1], grad_CV.T, h_Cd)
+                z_CV = z_CV.to(compute)
+                made[0][part] = z_CV @ W_Vd
+                add_product_(made[1], z_CV.T, h_Cd)
+            del z_CV  # before the next chunk's are made
         if made:
             ctx.save_for_backward(made[0], made[1].to(weight_Vd.dtype))
         return total
