@@ -147,7 +147,7 @@ def test_sizes_and_arms_are_checked():
     assert sizes_for(torch.device("cuda"), {}).compile
     with pytest.raises(UserError, match="no multiple of --context"):
         sizes_for(CPU, {"tokens": 100, "context": 64})
-    with pytest.raises(UserError, match="--vocab_size must be at least 1"):
+    with pytest.raises(UserError, match="--vocab must be at least 1"):
         sizes_for(CPU, {"vocab_size": 0})
     config = arm_config("gpt-plus:model.g=fixed,optim.lr=0.5", TINY)
     assert (config.model.g, config.optim.lr, config.model.d_ff) == ("fixed", 0.5, None)

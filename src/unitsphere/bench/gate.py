@@ -4,6 +4,7 @@ The losses of an arm's first steps are compared with those of its reference: the
 eager, without kernels; sequence by sequence on a GPU, where fp32 needs the memory.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -32,6 +33,12 @@ def reference_config(config: RunConfig) -> RunConfig:
     return with_overrides(config, changes)
 
 
+@functools.lru_cache(maxsize=1)  # the baseline's copy comes after it, and has the same
+def reference_losses(config: RunConfig) -> list[float]:
+    """First losses of a reference's config, without kernels."""
+    return first_losses(Stepper(config, "off"))
+
+
 def check(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -> float | None:
     """The largest difference of the first losses from the reference's, divided by these.
 
@@ -43,7 +50,7 @@ def check(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -
     plain = kernels == "off" or (kernels == "auto" and device.type == "cpu")
     if plain and reference == with_overrides(config, {"train.precision": precision}):
         return None
-    wanted = first_losses(Stepper(reference, "off"))
+    wanted = reference_losses(reference)
     return compare(arm, losses, wanted, TOLERANCE[precision])
 
 
