@@ -29,7 +29,8 @@ examples:
   unitsphere train quickstart/ngpt --objective mlm --out runs/masked
 
 what is set most often (all, with defaults: unitsphere train RECIPE --help):
-  --objective            clm (next token) or mlm (masked tokens, an encoder)
+  --objective            clm (next token), mlm (masked tokens, an encoder), or
+                         seq2seq (pairs of texts, an encoder and a decoder)
   --data.source          files, a glob, a folder, JSONL, or prepared shards
   --data.tokenizer       bytes, bpe:N, or the path of a tokenizer.json
   --train.steps          optimizer updates

@@ -53,7 +53,7 @@ class Batches:
 
     def _window(self, row: int) -> Window:
         epoch, place = divmod(row, self.n_windows)
-        index = int(_permutation(self.n_windows, self.seed, epoch)[place])
+        index = int(permutation(self.n_windows, self.seed, epoch)[place])
         return window(self.shards, self.form, index, epoch)
 
 
@@ -64,7 +64,8 @@ def window(shards: Shards, form: Form, index: int, epoch: int = 0) -> Window:
 
 
 @functools.lru_cache(maxsize=2)  # A batch may lie across two epochs.
-def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of an epoch: the numbers below `size`, int64, by (seed, epoch) alone."""
     import numpy as np
 
     return np.random.default_rng([seed, epoch]).permutation(size)

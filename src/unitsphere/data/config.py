@@ -37,13 +37,19 @@ class DataConfig:
     by `unitsphere prepare`; *.jsonl holds one document a line, any other file is one document"""
     field: str = "text"
     """the key that holds the text in JSONL"""
+    source_field: str = "source"
+    """the key that holds what is given, in JSONL with a pair a line (objective seq2seq)"""
+    target_field: str = "target"
+    """the key that holds what is to be said for it"""
+    validation: str | None = None
+    """a file, a glob or a folder to validate on; none: val_fraction of the source"""
     tokenizer: str | None = None
     """bytes, bpe:N (a byte-level BPE of N entries trained on the source), or the path of a Hugging
     Face tokenizer.json; none: that of the prepared folder, for other sources bpe:1024"""
     context: int = 256
-    """sequence length in tokens"""
+    """sequence length in tokens; of a pair, of each side, the separator counted"""
     val_fraction: float = 0.02
-    """share of the documents that is held out for validation"""
+    """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"
     """folder in which prepared sources are kept"""
     mask: MaskConfig = MaskConfig()

@@ -3,14 +3,17 @@
 `OPENERS` has one function an objective.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from unitsphere.data import batches
 from unitsphere.data.batch import Batch
 from unitsphere.data.masking import EVALUATION_SEED, Masked
+from unitsphere.data.pairs import PairBatches, Pairs
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
@@ -19,6 +22,10 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.evaluate import Evaluation, evaluate_shards
+from unitsphere.training.evaluate_pairs import cut_batch, evaluate_pair_split
+
+EXAMPLES = 3
+"""Validation pairs that are shown."""
 
 
 class Batches(Protocol):
@@ -26,10 +33,6 @@ class Batches(Protocol):
 
     def batch(self, step: int) -> Batch:
         """The batch of a step."""
-        ...
-
-    def rows(self, step: int, first: int, count: int) -> Batch:
-        """`count` rows of a step's batch from row `first` on: a batch may be shared out."""
         ...
 
 
@@ -41,7 +44,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A run's data: `example` is a row of what it is validated on, to be shown in samples.txt."""
+    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt."""
 
     batches: Batches
     validate: Validation
@@ -91,8 +94,47 @@ def open_stream(config: RunConfig) -> Corpus:
 
 
 def open_pairs(config: RunConfig) -> Corpus:
-    """Sources and their targets: sequence to sequence."""
-    raise UserError(f"objective {config.objective} has no data yet: train with clm or mlm")
+    """Sources and their targets: sequence to sequence. A batch has batch_tokens/context pairs."""
+    data, train = config.data, config.train
+    folder = prepared(data, pairs=True)
+    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
+    training.verify()
+    validation.verify()
+    check_vocabulary(config, training.vocab_size)
+    held_out = Pairs(validation)
+    if not len(held_out):
+        raise UserError(
+            f"{data.source} has no pairs for validation: raise data.val_fraction "
+            f"(now {data.val_fraction}), give data.validation, or use more pairs"
+        )
+    rows = train.batch_tokens // data.context
+    pairs = PairBatches(Pairs(training), rows, data.context, train.seed)
+    say_what_is_long(pairs, held_out)
+    return Corpus(
+        batches=pairs,
+        validate=partial(
+            evaluate_pair_split,
+            pairs=held_out,
+            context=data.context,
+            rows=train.micro_batch or rows,
+            max_tokens=train.eval_tokens,
+        ),
+        example=cut_batch(list(islice(held_out, EXAMPLES)), training.separator, data.context),
+        tokenizer=training.tokenizer(),
+        fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+    )
+
+
+def say_what_is_long(training: PairBatches, validation: Pairs) -> None:
+    """A line on stderr about pairs with a longer side than data.context, if there are any."""
+    cut = validation.longer_than(training.context)
+    if training.left_out or cut:
+        print(
+            f"longer than data.context {training.context}: {training.left_out:,} of "
+            f"{len(training.pairs):,} training pairs, which are left out, and {cut:,} of "
+            f"{len(validation):,} validation pairs, which are cut",
+            file=sys.stderr,
+        )
 
 
 OPENERS: dict[Objective, Callable[[RunConfig], Corpus]] = {

@@ -49,6 +49,8 @@ class RunMonitor:
         self.recorded = state.step, state.seconds
         self.saved = state.step
         self.peak = peak_flops(job.model.device, job.precision)
+        if job.config.objective == "seq2seq":
+            self.peak = None  # A pair is shorter than what it counts as: the figure would flatter.
         self.flops = flops_per_token(job.model, job.config.data.context)
         self.clock = time.perf_counter()
 
