@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unitsphere.bench import gate, train
-from unitsphere.bench.arms import ON_CPU, arm_config, sizes_for
+from unitsphere.bench import gate, steps, train
+from unitsphere.bench.arms import ON_CPU, arm_config, arm_kernels, sizes_for
 from unitsphere.bench.ceilings import Ceilings, copy_rate, drift, matmul_rate
 from unitsphere.bench.figure import draw_training
 from unitsphere.bench.memory import held_bytes, kernels_of, peak_of
@@ -17,6 +17,7 @@ from unitsphere.bench.steps import RandomBatches, Stepper, timed
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.kernels import mode
 from unitsphere.models.registry import build
 from unitsphere.training.loop import train_steps
 
@@ -105,6 +106,14 @@ def test_a_step_is_the_training_code_s_own():
     assert stepper.done == 5
 
 
+def test_an_arm_has_its_kernels_while_it_steps(monkeypatch):
+    seen = []
+    monkeypatch.setattr(steps, "update", lambda job, step: (seen.append(mode()), None, None))
+    Stepper(arm_config("ngpt", TINY), "off").step()
+    Stepper(arm_config("ngpt", TINY)).step()
+    assert [*seen, mode()] == ["off", "auto", "auto"]
+
+
 def test_batches_are_random_and_shifted_by_one():
     batches = RandomBatches(97, 8, 4)
     batch = batches.batch(1)
@@ -123,14 +132,14 @@ def test_the_gate_passes_what_agrees_and_stops_what_does_not():
 
 def test_an_arm_is_compared_with_fp32_unless_it_is_that():
     config = arm_config("ngpt", TINY)
-    assert gate.check("ngpt", config, gate.first_losses(Stepper(config))) is None
+    assert gate.check("ngpt", config, "auto", gate.first_losses(Stepper(config))) is None
     narrow = arm_config("ngpt", dataclasses.replace(TINY, precision="bf16"))
     losses = gate.first_losses(Stepper(narrow))
-    off = gate.check("ngpt", narrow, losses)
+    off = gate.check("ngpt", narrow, "off", losses)
     assert off is not None
     assert 0 < off < 2e-2
     with pytest.raises(UserError, match="computes something else"):
-        gate.check("ngpt", narrow, [1.5 * loss for loss in losses])
+        gate.check("ngpt", narrow, "off", [1.5 * loss for loss in losses])
 
 
 def test_sizes_and_arms_are_checked():
@@ -138,10 +147,14 @@ def test_sizes_and_arms_are_checked():
     assert sizes_for(torch.device("cuda"), {}).compile
     with pytest.raises(UserError, match="no multiple of --context"):
         sizes_for(CPU, {"tokens": 100, "context": 64})
-    with pytest.raises(UserError, match="--vocab_size must be at least 1"):
+    with pytest.raises(UserError, match="--vocab must be at least 1"):
         sizes_for(CPU, {"vocab_size": 0})
     config = arm_config("gpt-plus:model.g=fixed,optim.lr=0.5", TINY)
     assert (config.model.g, config.optim.lr, config.model.d_ff) == ("fixed", 0.5, None)
+    assert arm_config("ngpt:kernels=off", TINY) == arm_config("ngpt", TINY)
+    assert [arm_kernels(arm) for arm in ("ngpt", "ngpt:kernels=off")] == ["auto", "off"]
+    with pytest.raises(UserError, match="kernels=on of an arm is no mode"):
+        arm_kernels("ngpt:kernels=on")
     with pytest.raises(UserError, match="no KEY=VALUE"):
         arm_config("ngpt:compile", TINY)
     with pytest.raises(UserError, match="unknown recipe 'gpt3'"):

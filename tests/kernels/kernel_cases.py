@@ -153,9 +153,9 @@ def moments(d_out: int, d_in: int, step: float) -> tuple[Tensor, ...]:
 
 
 def adam(
-    d_out: int, d_in: int, step: float, *rest: Any, decay: float = 0.1, eps: float = 1e-8
+    d_out: int, d_in: int, step: float, *rest: Any, lr: float = 1e-2, decay: float = 0.1
 ) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (*moments(d_out, d_in, step), 1e-2, (0.9, 0.999), eps, decay, *rest)
+    return lambda: (*moments(d_out, d_in, step), lr, (0.9, 0.999), 1e-8, decay, *rest)
 
 
 def _case(kernel: str, name: str, make: Callable[[], tuple[Any, ...]]) -> Case:
@@ -171,8 +171,8 @@ CASES = [
     _case("lerp_norm", "strided", residual_strided),
     _case("lerp_norm", "scalar", lambda: with_alpha(torch.tensor(0.3).requires_grad_())),
     _case("lerp_norm", "float", lambda: with_alpha(0.3)),
-    _case("rope_norm", "ngpt", lambda: (heads(2, 3, 7, 16), table(7, 16), rates(3, 1, 16))),
-    _case("rope_norm", "gpt-plus", lambda: (heads(2, 5, 5, 24), table(5, 12), rates(5, 1, 1))),
+    _case("rope_norm", "ngpt", lambda: (heads(2, 2, 7, 16), table(7, 16), rates(2, 1, 16))),
+    _case("rope_norm", "gpt-plus", lambda: (heads(2, 3, 5, 24), table(5, 12), rates(3, 1, 1))),
     _case("rope_norm", "no-scale", lambda: (heads(1, 2, 3, 10), table(3, 2), None)),
     _case("rope_norm", "scalar", lambda: (heads(1, 2, 3, 8), table(3, 8), rates())),
     _case("rope_norm", "float", lambda: (heads(1, 2, 3, 8), table(3, 4), 1.7)),
@@ -181,7 +181,7 @@ CASES = [
     _case(
         "rope_norm",
         "several-programs",
-        lambda: (heads(2, 5, 35, 96), table(35, 48, 2), rates(5, 1, 96)),
+        lambda: (heads(1, 5, 35, 96), table(35, 48), rates(5, 1, 96)),
     ),
     _case("rope_norm", "zeros", heads_zeros),
     _case("rope_norm", "strided", heads_strided),
@@ -190,7 +190,8 @@ CASES = [
     _case("adam_project_", "ball-rows", adam(5, 4100, 3.0, "ball", -1, 4.0)),
     _case("adam_project_", "ball-columns", adam(9, 17, 3.0, "ball", -2)),
     _case("adam_project_", "decoupled", adam(5, 12, 3.0, "ball", 1, 1.0, True)),
-    _case("adam_project_", "no-decay", adam(5, 12, 900.0, "sphere", 0, decay=0.0, eps=1e-9)),
+    _case("adam_project_", "no-decay", adam(5, 12, 900.0, "sphere", 0, decay=0.0)),
+    _case("adam_project_", "first-step", adam(5, 12, 1.0, "ball", 1, 100.0, lr=1.0, decay=0.0)),
 ]
 
 SMALLEST = [next(case for case in CASES if case.kernel == name) for name in REGISTRY]

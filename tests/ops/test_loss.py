@@ -119,12 +119,14 @@ def test_under_autocast_the_loss_is_fp32_and_nearer_to_fp64_than_the_plain_one()
     assert all(a <= 1.05 * b + 1e-4 for a, b in zip(error("chunked"), error("plain"), strict=True))
 
 
-def test_it_may_be_differentiated_twice_and_needs_no_gradients():
+def test_gradients_may_be_asked_for_again_not_differentiated_and_are_made_only_if_wanted():
     h, weight, _, targets = head()
     weight.requires_grad_()
     loss = linear_cross_entropy(h, weight, targets)
     first = torch.autograd.grad(loss, weight, retain_graph=True)
-    assert torch.equal(first[0], torch.autograd.grad(loss, weight)[0])
+    assert torch.equal(first[0], torch.autograd.grad(loss, weight, retain_graph=True)[0])
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(loss.square(), weight, create_graph=True)[0].sum().backward()
     with torch.no_grad():
         assert not linear_cross_entropy(h, weight, targets).requires_grad
 

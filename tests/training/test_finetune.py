@@ -44,7 +44,7 @@ def write_tsv(path: Path, rows: list[tuple[str, int]]) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["clm"])
+@pytest.fixture(scope="module", params=["mlm", "clm"])
 def run(request, tiny, tmp_path_factory) -> str:
     """The folder of an nGPT trained for a few steps."""
     folder = tmp_path_factory.mktemp("run") / request.param
@@ -199,6 +199,14 @@ def test_the_training_file_is_no_test(run, files, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_test_examples_that_training_has_seen_are_counted(run, tmp_path, capsys):
+    data = write_tsv(tmp_path / "data.tsv", easy(40, 0))
+    test = write_tsv(tmp_path / "test.tsv", [*easy(40, 0)[:3], ("another text", 1)])
+    found = finetune(config(run, {"data": data, "test": test}), tmp_path / "out")
+    assert found["test_examples_in_training"] == 3
+    assert "3 test examples stand word for word in the training data" in capsys.readouterr().err
+
+
 def tuned(score: float, loss: float) -> Tuned:
     return Tuned(Scored(score, None, 0.0, loss), 0.0)
 
@@ -271,6 +279,15 @@ def test_a_loss_that_is_no_number_ends_a_training():
         next(body.parameters()).fill_(float("nan"))
     how = Fit(OptimConfig(), epochs=1, batch=16, separator=0)
     assert not fit(Classifier(body, 2, "mean"), labelled(easy(16, 0)), how, lr=1e-2, seed=0)
+
+
+def test_a_rate_that_is_too_high_is_not_chosen(run, files, tmp_path):
+    """At a rate of 1e38 the weights overflow: by then or in the last step."""
+    found = finetune(config(run, files, lr=(1e38, 1e-3)), tmp_path / "out")
+    assert found["best_lr"] == 1e-3
+    assert found["rates"][1]["tune"] is None
+    with pytest.raises(UserError, match="at every rate"):
+        finetune(config(run, files, lr=(1e38,)), tmp_path / "high")
 
 
 def test_muon_keeps_the_ratio_of_its_rates():

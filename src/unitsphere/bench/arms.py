@@ -1,17 +1,19 @@
 """What is measured: arms of one size, each a recipe with some keys set.
 
 An arm is written NAME or NAME:KEY=VALUE,…: `ngpt`, `ngpt:train.compile=true`,
-`quickstart/normformer`, `my.toml`. A short name stands for the anGPT paper's recipe of 0.5B.
+`quickstart/normformer`, `my.toml`. A short name stands for the anGPT paper's recipe of 0.5B. The
+key `kernels` (auto, off, require) is the kernels' mode while the arm has its turn.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
 from unitsphere.errors import UserError
+from unitsphere.kernels.registry import Mode
 from unitsphere.studies.runs import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import load_recipe
@@ -75,7 +77,8 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
     sizes = replace(start, **{key: value for key, value in changes.items() if value is not None})
     for key in ("d_model", "n_layers", "n_heads", "context", "tokens", "vocab_size"):
         if getattr(sizes, key) < 1:
-            raise UserError(f"--{key} must be at least 1: {getattr(sizes, key)}")
+            option = key.removeprefix("n_").removesuffix("_size")
+            raise UserError(f"--{option} must be at least 1: {getattr(sizes, key)}")
     if sizes.tokens % sizes.context:
         raise UserError(f"--tokens {sizes.tokens} is no multiple of --context {sizes.context}")
     return sizes
@@ -83,7 +86,7 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
 
 def arm_config(arm: str, sizes: Sizes) -> RunConfig:
     """The run config of an arm at that size; a `UserError` for an arm that is none."""
-    name, _, changes = arm.partition(":")
+    name, changes = read_arm(arm)
     recipe = load_recipe(RECIPES.get(name, name))
     shared = {
         "model.d_model": sizes.d_model,
@@ -99,12 +102,20 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
         "train.compile": sizes.compile,
         "train.device": sizes.device,
     }
-    return with_overrides(recipe, shared | dict(read_change(arm, c) for c in split(changes)))
+    changes.pop("kernels", None)
+    return with_overrides(recipe, shared | changes)
 
 
-def split(changes: str) -> list[str]:
-    """KEY=VALUE,KEY=VALUE as a list."""
-    return [change for change in changes.split(",") if change]
+def arm_kernels(arm: str) -> Mode:
+    """The kernels' mode of an arm; a `UserError` for one that is none."""
+    _, changes = read_arm(arm)
+    return _mode(str(changes.get("kernels", "auto")))
+
+
+def read_arm(arm: str) -> tuple[str, dict[str, Any]]:
+    """An arm's recipe and its changes."""
+    name, _, changes = arm.partition(":")
+    return name, dict(read_change(arm, change) for change in changes.split(",") if change)
 
 
 def read_change(arm: str, change: str) -> tuple[str, Any]:
@@ -125,3 +136,10 @@ def check_names(arms: Sequence[str]) -> None:
     twice = [arm for arm in arms if arms.count(arm) > 1]
     if twice:
         raise UserError(f"the arm {twice[0]} is given twice: the first arm is doubled by itself")
+
+
+def _mode(name: str) -> Mode:
+    modes = get_args(Mode)
+    if name not in modes:
+        raise UserError(f"kernels={name} of an arm is no mode: use {', '.join(modes)}")
+    return cast(Mode, name)

@@ -1,14 +1,16 @@
 """The gate before any timing: an arm that computes something else may not be timed.
 
-The losses of an arm's first steps are compared with those of its reference: the same run in
-fp32, eager, sequence by sequence on a GPU, where fp32 needs the memory.
+The losses of an arm's first steps are compared with those of its reference: the same run in fp32,
+eager, without kernels; sequence by sequence on a GPU, where fp32 needs the memory.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
 from unitsphere.bench.steps import Stepper
 from unitsphere.errors import UserError
+from unitsphere.kernels.registry import Mode
 from unitsphere.studies.runs import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, pick_precision
@@ -31,16 +33,24 @@ def reference_config(config: RunConfig) -> RunConfig:
     return with_overrides(config, changes)
 
 
-def check(arm: str, config: RunConfig, losses: Sequence[float]) -> float | None:
+@functools.lru_cache(maxsize=1)  # the baseline's copy comes after it, and has the same
+def reference_losses(config: RunConfig) -> list[float]:
+    """First losses of a reference's config, without kernels."""
+    return first_losses(Stepper(config, "off"))
+
+
+def check(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -> float | None:
     """The largest difference of the first losses from the reference's, divided by these.
 
     None if the arm is its own reference. Raises UserError for an arm beyond the tolerance.
     """
-    precision = pick_precision(config.train.precision, pick_device(config.train.device))
+    device = pick_device(config.train.device)
+    precision = pick_precision(config.train.precision, device)
     reference = reference_config(config)
-    if reference == with_overrides(config, {"train.precision": precision}):
+    plain = kernels == "off" or (kernels == "auto" and device.type == "cpu")
+    if plain and reference == with_overrides(config, {"train.precision": precision}):
         return None
-    wanted = first_losses(Stepper(reference))
+    wanted = reference_losses(reference)
     return compare(arm, losses, wanted, TOLERANCE[precision])
 
 

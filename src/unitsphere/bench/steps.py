@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unitsphere.data.batch import Batch
+from unitsphere.kernels.registry import Mode, using_kernels
 from unitsphere.training.config import RunConfig
 from unitsphere.training.loop import Job, update
 from unitsphere.training.run import build_job
@@ -33,10 +34,11 @@ class RandomBatches:
 class Stepper:
     """A run of an arm, one step at a time, as `unitsphere train` makes them."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, kernels: Mode = "auto") -> None:
         rows = config.train.batch_tokens // config.data.context
         batches = RandomBatches(config.model.vocab_size, config.data.context, rows)
         self.job: Job = build_job(config, batches)
+        self.kernels: Mode = kernels
         self.done = 0
 
     @property
@@ -46,7 +48,8 @@ class Stepper:
 
     def step(self) -> Tensor:
         """One update; its loss."""
-        loss, _, _ = update(self.job, self.done)
+        with using_kernels(self.kernels):
+            loss, _, _ = update(self.job, self.done)
         self.done += 1
         return loss
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unitsphere.bench import gate
-from unitsphere.bench.arms import Sizes, arm_config, check_names
+from unitsphere.bench.arms import Sizes, arm_config, arm_kernels, check_names
 from unitsphere.bench.ceilings import DRIFT, Ceilings, ceilings, drift
 from unitsphere.bench.memory import METHODS, held_bytes, kernels_of, peak_of
 from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, rotated
@@ -66,9 +66,10 @@ def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> di
 def start(name: str, sizes: Sizes) -> Arm:
     """An arm past the gate."""
     say(f"{name}: first steps")
-    config = arm_config(name.removesuffix(COPY), sizes)
-    stepper = Stepper(config)
-    off = gate.check(name, config, gate.first_losses(stepper))
+    arm = name.removesuffix(COPY)
+    config, kernels = arm_config(arm, sizes), arm_kernels(arm)
+    stepper = Stepper(config, kernels)
+    off = gate.check(name, config, kernels, gate.first_losses(stepper))
     return Arm(name, stepper, off)
 
 

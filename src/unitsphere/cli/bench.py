@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, run_loss, tell
+from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, run_loss, tell, use
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.errors import UserError
 
@@ -34,7 +34,7 @@ class Bench:
 
     arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ("gpt-plus", "ngpt", "angpt")
     """baseline first: gpt-plus, ngpt, angpt, gpt, normformer or any recipe, perhaps with
-    :KEY=VALUE,… to change it"""
+    :KEY=VALUE,… to change it (kernels=off for the plain functions)"""
     d_model: int | None = None
     """width"""
     layers: int | None = None
@@ -90,12 +90,10 @@ def run(argv: list[str]) -> int:
     from unitsphere.bench.figure import check_figure, draw_training
     from unitsphere.bench.show import COLUMNS, training_notes, training_rows
     from unitsphere.bench.train import Protocol, bench_training
-    from unitsphere.training.device import pick_device
 
     if args.figure is not None:
         check_figure(args.figure)
-    device = pick_device(args.device)
-    torch.set_num_threads(args.threads)
+    device = use(args.device, args.threads)
     names = {"layers": "n_layers", "heads": "n_heads", "vocab": "vocab_size"}
     same = ("d_model", "context", "tokens", "micro_batch", "precision")
     changes = {key: getattr(args, key) for key in same}

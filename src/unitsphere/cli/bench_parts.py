@@ -1,12 +1,15 @@
 """`unitsphere bench kernels`, `bench loss`, `bench generate` and `bench data`."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +122,19 @@ class BenchData:
     """print one JSON document"""
 
 
+def use(device: str, threads: int) -> "torch.device":
+    """The device of that name, made torch's current one; with so many CPU threads."""
+    import torch
+
+    from unitsphere.training.device import pick_device
+
+    torch.set_num_threads(threads)
+    found = pick_device(device)
+    if found.index is not None and found.type == "cuda":
+        torch.cuda.set_device(found)
+    return found
+
+
 def run_kernels(argv: list[str]) -> int:
     """Time the kernels and print."""
     args = parse(BenchKernels, argv, "bench kernels")
@@ -129,10 +145,9 @@ def run_kernels(argv: list[str]) -> int:
     from unitsphere.bench.arms import sizes_for
     from unitsphere.bench.kernels import Shape, bench_kernels
     from unitsphere.bench.show import KERNEL_COLUMNS, kernel_notes, kernel_rows
-    from unitsphere.training.device import computes_in_bf16, pick_device
+    from unitsphere.training.device import computes_in_bf16
 
-    torch.set_num_threads(args.threads)
-    device = pick_device(args.device)
+    device = use(args.device, args.threads)
     changes = {"tokens": args.tokens, "d_model": args.d_model, "context": 1, "n_heads": 1}
     sizes = sizes_for(device, changes)
     dtype = torch.bfloat16 if computes_in_bf16(device) else torch.float32
@@ -146,15 +161,11 @@ def run_loss(argv: list[str]) -> int:
     args = parse(BenchLoss, argv, "bench loss")
     check_positive(tokens=args.tokens, d_model=args.d_model, vocab=args.vocab)
     check_positive(rounds=args.rounds, threads=args.threads)
-    import torch
-
     from unitsphere.bench.arms import sizes_for
     from unitsphere.bench.loss import Head, bench_loss
     from unitsphere.bench.show import LOSS_COLUMNS, loss_notes, loss_rows
-    from unitsphere.training.device import pick_device
 
-    torch.set_num_threads(args.threads)
-    device = pick_device(args.device)
+    device = use(args.device, args.threads)
     sizes = sizes_for(device, {"d_model": args.d_model})
     head = Head(args.tokens, sizes.d_model, args.vocab, args.bf16, device)
     report = bench_loss(head, args.rounds)
@@ -166,21 +177,17 @@ def run_generate(argv: list[str]) -> int:
     args = parse(BenchGenerate, argv, "bench generate")
     check_positive(new=args.new, rounds=args.rounds, threads=args.threads)
     check_positive(batch=min(args.batch), context=min(args.context))
-    import torch
-
     from unitsphere.bench.arms import sizes_for
     from unitsphere.bench.generate import Load, bench_generation
     from unitsphere.bench.show import GENERATE_COLUMNS, generate_notes, generate_rows
-    from unitsphere.training.device import pick_device
 
-    torch.set_num_threads(args.threads)
     changes = {
         "d_model": args.d_model,
         "n_layers": args.layers,
         "n_heads": args.heads,
         "vocab_size": args.vocab,
     }
-    sizes = sizes_for(pick_device(args.device), changes)
+    sizes = sizes_for(use(args.device, args.threads), changes)
     loads = [Load(batch, context) for batch in args.batch for context in args.context]
     report = bench_generation(args.arms, sizes, loads, args.new, args.rounds)
     return tell(report, args.json, GENERATE_COLUMNS, generate_rows(report), generate_notes(report))
@@ -190,15 +197,13 @@ def run_data(argv: list[str]) -> int:
     """Time preparing and loading, and print."""
     args = parse(BenchData, argv, "bench data")
     check_positive(batches=args.batches, steps=args.steps, threads=args.threads)
-    import torch
-
     from unitsphere.bench.arms import sizes_for
     from unitsphere.bench.data import bench_data
     from unitsphere.bench.show import DATA_COLUMNS, data_rows
-    from unitsphere.training.device import pick_device
 
-    torch.set_num_threads(args.threads)
-    sizes = sizes_for(pick_device(args.device), {"context": args.context, "tokens": args.tokens})
+    sizes = sizes_for(
+        use(args.device, args.threads), {"context": args.context, "tokens": args.tokens}
+    )
     report = bench_data(args.source, args.tokenizer, args.arm, sizes, args.batches, args.steps)
     return tell(report, args.json, DATA_COLUMNS, data_rows(report), [])
 

@@ -45,10 +45,9 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.residual import lerp
 
 
@@ -108,20 +107,20 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        q = unit_norm(context.rotate(self.heads(self.W_q, h))) * self.g()
+        q = context.rotate_norm(self.heads(self.W_q, h), self.g())
         k, v = context.keys_values(self.layer, h, self.keys_values)
         heads = context.attend(q, k, v, scale=1.0)
         if self.attention_factor:
             heads = heads * context.keys_seen(k).to(heads.dtype).sqrt()
-        return self.W_p(merge_heads(heads)) * self.nu_p
+        return self.W_p(merge_heads(heads), self.nu_p)
 
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """k and v of h, [batch, H, time, d_k] each."""
-        return unit_norm(context.rotate(self.heads(self.W_k, h))), self.heads(self.W_v, h)
+        return context.rotate_norm(self.heads(self.W_k, h)), self.heads(self.W_v, h)
 
     def heads(self, W: Linear, h: Tensor) -> Tensor:
         """W h·ν_qkv by head, [batch, H, time, d_k]."""
-        return split_heads(W(h) * self.nu_qkv, self.n_heads)
+        return split_heads(W(h, self.nu_qkv), self.n_heads)
 
 
 class MLP(nn.Module):
@@ -143,9 +142,9 @@ class MLP(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        u = self.W_u(h) * self.nu_uz
-        z = self.W_z(h) * (self.nu_uz * self.z_gain)
-        return self.W_d(u * self.activation(z) * self.nu_acf) * self.nu_d
+        u = self.W_u(h, self.nu_uz * self.nu_acf)  # ν_acf scales the product; here it folds
+        z = self.W_z(h, self.nu_uz * self.z_gain)
+        return self.W_d(u * self.activation(z), self.nu_d)
 
 
 class Block(nn.Module):
@@ -189,7 +188,6 @@ class ANGPT(Transformer):
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = s_z ⊙ (W_h h)."""
-        z = self.E_in.as_head(x) if self.W_h is None else self.W_h(x)
-        return z * self.s_z()
+        return Head((self.W_h or self.E_in).matrix(), self.s_z())

@@ -11,7 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from unitsphere.kernels import rope_norm
 from unitsphere.ops.attention import attention
+from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope
 
 KeysValues = tuple[Tensor, Tensor]
@@ -68,6 +70,10 @@ class Context(Protocol):
         """Queries or keys [batch, H, time, d_k] with their positions, if there are any."""
         ...
 
+    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
+        """Norm of that per head, times a scale [H, 1, d_k] or [H, 1, 1] if there is one."""
+        ...
+
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
     ) -> KeysValues:
@@ -96,6 +102,10 @@ class SelfContext:
     def rotate(self, x: Tensor) -> Tensor:
         """RoPE."""
         return rope(x, self.table)
+
+    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
+        """Norm(RoPE(x))·scale."""
+        return rope_norm(x, self.table, scale)
 
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
@@ -127,6 +137,10 @@ class CrossContext:
     def rotate(self, x: Tensor) -> Tensor:
         """x: two sequences have no common positions."""
         return x
+
+    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
+        """Norm(x)·scale."""
+        return unit_norm(x) if scale is None else (unit_norm(x) * scale).to(x.dtype)
 
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]

@@ -36,7 +36,7 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,6 @@ class DyTGPT(Transformer):
         """h = s·E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens) * self.s()
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = E_out x of x = DyT(h)."""
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+        return Head((self.E_out or self.E_in).matrix())

@@ -36,10 +36,9 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
 
 
 @dataclass(frozen=True)
@@ -96,19 +95,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        q = context.rotate(split_heads(self.W_q(x), self.n_heads))
+        q = split_heads(self.W_q(x), self.n_heads)
         k, v = context.keys_values(self.layer, x, self.keys_values)
         if self.g is None:
-            heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k))
+            heads = context.attend(context.rotate(q), k, v, scale=1 / math.sqrt(self.d_k))
         else:
-            heads = context.attend(unit_norm(q) * self.g(), k, v, scale=1.0)
+            heads = context.attend(context.rotate_norm(q, self.g()), k, v, scale=1.0)
         return self.W_o(merge_heads(heads))
 
     def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """k after RoPE and norm, and v, [batch, H, time, d_k] each."""
         k, v = (split_heads(W(x), self.n_heads) for W in (self.W_k, self.W_v))
-        k = context.rotate(k)
-        return (k if self.g is None else unit_norm(k)), v
+        return (context.rotate(k) if self.g is None else context.rotate_norm(k)), v
 
 
 class MLP(nn.Module):
@@ -176,6 +174,6 @@ class GPT(Transformer):
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def head(self, x: Tensor) -> Tensor:
-        """z = E_out x."""
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+    def head(self) -> Head:
+        """z = E_out x of x = RMSNorm(h)."""
+        return Head((self.E_out or self.E_in).matrix())

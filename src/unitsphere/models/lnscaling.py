@@ -33,7 +33,7 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,6 @@ class LNScaling(Transformer):
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = E_out x of x = RMSNorm(h)."""
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+        return Head((self.E_out or self.E_in).matrix())

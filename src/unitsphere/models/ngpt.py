@@ -28,6 +28,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from unitsphere.kernels import lerp_norm
 from unitsphere.models.constraint import Bound, Kind
 from unitsphere.models.context import Context
 from unitsphere.models.parts import (
@@ -41,11 +42,10 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.residual import lerp, lerp_norm, riemannian, slerp
+from unitsphere.ops.residual import lerp, riemannian, slerp
 
 RESIDUALS = {"lerp": lerp_norm, "slerp": slerp, "riemannian": riemannian, "lerp_nu": lerp}
 
@@ -122,8 +122,10 @@ class Attention(nn.Module):
 
     def scaled(self, x: Tensor, context: Context) -> Tensor:
         """Norm(RoPE(x))·s_qk per head (eq. 15, 16)."""
-        x = context.rotate(split_heads(x, self.n_heads))
-        return (unit_norm(x) if self.qk_norm else x) * self.s_qk()
+        x = split_heads(x, self.n_heads)
+        if self.qk_norm:
+            return context.rotate_norm(x, self.s_qk())
+        return context.rotate(x) * self.s_qk()
 
 
 class MLP(nn.Module):
@@ -141,8 +143,8 @@ class MLP(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        u = self.W_u(h) * self.s_u()
-        nu = self.W_nu(h) * (self.s_nu() * self.root_d)
+        u = self.W_u(h, self.s_u())
+        nu = self.W_nu(h, self.s_nu() * self.root_d)
         return self.W_oMLP(swiglu(u, nu))
 
 
@@ -199,7 +201,6 @@ class NGPT(Transformer):
         """h = E_in[token], unit rows; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = s_z ⊙ (E_out h) (eq. 1, 3)."""
-        z = self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
-        return z * self.s_z()
+        return Head((self.E_out or self.E_in).matrix(), self.s_z())

@@ -41,7 +41,7 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.positions import sinusoid
@@ -236,6 +236,6 @@ class NormFormer(Transformer):
             h = h + self.P(positions)
         return self.dropout(h)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = E x of x = LN(h)."""
-        return self.E.as_head(x) if self.E_out is None else self.E_out(x)
+        return Head((self.E_out or self.E).matrix())

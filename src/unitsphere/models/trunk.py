@@ -11,9 +11,10 @@ block, head, initialisation, constraints) lives in that paper's file. An objecti
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
@@ -21,10 +22,18 @@ from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.parts import Resets
 from unitsphere.ops.attention import visible
-from unitsphere.ops.loss import cross_entropy
+from unitsphere.ops.linear import scaled_linear
+from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.rope import rope_table
 
 Objective = Literal["clm", "mlm", "seq2seq"]
+
+
+class Head(NamedTuple):
+    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none."""
+
+    weight: Tensor
+    scale: Tensor | float | None = None
 
 
 class Transformer(nn.Module):
@@ -57,8 +66,8 @@ class Transformer(nn.Module):
         """[batch, time] int64 -> h [batch, time, d]."""
         raise NotImplementedError
 
-    def head(self, x: Tensor) -> Tensor:
-        """[batch, time, d] -> logits [batch, time, V]."""
+    def head(self) -> Head:
+        """What makes logits of the last h, once `norm` has seen it."""
         raise NotImplementedError
 
     @property
@@ -82,7 +91,10 @@ class Transformer(nn.Module):
         place of what the objective says: documents kept apart, padding at the end. Every token
         must see one. `memory` is what `encode` made of the source; seq2seq needs it.
         """
-        return self.head(self.features(tokens, cache, left_padding, mask, memory))
+        h, head = self.features(tokens, cache, left_padding, mask, memory), self.head()
+        if head.scale is None:
+            return F.linear(h, head.weight)
+        return scaled_linear(h, head.weight, head.scale)
 
     def features(
         self,
@@ -169,8 +181,8 @@ class Transformer(nn.Module):
         `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary.
         """
         memory = None if source is None else self.encode(source, source_mask)
-        logits = self(tokens, mask=mask, memory=memory)
-        return cross_entropy(logits, targets, reduction, label_smoothing)
+        h, head = self.features(tokens, mask=mask, memory=memory), self.head()
+        return linear_cross_entropy(h, head.weight, targets, head.scale, reduction, label_smoothing)
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""

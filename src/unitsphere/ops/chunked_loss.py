@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK_BYTES = {"cpu": 2**23, "cuda": 2**30}
 """Size of a chunk's logits: on a CPU what its caches hold is fastest, a GPU wants large ones."""
@@ -62,15 +63,19 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             total += (loss_C * scored_C).sum()
             if made:
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
-                grad_CV = z_CV.to(compute)
-                made[0][part] = grad_CV @ W_Vd
-                add_product_(made[1], grad_CV.T, h_Cd)
+                z_CV = z_CV.to(compute)
+                made[0][part] = z_CV @ W_Vd
+                add_product_(made[1], z_CV.T, h_Cd)
+            del z_CV  # before the next chunk's are made
         if made:
             ctx.save_for_backward(made[0], made[1].to(weight_Vd.dtype))
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors

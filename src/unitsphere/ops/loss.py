@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unitsphere.errors import UserError
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
+from unitsphere.ops.linear import fold
 
 IGNORE = -100  # a target that is not scored
 
@@ -81,15 +82,6 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
     return chunked(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
-
-
-def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
-    """scale ⊙ weight, row by row: a linear layer's outputs are scaled by its weight's rows."""
-    if scale is None:
-        return weight
-    if isinstance(scale, Tensor) and scale.dim() == 1:
-        return scale[:, None] * weight
-    return scale * weight
 
 
 def product_dtype(h: Tensor, weight: Tensor) -> torch.dtype:

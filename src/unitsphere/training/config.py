@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
@@ -45,8 +46,10 @@ class TrainConfig:
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
-    compile: bool = False
-    """compile the forward and backward pass with torch.compile"""
+    compile: bool | None = None
+    """compile the blocks with torch.compile; none: on a GPU"""
+    kernels: Mode = "auto"
+    """auto: Triton kernels where they serve, on a GPU; off; require: an error where one does not"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
 
@@ -70,6 +73,7 @@ FREE_KEYS = frozenset(
     {
         "data.cache",
         "train.compile",
+        "train.kernels",
         "train.device",
         "train.eval_every",
         "train.eval_tokens",

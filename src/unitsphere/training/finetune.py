@@ -89,6 +89,11 @@ def say(config: FinetuneConfig, parts: Parts, length: int) -> None:
             f"{parts.truncated:,} examples are longer than the run's {length} tokens: truncated",
             file=sys.stderr,
         )
+    if parts.overlap():
+        print(
+            f"{parts.overlap():,} test examples stand word for word in the training data",
+            file=sys.stderr,
+        )
 
 
 def tune(trials: Trials, config: FinetuneConfig) -> dict[float, list[Tuned]]:

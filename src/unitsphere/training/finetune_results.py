@@ -1,6 +1,5 @@
 """What fine-tunings show: scores, the choice of the rate, and the document of results.json."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +30,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a trained classifier does on the tune part: None if its loss became no number."""
+    """How a trained classifier does on the tune part: None if its loss became no number.
+
+    `commit` is that of the code which trained it: a later call may be of another.
+    """
 
     tune: Scored | None
     seconds: float
+    commit: str | None = None
 
 
 def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
@@ -54,14 +57,13 @@ def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
 
 
 def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
-    """Mean of the deciding score, and of the loss (infinite for one that is no number)."""
-    values = [one.scores()[metric] for one in found]
-    losses = [one.loss if math.isfinite(one.loss) else math.inf for one in found]
-    return mean_of([value or 0.0 for value in values])["mean"], math.fsum(losses) / len(losses)
+    """Means of the deciding score and of the loss."""
+    values = [one.scores()[metric] or 0.0 for one in found]
+    return mean_of(values)["mean"], mean_of([one.loss for one in found])["mean"]
 
 
 def edge(best: float, rates: Sequence[float]) -> str | None:
-    """ "lowest" or "highest" if the best of several rates is an end of them: it may lie beyond."""
+    """Which end of several rates the best is, "lowest" or "highest"; None if it lies within."""
     if len(rates) < 2 or min(rates) < best < max(rates):
         return None
     return "lowest" if best == min(rates) else "highest"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
+from unitsphere.training.environment import commit
 from unitsphere.training.finetune_data import Parts
 from unitsphere.training.finetune_fit import Fit, Labelled, class_logits, fit
 from unitsphere.training.finetune_folder import MODEL, load_weights, save_weights, weights_of
@@ -95,10 +97,11 @@ class Trials:
         begun = time.perf_counter()
         classifier = self._start(seed)
         finite = fit(classifier, self.parts.train, self.how, lr, seed)
-        tune = self._score(classifier, self.parts.tune) if finite else None
+        tune = self._score(classifier, self.parts.tune)
+        tune = tune if finite and math.isfinite(tune.loss) else None
         seconds = time.perf_counter() - begun
         save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
-        result = Tuned(tune, round(seconds, 3))
+        result = Tuned(tune, round(seconds, 3), commit())
         write(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
         said = f"tune loss {tune.loss:.4f}" if tune else "the loss became no number"
         print(f"lr {lr:g}, seed {seed}: {said}, {seconds:.0f}s", file=sys.stderr)

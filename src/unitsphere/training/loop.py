@@ -32,7 +32,7 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed or compiled."""
+    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed."""
 
     config: RunConfig
     model: Transformer

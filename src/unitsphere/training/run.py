@@ -10,9 +10,11 @@ import torch
 
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
+from unitsphere.kernels import use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
+from unitsphere.training.compiling import compile_blocks, compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
@@ -89,6 +91,8 @@ def train(
                 file=sys.stderr,
             )
             return found
+        if compiles(config.train.compile, pick_device(config.train.device)):
+            keep_cache(out)
         corpus = open_corpus(config)
         state = state or first_state(corpus)
         check_data(out, state, corpus)
@@ -188,8 +192,10 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
-    loss = torch.compile(model.loss) if config.train.compile else model.loss
-    smoothed = partial(loss, label_smoothing=config.train.label_smoothing)
+    use_kernels(config.train.kernels)
+    if compiles(config.train.compile, device):
+        compile_blocks(model)
+    smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
     return Job(config, model, smoothed, optimizer, batches, precision)
 
 

@@ -23,7 +23,7 @@ from torch.library import wrap_triton
 from unitsphere.kernels.gpu.library import blocks, covering, kernel_op, reciprocal, warps
 
 TILE = 4096  # elements of x that a program holds
-HEADS = 4  # heads that a program takes, one after the other
+HEADS = 4  # heads that a program takes at most, one after the other
 
 
 @triton.jit
@@ -137,11 +137,12 @@ def _rope_norm(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None) -> tup
     half = cos.shape[-1]
     y, r = torch.empty_like(x), x.new_empty(x.shape[:3], dtype=torch.float32)
     block_t, HALF, REST = tiles(time, d_k, half)
-    grid = (blocks(time, block_t), blocks(heads, HEADS), batch)
+    group = min(HEADS, heads)
+    grid = (blocks(time, block_t), blocks(heads, group), batch)
     wrap_triton(_forward)[grid](
         x, cos, sin, None if scale is None else scale.contiguous(), y, r,
         *x.stride()[:3], *y.stride()[:3], _per_row(cos), time,
-        heads, half, d_k - 2 * half, scale is not None, HEADS, block_t, HALF, REST,
+        heads, half, d_k - 2 * half, scale is not None, group, block_t, HALF, REST,
         num_warps=warps(block_t * d_k),
     )  # fmt: skip
     return y, r
@@ -161,13 +162,14 @@ def _rope_norm_backward(
     half = cos.shape[-1]
     dx = torch.empty_like(x)
     block_t, HALF, REST = tiles(time, d_k, half)
-    grid = (blocks(time, block_t), blocks(heads, HEADS), batch)
+    group = min(HEADS, heads)
+    grid = (blocks(time, block_t), blocks(heads, group), batch)
     programs = 0 if scale is None else batch * grid[0]
     partial = x.new_empty(programs, heads, d_k, dtype=torch.float32)
     wrap_triton(_backward)[grid](
         g, x, cos, sin, None if scale is None else scale.contiguous(), r, dx, partial,
         *g.stride()[:3], *x.stride()[:3], *dx.stride()[:3], _per_row(cos), time,
-        heads, half, d_k - 2 * half, scale is not None, HEADS, block_t, HALF, REST,
+        heads, half, d_k - 2 * half, scale is not None, group, block_t, HALF, REST,
         num_warps=warps(block_t * d_k),
     )  # fmt: skip
     return dx, partial.sum(0)
