@@ -44,7 +44,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A run's data: `example` is some rows of the validation, to be shown in samples.txt."""
+    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt."""
 
     batches: Batches
     validate: Validation
