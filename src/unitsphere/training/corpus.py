@@ -35,10 +35,6 @@ class Batches(Protocol):
         """The batch of a step."""
         ...
 
-    def rows(self, step: int, first: int, count: int) -> Batch:
-        """`count` rows of a step's batch from row `first` on: a batch may be shared out."""
-        ...
-
 
 class Validation(Protocol):
     """Scores a model on the validation data, as often as it is asked and always the same way."""
@@ -48,7 +44,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A run's data: `example` is some rows of what it is validated on, to be shown in samples.txt."""
+    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt."""
 
     batches: Batches
     validate: Validation
