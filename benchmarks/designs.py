@@ -1,0 +1,342 @@
+"""Every design at one small size on one text: three learning rates each, one seed.
+
+    .venv/bin/python benchmarks/designs.py --extend
+
+The arms share data, budget and schedule; every run is annealed to its end and then validated on
+the whole held-out split. Finished runs are reused, so the same command goes on after an
+interruption; --no-train writes the table from the runs that are there. With --extend an arm
+whose best rate lies at the edge of its three gets one more beyond it.
+
+The rates' centres: those of the quickstart's recipes where there is one, that of
+docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for LN-scaling, and
+for the others the best of a look at 100 steps (docs/results/designs-look.md), which is
+
+    .venv/bin/python benchmarks/designs.py --arms gpt pre-ln post-ln rezero dyt gpt-plus-muon \\
+        --steps 100 --rates 2e-3 4e-3 8e-3 1.6e-2 --out runs/designs-look \\
+        --results docs/results/designs-look
+
+Writes docs/results/designs.json and .md.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quickstart_sweep import DIVERGED, bits_of, grown, provenance, rounded, train_all, write
+
+from unitsphere.config import read_json, to_dict
+from unitsphere.data.prepare import prepared
+from unitsphere.errors import UserError
+from unitsphere.models.registry import count_parameters
+from unitsphere.report.table import markdown
+from unitsphere.studies.executor import Interrupted
+from unitsphere.studies.runs import is_finished, train_job, wanted
+from unitsphere.training.config import RunConfig
+from unitsphere.training.recipes import config_from
+
+RATIO = 2.0
+SIZE = {"d_model": 128, "n_layers": 4, "n_heads": 2}
+INIT = {"init_std": 0.0884}  # 1/√d_model, as in quickstart/gpt-plus
+GPT_PLUS = {"qk_norm": True, "rotary_fraction": 0.5, **INIT}
+BASELINE = {"post_attn_ln": False, "ffn_ln": False, "head_scale": False, **INIT}
+ADAM = {"name": "adam", "eps": 1e-9}
+ADAMW = {"name": "adamw", "eps": 1e-9, "weight_decay": 0.1}
+MUON = {**ADAMW, "name": "muon"}
+SHARED: dict[str, Any] = {
+    "data": {"source": "stdlib", "tokenizer": "bpe:1024", "context": 256},
+    "schedule": {"kind": "linear", "warmup": 0.1, "final": 0.0},
+    "train": {
+        "steps": 500,
+        "batch_tokens": 1024,
+        "seed": 0,
+        "precision": "fp32",
+        "device": "cpu",
+        "eval_every": 0,
+        "eval_tokens": None,
+        "save_every": 0,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """One arm: what differs from the others, and the middle one of its rates."""
+
+    title: str
+    architecture: str
+    model: Mapping[str, Any]
+    optim: Mapping[str, Any]
+    centre: float
+
+    def rates(self) -> list[float]:
+        """Three rates, a factor of two apart."""
+        return [rounded(self.centre * factor) for factor in (1 / RATIO, 1.0, RATIO)]
+
+    def table(self) -> dict[str, Any]:
+        """The arm's config, as a recipe holds it."""
+        model = {**SIZE, **self.model}
+        return {"architecture": self.architecture, "model": model, "optim": {**self.optim}} | SHARED
+
+
+# Of most interest first: the runs are made in this order.
+DESIGNS = {
+    "gpt-plus": Design("GPT+", "gpt", GPT_PLUS, ADAMW, 8e-3),
+    "ngpt": Design(
+        "nGPT, α = 1/L and s_z = √d",
+        "ngpt",
+        {"alpha": {"init": 0.25}, "s_z": {"init": 11.3137085}},
+        ADAM,
+        1e-2,
+    ),
+    "angpt": Design("anGPT", "angpt", {"rotary_fraction": 0.5, "nu_acf": 3.74}, ADAM, 1.41e-2),
+    "gpt-plus-muon": Design("GPT+ with Muon", "gpt", GPT_PLUS, MUON, 8e-3),
+    "gpt": Design("GPT", "gpt", INIT, ADAMW, 8e-3),
+    "ngpt-paper": Design("nGPT, the paper's scales", "ngpt", {}, ADAM, 2e-2),
+    "normformer": Design("NormFormer", "normformer", {"res_scale": True, **INIT}, ADAMW, 8e-3),
+    "pre-ln": Design("Pre-LN", "normformer", BASELINE, ADAMW, 8e-3),
+    "post-ln": Design("Post-LN", "normformer", {"norm": "post", **BASELINE}, ADAMW, 4e-3),
+    "rezero": Design("ReZero", "rezero", INIT, ADAMW, 8e-3),
+    "lnscaling": Design("LN-scaling", "lnscaling", INIT, ADAMW, 8e-3),
+    "dyt": Design("DyT", "dyt", INIT, ADAMW, 8e-3),
+}
+
+
+@dataclass
+class Arm:
+    """A design with its rates and runs; `results` maps a rate to bits per byte or a word."""
+
+    name: str
+    rates: list[float]
+    out: Path
+    steps: int
+    results: dict[float, float | str] = field(default_factory=dict)
+
+    @property
+    def design(self) -> Design:
+        """What it trains."""
+        return DESIGNS[self.name]
+
+    def run(self, rate: float) -> Path:
+        """The run folder of a rate."""
+        return self.out / self.name / f"lr-{rate:g}"
+
+    def recipe(self) -> Path:
+        """A file of its config, for `unitsphere train`."""
+        path = self.out / f"{self.name}.json"
+        config = config_from(self.design.table(), self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+        return path
+
+    def config(self, rate: float) -> RunConfig:
+        """The whole config of a run."""
+        return wanted(str(self.recipe()), self.keys(rate), self.run(rate))
+
+    def keys(self, rate: float) -> dict[str, Any]:
+        """What a run sets beside its recipe."""
+        cache = str(self.out.parent / "data")
+        return {"optim.lr": rate, "train.steps": self.steps, "data.cache": cache}
+
+    def read(self) -> None:
+        """Read what every rate came to."""
+        self.results = {rate: outcome(self.run(rate)) for rate in sorted(self.rates)}
+
+    def best(self) -> float | None:
+        """The rate of the lowest figure; None while there is none."""
+        figures = {rate: v for rate, v in self.results.items() if isinstance(v, float)}
+        return min(figures, key=lambda rate: figures[rate]) if figures else None
+
+    def beyond(self) -> float | None:
+        """The rate next to a best one at the edge; None if it is bracketed or not known yet."""
+        best = self.best()
+        if best is None or "not run" in self.results.values():
+            return None
+        return grown(self.rates, best, RATIO)
+
+
+def outcome(run: Path) -> float | str:
+    """Validation bits per byte after the last step, "diverged" or "not run"."""
+    if is_finished(run):
+        bits = bits_of(run)
+        assert bits is not None
+        return bits
+    log = run.with_name(run.name + ".log")
+    said = log.read_text(encoding="utf-8") if log.exists() else ""
+    return "diverged" if DIVERGED in said else "not run"
+
+
+def train_missing(arms: Sequence[Arm], workers: int) -> None:
+    """Train every run that neither finished nor diverged, and read all results."""
+    jobs = []
+    for arm in arms:
+        for rate in arm.rates:
+            if outcome(arm.run(rate)) == "not run":
+                config = arm.config(rate)
+                prepared(config.data)
+                name, recipe = f"{arm.name} {rate:g}", str(arm.recipe())
+                jobs.append(train_job(name, recipe, arm.keys(rate), arm.run(rate), arm.steps))
+    print(f"{len(jobs)} of {sum(len(a.rates) for a in arms)} runs to train", file=sys.stderr)
+    try:
+        train_all(jobs, workers)
+    finally:
+        for arm in arms:
+            arm.read()
+
+
+def extend(arms: Sequence[Arm]) -> None:
+    """Give each arm whose best rate is at an edge of its rates one more."""
+    for arm in arms:
+        rate = arm.beyond()
+        if rate is not None:
+            arm.rates.append(rate)
+            arm.read()
+
+
+def document(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Everything that was found, and how to find it again."""
+    train = config_from(DESIGNS[arms[0].name].table(), "").train
+    ran = [read_json(arm.run(rate) / "environment.json") for arm in arms for rate in trained(arm)]
+    return {
+        **provenance(),
+        "commit": ", ".join(sorted({str(found["commit"]) for found in ran})),
+        "steps": arms[0].steps,
+        "tokens": arms[0].steps * train.batch_tokens,
+        "seed": train.seed,
+        "shared": SHARED | {"model": SIZE},
+        "arms": [record(arm) for arm in arms],
+    }
+
+
+def trained(arm: Arm) -> list[float]:
+    """The rates that have a run."""
+    return [rate for rate, value in arm.results.items() if value != "not run"]
+
+
+def record(arm: Arm) -> dict[str, Any]:
+    """What one arm is and what came of it."""
+    config = arm.config(arm.rates[0])
+    return {
+        "name": arm.name,
+        "title": arm.design.title,
+        "architecture": arm.design.architecture,
+        "model": dict(arm.design.model),
+        "optim": dict(arm.design.optim),
+        "parameters": sum(count_parameters(config.architecture, config.model).values()),
+        "best": arm.best(),
+        "at_edge": arm.beyond() is not None,
+        "rates": [{"lr": rate, "bits_per_byte": value} for rate, value in arm.results.items()],
+    }
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The same as Markdown, for people."""
+    head = ["design", "parameters", "optimizer", "bits per byte", "at the rate", "every rate"]
+    rows = [row(arm) for arm in sorted(found["arms"], key=lowest)]
+    shared = found["shared"]
+    size, data = shared["model"], shared["data"]
+    return (
+        "# Every design at one small size\n\n"
+        f"Validation bits per byte after {found['steps']} steps, {found['tokens']:,} tokens, "
+        f"annealed to zero, on the standard library of Python {found['python']}: width "
+        f"{size['d_model']}, {size['n_layers']} layers, {size['n_heads']} heads, "
+        f"{data['tokenizer']}, context {data['context']}, fp32, the same batches in the same "
+        "order and the same schedule (10% warm-up, then linear) for all.\n\n"
+        "It shows that each design trains here, and how sensitive it is to its rate. It does not "
+        f"rank them: one seed, {found['tokens'] / 1e6:.1f}M tokens and one size, the best of "
+        "three or four rates chosen on the very documents it is reported on, and initial scales "
+        "that were tuned for some arms only (GPT+ and nGPT).\n\n"
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n\n"
+        f"{markdown(head, rows)}\n"
+        "“(edge)”: the best rate is the lowest or highest that was tried, so a better one may lie "
+        "beyond it. The figures of several seeds at the quickstart's size, with their spread, are "
+        "in [quickstart-sweep.md](quickstart-sweep.md).\n"
+    )
+
+
+def lowest(arm: Mapping[str, Any]) -> float:
+    """The best figure of a recorded arm; infinite if there is none."""
+    values = [rate["bits_per_byte"] for rate in arm["rates"]]
+    return min((value for value in values if isinstance(value, float)), default=float("inf"))
+
+
+def row(arm: Mapping[str, Any]) -> list[str]:
+    """One line of the table."""
+    cells = [rate_cell(rate, arm["best"]) for rate in arm["rates"]]
+    figures = ["–", "–"]
+    if arm["best"] is not None:
+        figures = [f"{lowest(arm):.3f}", f"{arm['best']:g}" + " (edge)" * arm["at_edge"]]
+    return [
+        arm["title"],
+        f"{arm['parameters']:,}",
+        arm["optim"]["name"],
+        *figures,
+        ", ".join(cells),
+    ]
+
+
+def rate_cell(rate: Mapping[str, Any], best: float | None) -> str:
+    """A rate and what it came to, in bold if it is the best."""
+    value = rate["bits_per_byte"]
+    text = f"{rate['lr']:g}: " + (f"{value:.3f}" if isinstance(value, float) else value)
+    return f"**{text}**" if rate["lr"] == best else text
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arms", nargs="+", default=list(DESIGNS), choices=DESIGNS)
+    parser.add_argument("--rates", nargs="+", type=float, help="in place of each arm's own three")
+    parser.add_argument("--steps", type=int, default=SHARED["train"]["steps"])
+    parser.add_argument("--extend", action="store_true", help="one more rate where best is at edge")
+    parser.add_argument("--no-train", action="store_true", help="only write what is finished")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("runs/designs"))
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("docs/results/designs"),
+        help="where to write the figures, without the ending",
+    )
+    return parser.parse_args(argv)
+
+
+def train(arms: Sequence[Arm], args: argparse.Namespace) -> None:
+    """Train what is asked for, or read what is there."""
+    for extension in [False, True] if args.extend else [False]:
+        if extension:
+            extend(arms)
+        if not args.no_train:
+            train_missing(arms, args.workers)
+        for arm in arms:
+            arm.read()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, write the results, print the best rates."""
+    args = arguments(argv)
+    arms = [Arm(n, args.rates or DESIGNS[n].rates(), args.out, args.steps) for n in args.arms]
+    status = 0
+    try:
+        train(arms, args)
+    except UserError as error:
+        print(f"designs: error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted:
+        print("stopped and saved: the same command goes on from there", file=sys.stderr)
+        status = 75
+    found = document(arms)
+    for arm in found["arms"]:
+        print(f"{arm['name']}: {arm['best']} -> {lowest(arm):.4f} bits per byte")
+    write(found, page(found), args.results)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
