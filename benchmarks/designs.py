@@ -7,9 +7,7 @@ the whole held-out split. Finished runs are reused, so the same command goes on 
 interruption; --no-train writes the table from the runs that are there. With --extend an arm
 whose best rate lies at the edge of its three gets one more beyond it.
 
-The rates' centres: those of the quickstart's recipes where there is one, that of
-docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for LN-scaling, and
-for the others the best of a look at 100 steps (docs/results/designs-look.md), which is
+The arms and where their rates come from: design_arms.py. The look behind some of the rates:
 
     .venv/bin/python benchmarks/designs.py --arms gpt pre-ln post-ln rezero dyt gpt-plus-muon \\
         --steps 100 --rates 2e-3 4e-3 8e-3 1.6e-2 --out runs/designs-look \\
@@ -26,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from design_arms import DESIGNS, SHARED, SIZE, Design
 from quickstart_sweep import DIVERGED, bits_of, grown, provenance, rounded, train_all, write
 
 from unitsphere.config import read_json, to_dict
@@ -39,70 +38,6 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import config_from
 
 RATIO = 2.0
-SIZE = {"d_model": 128, "n_layers": 4, "n_heads": 2}
-INIT = {"init_std": 0.0884}  # 1/√d_model, as in quickstart/gpt-plus
-GPT_PLUS = {"qk_norm": True, "rotary_fraction": 0.5, **INIT}
-BASELINE = {"post_attn_ln": False, "ffn_ln": False, "head_scale": False, **INIT}
-ADAM = {"name": "adam", "eps": 1e-9}
-ADAMW = {"name": "adamw", "eps": 1e-9, "weight_decay": 0.1}
-MUON = {**ADAMW, "name": "muon"}
-SHARED: dict[str, Any] = {
-    "data": {"source": "stdlib", "tokenizer": "bpe:1024", "context": 256},
-    "schedule": {"kind": "linear", "warmup": 0.1, "final": 0.0},
-    "train": {
-        "steps": 500,
-        "batch_tokens": 1024,
-        "seed": 0,
-        "precision": "fp32",
-        "device": "cpu",
-        "eval_every": 0,
-        "eval_tokens": None,
-        "save_every": 0,
-    },
-}
-
-
-@dataclass(frozen=True)
-class Design:
-    """One arm: what differs from the others, and the middle one of its rates."""
-
-    title: str
-    architecture: str
-    model: Mapping[str, Any]
-    optim: Mapping[str, Any]
-    centre: float
-
-    def rates(self) -> list[float]:
-        """Three rates, a factor of two apart."""
-        return [rounded(self.centre * factor) for factor in (1 / RATIO, 1.0, RATIO)]
-
-    def table(self) -> dict[str, Any]:
-        """The arm's config, as a recipe holds it."""
-        model = {**SIZE, **self.model}
-        return {"architecture": self.architecture, "model": model, "optim": {**self.optim}} | SHARED
-
-
-# Of most interest first: the runs are made in this order.
-DESIGNS = {
-    "gpt-plus": Design("GPT+", "gpt", GPT_PLUS, ADAMW, 8e-3),
-    "ngpt": Design(
-        "nGPT, α = 1/L and s_z = √d",
-        "ngpt",
-        {"alpha": {"init": 0.25}, "s_z": {"init": 11.3137085}},
-        ADAM,
-        1e-2,
-    ),
-    "angpt": Design("anGPT", "angpt", {"rotary_fraction": 0.5, "nu_acf": 3.74}, ADAM, 1.41e-2),
-    "gpt-plus-muon": Design("GPT+ with Muon", "gpt", GPT_PLUS, MUON, 8e-3),
-    "gpt": Design("GPT", "gpt", INIT, ADAMW, 8e-3),
-    "ngpt-paper": Design("nGPT, the paper's scales", "ngpt", {}, ADAM, 2e-2),
-    "normformer": Design("NormFormer", "normformer", {"res_scale": True, **INIT}, ADAMW, 8e-3),
-    "pre-ln": Design("Pre-LN", "normformer", BASELINE, ADAMW, 8e-3),
-    "post-ln": Design("Post-LN", "normformer", {"norm": "post", **BASELINE}, ADAMW, 4e-3),
-    "rezero": Design("ReZero", "rezero", INIT, ADAMW, 8e-3),
-    "lnscaling": Design("LN-scaling", "lnscaling", INIT, ADAMW, 8e-3),
-    "dyt": Design("DyT", "dyt", INIT, ADAMW, 8e-3),
-}
 
 
 @dataclass
@@ -124,17 +59,20 @@ class Arm:
         """The run folder of a rate."""
         return self.out / self.name / f"lr-{rate:g}"
 
+    @property
     def recipe(self) -> Path:
-        """A file of its config, for `unitsphere train`."""
-        path = self.out / f"{self.name}.json"
+        """The file of its config, for `unitsphere train`."""
+        return self.out / f"{self.name}.json"
+
+    def write_recipe(self) -> None:
+        """Write that file."""
         config = config_from(self.design.table(), self.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
-        return path
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.recipe.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
     def config(self, rate: float) -> RunConfig:
-        """The whole config of a run."""
-        return wanted(str(self.recipe()), self.keys(rate), self.run(rate))
+        """The whole config of a run; a UserError if its folder holds a run of another one."""
+        return wanted(str(self.recipe), self.keys(rate), self.run(rate))
 
     def keys(self, rate: float) -> dict[str, Any]:
         """What a run sets beside its recipe."""
@@ -143,7 +81,9 @@ class Arm:
 
     def read(self) -> None:
         """Read what every rate came to."""
-        self.results = {rate: outcome(self.run(rate)) for rate in sorted(self.rates)}
+        for rate in sorted(self.rates):
+            self.config(rate)
+            self.results[rate] = outcome(self.run(rate))
 
     def best(self) -> float | None:
         """The rate of the lowest figure; None while there is none."""
@@ -173,12 +113,11 @@ def train_missing(arms: Sequence[Arm], workers: int) -> None:
     """Train every run that neither finished nor diverged, and read all results."""
     jobs = []
     for arm in arms:
-        for rate in arm.rates:
-            if outcome(arm.run(rate)) == "not run":
-                config = arm.config(rate)
-                prepared(config.data)
-                name, recipe = f"{arm.name} {rate:g}", str(arm.recipe())
-                jobs.append(train_job(name, recipe, arm.keys(rate), arm.run(rate), arm.steps))
+        arm.read()
+        for rate in (rate for rate, result in arm.results.items() if result == "not run"):
+            prepared(arm.config(rate).data)
+            name, keys = f"{arm.name} {rate:g}", arm.keys(rate)
+            jobs.append(train_job(name, str(arm.recipe), keys, arm.run(rate), arm.steps))
     print(f"{len(jobs)} of {sum(len(a.rates) for a in arms)} runs to train", file=sys.stderr)
     try:
         train_all(jobs, workers)
@@ -193,7 +132,6 @@ def extend(arms: Sequence[Arm]) -> None:
         rate = arm.beyond()
         if rate is not None:
             arm.rates.append(rate)
-            arm.read()
 
 
 def document(arms: Sequence[Arm]) -> dict[str, Any]:
@@ -307,21 +245,33 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def arms_of(args: argparse.Namespace) -> list[Arm]:
+    """The arms that were asked for, each with its recipe in a file."""
+    arms = []
+    for name in args.arms:
+        middle = DESIGNS[name].middle
+        own = [rounded(middle / RATIO), middle, rounded(middle * RATIO)]
+        arms.append(Arm(name, list(args.rates or own), args.out, args.steps))
+        arms[-1].write_recipe()
+    return arms
+
+
 def train(arms: Sequence[Arm], args: argparse.Namespace) -> None:
     """Train what is asked for, or read what is there."""
     for extension in [False, True] if args.extend else [False]:
         if extension:
             extend(arms)
-        if not args.no_train:
+        if args.no_train:
+            for arm in arms:
+                arm.read()
+        else:
             train_missing(arms, args.workers)
-        for arm in arms:
-            arm.read()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, write the results, print the best rates."""
     args = arguments(argv)
-    arms = [Arm(n, args.rates or DESIGNS[n].rates(), args.out, args.steps) for n in args.arms]
+    arms = arms_of(args)
     status = 0
     try:
         train(arms, args)
