@@ -71,7 +71,7 @@ class Arm:
         self.recipe.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
     def config(self, rate: float) -> RunConfig:
-        """The whole config of a run; a UserError if its folder holds a run of another one."""
+        """The whole config of a run."""
         return wanted(str(self.recipe), self.keys(rate), self.run(rate))
 
     def keys(self, rate: float) -> dict[str, Any]:
@@ -80,10 +80,10 @@ class Arm:
         return {"optim.lr": rate, "train.steps": self.steps, "data.cache": cache}
 
     def read(self) -> None:
-        """Read what every rate came to."""
-        for rate in sorted(self.rates):
+        """Read what every rate came to; a UserError if a folder holds a run of another config."""
+        for rate in self.rates:
             self.config(rate)
-            self.results[rate] = outcome(self.run(rate))
+        self.results = {rate: outcome(self.run(rate)) for rate in sorted(self.rates)}
 
     def best(self) -> float | None:
         """The rate of the lowest figure; None while there is none."""
