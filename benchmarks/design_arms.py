@@ -1,8 +1,9 @@
 """The arms of benchmarks/designs.py: what they share, what each is, and the middle of its rates.
 
 The rates' middles: those of the quickstart's recipes where there is one, that of
-docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for LN-scaling, and
-for the others the best of a look at 100 steps, docs/results/designs-look.md.
+docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for what shares its
+QK norm and its start (Muon, LN-scaling, DyT), and for the others the best of a look at 100 steps,
+docs/results/designs-look.md; for Post-LN half of it, the lowest that the look tried.
 """
 
 from collections.abc import Mapping
@@ -58,11 +59,11 @@ DESIGNS = {
     "ngpt": Design("nGPT, α = 1/L and s_z = √d", "ngpt", SMALL_RUN, ADAM, 1e-2),
     "angpt": Design("anGPT", "angpt", ANGPT, ADAM, 1.41e-2),
     "gpt-plus-muon": Design("GPT+ with Muon", "gpt", GPT_PLUS, MUON, 8e-3),
-    "gpt": Design("GPT", "gpt", INIT, ADAMW, 8e-3),
+    "gpt": Design("GPT", "gpt", INIT, ADAMW, 4e-3),
     "ngpt-paper": Design("nGPT, the paper's scales", "ngpt", {}, ADAM, 2e-2),
     "normformer": Design("NormFormer", "normformer", NORMFORMER, ADAMW, 8e-3),
     "pre-ln": Design("Pre-LN", "normformer", PRE_LN, ADAMW, 8e-3),
-    "post-ln": Design("Post-LN", "normformer", POST_LN, ADAMW, 4e-3),
+    "post-ln": Design("Post-LN", "normformer", POST_LN, ADAMW, 1e-3),
     "rezero": Design("ReZero", "rezero", INIT, ADAMW, 8e-3),
     "lnscaling": Design("LN-scaling", "lnscaling", INIT, ADAMW, 8e-3),
     "dyt": Design("DyT", "dyt", INIT, ADAMW, 8e-3),

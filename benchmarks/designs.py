@@ -9,9 +9,8 @@ whose best rate lies at the edge of its three gets one more beyond it.
 
 The arms and where their rates come from: design_arms.py. The look behind some of the rates:
 
-    .venv/bin/python benchmarks/designs.py --arms gpt pre-ln post-ln rezero dyt gpt-plus-muon \\
-        --steps 100 --rates 2e-3 4e-3 8e-3 1.6e-2 --out runs/designs-look \\
-        --results docs/results/designs-look
+    .venv/bin/python benchmarks/designs.py --arms gpt pre-ln post-ln rezero --steps 100 \\
+        --rates 2e-3 4e-3 8e-3 1.6e-2 --out runs/designs-look --results docs/results/designs-look
 
 Writes docs/results/designs.json and .md.
 """
