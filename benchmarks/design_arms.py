@@ -53,7 +53,7 @@ class Design:
         return {"architecture": self.architecture, "model": model, "optim": {**self.optim}} | SHARED
 
 
-# Of most interest first: the runs are made in this order.
+# Of most interest first: the runs are made in this order, the middle rates before the others.
 DESIGNS = {
     "gpt-plus": Design("GPT+", "gpt", GPT_PLUS, ADAMW, 8e-3),
     "ngpt": Design("nGPT, α = 1/L and s_z = √d", "ngpt", SMALL_RUN, ADAM, 1e-2),

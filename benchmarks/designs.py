@@ -16,6 +16,7 @@ Writes docs/results/designs.json and .md.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,15 +110,22 @@ def outcome(run: Path) -> float | str:
 
 
 def train_missing(arms: Sequence[Arm], workers: int) -> None:
-    """Train every run that neither finished nor diverged, and read all results."""
-    jobs = []
+    """Train every run that neither finished nor diverged, and read all results.
+
+    First every arm's first rate, then every arm's second, and so on: stopped early, it has
+    something of every arm.
+    """
     for arm in arms:
         arm.read()
-        for rate in (rate for rate, result in arm.results.items() if result == "not run"):
+    turns = itertools.zip_longest(*([(arm, rate) for rate in arm.rates] for arm in arms))
+    runs = [run for turn in turns for run in turn if run is not None]
+    jobs = []
+    for arm, rate in runs:
+        if arm.results[rate] == "not run":
             prepared(arm.config(rate).data)
             name, keys = f"{arm.name} {rate:g}", arm.keys(rate)
             jobs.append(train_job(name, str(arm.recipe), keys, arm.run(rate), arm.steps))
-    print(f"{len(jobs)} of {sum(len(a.rates) for a in arms)} runs to train", file=sys.stderr)
+    print(f"{len(jobs)} of {len(runs)} runs to train", file=sys.stderr)
     try:
         train_all(jobs, workers)
     finally:
@@ -249,7 +257,7 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     arms = []
     for name in args.arms:
         middle = DESIGNS[name].middle
-        own = [rounded(middle / RATIO), middle, rounded(middle * RATIO)]
+        own = [middle, rounded(middle / RATIO), rounded(middle * RATIO)]
         arms.append(Arm(name, list(args.rates or own), args.out, args.steps))
         arms[-1].write_recipe()
     return arms
