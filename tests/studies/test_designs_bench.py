@@ -89,9 +89,16 @@ def test_a_row_shows_the_best_the_edge_and_what_has_no_figure(designs):
         "0.004 (edge)",
         "**0.004: 1.905**, 0.008: 1.950, 0.016: diverged",
     ]
-    empty = record | {"best": None, "at_edge": False}
-    empty["rates"] = [{"lr": 0.004, "bits_per_byte": "not run"}]
-    assert designs.row(empty)[3:] == ["–", "–", "0.004: not run"]
+    rates[1]["bits_per_byte"] = "not run"
+    unfinished = designs.row(record | {"best": 0.004, "at_edge": False})
+    assert unfinished[4] == "0.004 (unfinished)"
+    assert "0.008: not run" in unfinished[5]
+    del rates[:2]
+    assert designs.row(record | {"best": None, "at_edge": False})[3:] == [
+        "–",
+        "–",
+        "0.016: diverged",
+    ]
 
 
 @pytest.fixture
@@ -123,7 +130,13 @@ def test_it_trains_shows_divergence_and_trains_nothing_twice(designs, tiny, tmp_
     assert designs.main([*tiny, *rates]) == 0
     assert trained == []
     assert designs.main([*tiny, *rates, "2e-2", "--no-train"]) == 0
-    assert "0.02: not run" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "0.02: not run" in page
+    assert "Not run" not in page
+    assert designs.main([*tiny, "--rates", "3e-2", "--no-train"]) == 0
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "Not run: GPT.\n" in page
+    assert "| GPT |" not in page
     other = designs.arms_of(designs.arguments([*tiny, "--steps", "7", *rates]))[0]
     with pytest.raises(UserError, match="another config"):
         other.read()
