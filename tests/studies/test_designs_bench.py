@@ -15,7 +15,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import config_from, load_recipe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("designs", "design_arms", "quickstart_sweep")
+MODULES = ("designs", "design_arms", "design_page", "quickstart_sweep")
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +75,14 @@ def test_one_rate_is_added_only_beyond_an_edge_and_once_all_ran(designs):
 
 
 def test_a_row_shows_the_best_the_edge_and_what_has_no_figure(designs):
+    row = sys.modules["design_page"].row
     rates = [
         {"lr": 0.004, "bits_per_byte": 1.90512},
         {"lr": 0.008, "bits_per_byte": 1.95},
         {"lr": 0.016, "bits_per_byte": "diverged"},
     ]
     record = {"title": "GPT", "parameters": 1311872, "optim": {"name": "adamw"}, "rates": rates}
-    assert designs.row(record | {"best": 0.004, "at_edge": True}) == [
+    assert row(record | {"best": 0.004, "at_edge": True}) == [
         "GPT",
         "1,311,872",
         "adamw",
@@ -90,11 +91,11 @@ def test_a_row_shows_the_best_the_edge_and_what_has_no_figure(designs):
         "**0.004: 1.905**, 0.008: 1.950, 0.016: diverged",
     ]
     rates[1]["bits_per_byte"] = "not run"
-    unfinished = designs.row(record | {"best": 0.004, "at_edge": False})
+    unfinished = row(record | {"best": 0.004, "at_edge": False})
     assert unfinished[4] == "0.004 (unfinished)"
     assert "0.008: not run" in unfinished[5]
     del rates[:2]
-    assert designs.row(record | {"best": None, "at_edge": False})[3:] == [
+    assert row(record | {"best": None, "at_edge": False})[3:] == [
         "–",
         "–",
         "0.016: diverged",
