@@ -21,8 +21,8 @@ class Bench:
     4 layers of 256 on a CPU, to the 0.5B model in 4k context on a GPU.
 
     more benches, each with its --help:
-      unitsphere bench kernels    bytes a second of each kernel, as a share of a copy
-      unitsphere bench loss       cross-entropy with and without its logits in memory
+      unitsphere bench kernels    bytes a second of each, as a share of a copy
+      unitsphere bench loss       cross-entropy with and without logits in memory
       unitsphere bench generate   tokens a second and latency with the KV cache
       unitsphere bench data       prepare, and the loader as a share of a step
 
