@@ -1,10 +1,10 @@
-"""Mutation check: change one equation at a time and see which model test notices.
+"""Mutation check: change one equation at a time and see which test notices.
 
     python benchmarks/mutations.py --out docs/results/mutations.md
 
 Each mutant is one textual change to a copy of the source (benchmarks/mutants.toml lists them), on
-which the quick model tests run until the first failure. A mutant that no test kills is either
-listed there as equivalent, with the reason, or a hole in the tests: then the exit code is 1.
+which the quick tests of its folder run until the first failure. A mutant that no test kills is
+either listed there as equivalent, with the reason, or a hole in the tests: then the exit code is 1.
 """
 
 import argparse
@@ -25,14 +25,37 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "unitsphere"
-OPS = "tests/ops"
 MODELS = [  # the cheapest first: one failure is enough
     "tests/models/test_factors.py",
     "tests/models/test_designs.py",
     "tests/models/test_mistakes.py",
     "tests/models/test_oracles.py",
     "tests/models/test_contract.py",
+    "tests/models/test_contract_objectives.py",
+    "tests/models/test_oracles_objectives.py",
+    "tests/models/test_edges_starts.py",
+    "tests/models/test_edges_dtype.py",
 ]
+TRAINING = [
+    "tests/training/test_schedule.py",
+    "tests/training/test_optim.py",
+    "tests/training/test_optim_groups.py",
+    "tests/training/test_constraint.py",
+    "tests/training/test_frobenius.py",
+    "tests/training/test_cpr.py",
+    "tests/training/test_muon.py",
+    "tests/training/test_constraint_contract.py",
+]
+SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}
+"""Folder of the source -> the tests that its mutants meet."""
+EXTRA = {"models/constraint.py": TRAINING}
+LIKELY = {"models/context.py": "objectives", "models/trunk.py": "objectives"}
+"""What the tests that most likely notice have in their names, where it is not the file's name."""
+
+
+def suite(file: str) -> list[str]:
+    """The tests that a mutant of `file` meets."""
+    return [*SUITES[file.split("/")[0]], *EXTRA.get(file, [])]
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,7 @@ class FirstFailure:
         self.likely, self.name = likely, ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Tests that name the mutant's file come first."""
+        """Tests that most likely notice come first."""
         items.sort(key=lambda item: self.likely not in item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -78,8 +101,8 @@ class FirstFailure:
             self.name = f"{report.nodeid.removeprefix('tests/')} (at import)"
 
 
-def killer(mutant: Mutant | None) -> str:
-    """The first test that fails on the mutant (none: on the source as it is), or ""."""
+def killer(mutant: Mutant | None, file: str) -> str:
+    """The first of the file's tests that fails on the mutant (none: as the source is), or ""."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "unitsphere"
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -87,7 +110,7 @@ def killer(mutant: Mutant | None) -> str:
             path = copy / mutant.file
             text = path.read_text(encoding="utf-8").replace(mutant.old, mutant.new)
             path.write_text(text, encoding="utf-8")
-        return _in_child(folder, mutant.file if mutant is not None else "ops/")
+        return _in_child(folder, file)
 
 
 def _in_child(folder: str, file: str) -> str:
@@ -95,12 +118,11 @@ def _in_child(folder: str, file: str) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        plugin = FirstFailure(Path(file).stem)
-        tests = [OPS, *MODELS] if file.startswith("ops/") else MODELS  # ops import no model
+        plugin = FirstFailure(LIKELY.get(file, Path(file).stem))
         sys.path.insert(0, folder)
         with open(os.devnull, "w") as void, contextlib.redirect_stdout(void):
             options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)]
-            code = pytest.main([*options, *tests], plugins=[plugin])
+            code = pytest.main([*options, *suite(file)], plugins=[plugin])
         name = plugin.name or ("" if code == 0 else f"pytest ended with {code}")
         os.write(write, name.encode())
         os._exit(0)
@@ -137,7 +159,7 @@ def report(fates: list[tuple[Mutant, str]], seconds: float) -> str:
     equivalent = sum(not test and bool(m.equivalent) for m, test in fates)
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     lines = [
-        "# Mutation check of the equations",
+        "# Mutation check of the equations and the optimizers",
         "",
         "Made by `python benchmarks/mutations.py --out docs/results/mutations.md`",
         f"at commit {commit()} on {machine}, in {seconds / 60:.0f} minutes.",
@@ -161,11 +183,12 @@ def main() -> int:
     os.chdir(REPOSITORY)
     torch.set_num_threads(1)
     start, fates = time.perf_counter(), []
-    if found := killer(None):
-        print(f"the tests fail on the source as it is: {found}", file=sys.stderr)
-        return 2
+    for folder in SUITES:
+        if found := killer(None, f"{folder}/"):
+            print(f"the tests fail on the source as it is: {found}", file=sys.stderr)
+            return 2
     for m in mutants():
-        test = killer(m)
+        test = killer(m, m.file)
         print(f"{m.file}: {m.what}: {test or 'no test failed'}", flush=True)
         fates.append((m, test))
         out.write_text(report(fates, time.perf_counter() - start), encoding="utf-8")

@@ -1,31 +1,22 @@
 """Every token is a target once an epoch, whoever asks for which row."""
 
 import itertools
-from types import SimpleNamespace
-from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import counting
 
-from unitsphere.data import IGNORED, Batches, Shards
+from unitsphere.data import IGNORED, Batches, NextToken
 from unitsphere.errors import UserError
 
 SEPARATOR = 9_999
 
 
-class Stream(SimpleNamespace):
-    """Shards whose token number i is i."""
-
-    def __getitem__(self, window: slice) -> np.ndarray:
-        return np.arange(self.n_tokens, dtype=np.uint16)[window]
-
-
-def stream(n_tokens: int, split: str = "train") -> Shards:
-    fields: dict[str, Any] = {"n_tokens": n_tokens, "split": split, "separator": SEPARATOR}
-    return cast(Shards, Stream(folder="folder", **fields))
+def batches(n_tokens: int, context: int, rows: int, seed: int, split: str = "train") -> Batches:
+    form = NextToken(context, SEPARATOR, score_separators=True)
+    return Batches(counting(n_tokens, split), form, rows, seed)
 
 
 sizes = st.integers(1, 12).flatmap(
@@ -37,9 +28,9 @@ sizes = st.integers(1, 12).flatmap(
 @given(sizes, st.integers(0, 2**32))
 def test_each_token_is_a_target_once_an_epoch(sizes: tuple[int, int, int], seed: int) -> None:
     context, n_tokens, rows = sizes
-    batches = Batches(stream(n_tokens), context, rows, seed)
-    steps = 2 * batches.n_windows  # So that whole epochs are whole batches: 2 * rows epochs.
-    targets = [batches.batch(step)[1] for step in range(steps)]
+    found = batches(n_tokens, context, rows, seed)
+    steps = 2 * found.n_windows  # So that whole epochs are whole batches: 2 * rows epochs.
+    targets = [found.batch(step).targets for step in range(steps)]
     counted = torch.cat(targets).flatten()
     counted = counted[counted != IGNORED]
     expected = [0] + [2 * rows] * (n_tokens - 1)
@@ -50,7 +41,8 @@ def test_each_token_is_a_target_once_an_epoch(sizes: tuple[int, int, int], seed:
 @given(sizes, st.integers(0, 50))
 def test_targets_are_the_next_tokens(sizes: tuple[int, int, int], step: int) -> None:
     context, n_tokens, rows = sizes
-    inputs, targets = Batches(stream(n_tokens), context, rows, 0).batch(step)
+    batch = batches(n_tokens, context, rows, 0).batch(step)
+    inputs, targets = batch.inputs, batch.targets
     assert inputs.shape == targets.shape == (rows, context)
     assert inputs.dtype == targets.dtype == torch.int64
     real = targets != IGNORED
@@ -66,18 +58,18 @@ def test_rows_do_not_depend_on_who_asks(
 ) -> None:
     context, n_tokens, rows = sizes
     cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=4))})
-    whole = Batches(stream(n_tokens), context, rows, 3).batch(step)
-    mine = Batches(stream(n_tokens), context, rows, 3)
+    whole = batches(n_tokens, context, rows, 3).batch(step)
+    mine = batches(n_tokens, context, rows, 3)
     parts = [mine.rows(step, a, b - a) for a, b in itertools.pairwise(cuts)]
-    for part, expected in zip(zip(*parts, strict=True), whole, strict=True):
-        assert torch.equal(torch.cat(part), expected)
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        batches = Batches(stream(1001), 10, 4, seed)
+        found = batches(1001, 10, 4, seed)
         steps = range(25 * epoch, 25 * (epoch + 1))
-        return torch.cat([batches.batch(step)[0][:, 0] for step in steps]).tolist()
+        return torch.cat([found.batch(step).inputs[:, 0] for step in steps]).tolist()
 
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
@@ -86,11 +78,11 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
 def test_too_few_tokens() -> None:
     with pytest.raises(UserError, match="has 10 tokens, fewer than the 11 of one sequence"):
-        Batches(stream(10), 10, 2, 0)
-    assert Batches(stream(11), 10, 2, 0).n_windows == 1
-    inputs, _ = Batches(stream(4, "val"), 10, 1, 0).batch(0)
+        batches(10, 10, 2, 0)
+    assert batches(11, 10, 2, 0).n_windows == 1
+    inputs = batches(4, 10, 1, 0, "val").batch(0).inputs
     assert inputs.tolist() == [[0, 1, 2] + [SEPARATOR] * 7]
     with pytest.raises(UserError, match="the val split of folder has 1 tokens"):
-        Batches(stream(1, "val"), 10, 2, 0)
+        batches(1, 10, 2, 0, "val")
     with pytest.raises(UserError, match="at least 0"):
-        Batches(stream(11), 10, 2, -1)
+        batches(11, 10, 2, -1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitsphere.data import sources
+from unitsphere.data import jsonl, sources
 from unitsphere.data.sources import content_fingerprint, find_files, read_documents
 from unitsphere.errors import UserError
 
@@ -161,7 +161,7 @@ def test_wrong_lines(tmp_path: Path, line: str, said: str) -> None:
 
 
 def test_a_giant_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(jsonl, "LINE_LIMIT", 1 << 20)
     path = tmp_path / "giant.jsonl"
     path.write_text(json.dumps({"text": "a" * (1 << 20)}))
     assert "line 1" in refusal(path)

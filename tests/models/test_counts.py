@@ -70,6 +70,15 @@ def test_normformer_paper(size, baseline, normformer):
     assert round(large / 1e6, 1) == normformer
 
 
+def test_normformer_paper_s_masked_models():
+    # Table 3. RoBERTa's head has a dense layer, a layer norm and a bias more, and two positions.
+    config = load_recipe("normformer2021/gpt-mlm-125m").model
+    d, V = config.d_model, config.vocab_size
+    roberta = d * d + d + 2 * d + V + 2 * d
+    assert round((count("normformer2021/gpt-mlm-125m") + roberta) / 1e6, 2) == 125.42
+    assert abs((count("normformer2021/normformer-mlm-125m") + roberta) / 1e6 - 125.50) < 0.01
+
+
 def test_normformer_extra_at_12_layers_of_768():
     extra = count("normformer2021/normformer-125m") - count("normformer2021/gpt-125m")
     assert extra == 92_304

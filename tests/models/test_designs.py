@@ -105,7 +105,7 @@ def test_rezero_starts_as_its_embeddings_and_head_with_every_layer_the_identity(
     model.loss(TOKENS, TOKENS.roll(-1, 1)).backward()
     for block in model.blocks:
         assert block.a.stored.grad.abs() > 0
-        assert not block.W_o.weight.grad.any()
+        assert not block.attention.W_o.weight.grad.any()
 
 
 def test_rezero_is_gpt_without_norms_whose_output_matrices_carry_a():
@@ -115,8 +115,8 @@ def test_rezero_is_gpt_without_norms_whose_output_matrices_carry_a():
     with torch.no_grad():
         for mine, theirs in zip(gpt.blocks, model.blocks, strict=True):
             mine.norm_A, mine.norm_M = nn.Identity(), nn.Identity()
-            mine.W_o.weight.mul_(theirs.a.stored)
-            mine.W_oMLP.weight.mul_(theirs.a.stored)
+            mine.attention.W_o.weight.mul_(theirs.a.stored)
+            mine.mlp.W_oMLP.weight.mul_(theirs.a.stored)
     torch.testing.assert_close(model(TOKENS), gpt(TOKENS), rtol=1e-11, atol=1e-12)
 
 

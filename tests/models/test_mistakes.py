@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from unitsphere.models import trunk
+from unitsphere.models import context as contexts
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import build
+from unitsphere.ops.rope import rope_table
 
 LARGE = {"vocab_size": 256, "d_model": 256, "n_layers": 2, "n_heads": 4}
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}
@@ -29,7 +30,7 @@ def test_attention_logits_start_with_unit_spread_in_every_head(name, numbers, mo
         spreads.append(scores.std(dim=(0, 2, 3)))
         return torch.softmax(scores, -1) @ v
 
-    monkeypatch.setattr(trunk, "attention", watched)
+    monkeypatch.setattr(contexts, "attention", watched)
     build(name, **LARGE, **numbers)(random_tokens())
     assert len(spreads) == 2
     assert (torch.stack(spreads) - 1).abs().max() < 0.1
@@ -38,11 +39,11 @@ def test_attention_logits_start_with_unit_spread_in_every_head(name, numbers, mo
 def test_the_gate_starts_where_the_paper_says():
     """‖h‖ = 1 and unit rows: ν·√d has standard deviation 1 in nGPT, z has ½ in anGPT."""
     h = torch.nn.functional.normalize(torch.randn(2000, 256), dim=-1)
-    block = build("ngpt", **LARGE).blocks[0]
-    gate = block.W_nu(h) * (block.s_nu() * block.root_d)
+    mlp = build("ngpt", **LARGE).blocks[0].mlp
+    gate = mlp.W_nu(h) * (mlp.s_nu() * mlp.root_d)
     assert abs(gate.std().item() - 1) < 0.05
-    block = build("angpt", **LARGE).blocks[0]
-    gate = block.W_z(h) * (block.nu_uz * block.z_gain)
+    mlp = build("angpt", **LARGE).blocks[0].mlp
+    gate = mlp.W_z(h) * (mlp.nu_uz * mlp.z_gain)
     assert abs(gate.std().item() - 0.5) < 0.025
 
 
@@ -87,7 +88,8 @@ def test_constrained_weights_start_at_length_one(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs"), [("gpt", ("W_o", "W_oMLP")), ("normformer", ("W_o", "W_2"))]
+    ("name", "outputs"),
+    [("gpt", ("attention.W_o", "mlp.W_oMLP")), ("normformer", ("attention.W_o", "mlp.W_2"))],
 )
 def test_baseline_block_is_the_identity_when_its_outputs_are_zero(name, outputs):
     """h = norm(h) + attn(norm(h)), a broken baseline, is not."""
@@ -95,11 +97,11 @@ def test_baseline_block_is_the_identity_when_its_outputs_are_zero(name, outputs)
     block = build(name, **LARGE, **off).blocks[0]
     with torch.no_grad():
         for matrix in outputs:
-            getattr(block, matrix).weight.zero_()
+            block.get_submodule(matrix).weight.zero_()
     h = 3 * torch.randn(2, 5, 256)
     positions = torch.arange(5)
-    rope = trunk.rope_table(positions, 64, 10000.0)
-    assert torch.equal(block(h, trunk.Context(positions, rope, None, None)), h)
+    rope = rope_table(positions, 64, 10000.0)
+    assert torch.equal(block(h, contexts.SelfContext(positions, rope, None, True, None)), h)
 
 
 def test_scales_start_at_s_init_and_are_stored_at_s_scale():
@@ -108,15 +110,15 @@ def test_scales_start_at_s_init_and_are_stored_at_s_scale():
     for scale, init, start in (
         (block.alpha_A, 0.05, slow),
         (block.alpha_M, 0.05, slow),
-        (block.s_qk, 1.0, slow),
-        (block.s_u, 1.0, 1.0),
-        (block.s_nu, 1.0, 1.0),
+        (block.attention.s_qk, 1.0, slow),
+        (block.mlp.s_u, 1.0, 1.0),
+        (block.mlp.s_nu, 1.0, 1.0),
         (model.s_z, 1.0, slow),
     ):
         assert torch.allclose(scale(), torch.full_like(scale(), init))
         assert torch.allclose(scale.stored, torch.full_like(scale.stored, start))
     block = build("angpt", **LARGE).blocks[0]
-    assert torch.allclose(block.g(), torch.full((4, 1, 1), 8.0))
+    assert torch.allclose(block.attention.g(), torch.full((4, 1, 1), 8.0))
     assert torch.allclose(block.alpha_A.stored, torch.full((256,), 0.01))
 
 
@@ -124,10 +126,12 @@ def test_head_scale_acts_on_the_heads_before_the_output_matrix():
     """Zeroing γ of one head removes exactly that head's columns of W_o."""
     block = build("normformer", **LARGE).blocks[0]
     x = torch.randn(2, 5, 256)
-    context = trunk.Context(torch.arange(5), (torch.empty(0), torch.empty(0)), None, None)
+    context = contexts.SelfContext(
+        torch.arange(5), (torch.empty(0), torch.empty(0)), None, True, None
+    )
     with torch.no_grad():
-        block.gamma.gain[1] = 0
+        block.attention.gamma.gain[1] = 0
         scaled = block.attention(x, context)
-        block.gamma.gain[1] = 1
-        block.W_o.weight[:, 64:128] = 0
+        block.attention.gamma.gain[1] = 1
+        block.attention.W_o.weight[:, 64:128] = 0
         torch.testing.assert_close(scaled, block.attention(x, context))

@@ -24,7 +24,10 @@ def mutations():
 
 def test_every_mutant_changes_exactly_one_place(mutations):
     found = mutations.mutants()
-    assert len(found) >= 25
+    assert len(found) >= 120
+    assert sum(m.file.startswith("training/") for m in found) >= 14
+    for m in found:
+        assert all((mutations.REPOSITORY / test).exists() for test in mutations.suite(m.file))
     assert len({(m.file, m.old, m.new) for m in found}) == len(found)
     assert all(m.old != m.new for m in found)
 

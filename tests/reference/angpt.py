@@ -12,6 +12,10 @@ transformers"; table, section and appendix letters are that paper's).
 | layers.{i}.g                | g              | [H] or []; absent if fixed  |                    |
 | s_z                         | stored s_z     | [V], [] or absent           |                    |
 
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above) and in each decoder layer alpha_X and
+cross.W_q, .W_k, .W_v, .W_p, .g, constrained as above. h_X = Norm(W_p(A v) nu_p) and
+h = (h + alpha_X (h_X - h)) nu(alpha_X), where k and v come from the encoder's last h as it is.
+
 alpha and s_z are the stored tensors (value = stored * s_init / s_scale, section 4.3); g is used as
 stored and starts at sqrt(d_k).
 
@@ -24,7 +28,8 @@ Decisions where the paper is silent or wrong:
 - nu_acf "exact" is 1/sqrt(E f(x)^2), x ~ N(0, sigma^2), sigma the std of z for unit rows and
   |h| = 1: sqrt(d/d_f)/sqrt(d) times z's gain.
 - Appendix D: row i of the attention matrix is multiplied by sqrt(r_i), r_i the number of keys that
-  query i may attend to (causality, mask and padding all counted).
+  query i may attend to (causality, mask and padding all counted); in cross-attention, the number of
+  source tokens that it sees.
 - d_rot is the largest even number not above rotary_fraction * d_k.
 
 nu_qkv, nu_p, nu_d, nu_acf and sqrt(r_i) multiply a vector that Norm then divides by its length, so
@@ -38,7 +43,7 @@ import torch
 from torch import Tensor
 
 from reference import basics
-from reference.basics import Scale, Tensors, effective, head, linear, of_layer, rope, unit
+from reference.basics import Scale, Tensors, effective, head, linear, of_layer, rope, under, unit
 
 NU_ACF_PAPER = 3.74
 
@@ -62,26 +67,28 @@ class Settings:
     rotary_fraction: float = 0.5
     tied: bool = False
     causal: bool = True
+    seq2seq: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
+    layer = {
+        "W_q": (d, d),
+        "W_k": (d, d),
+        "W_v": (d, d),
+        "W_p": (d, d),
+        "W_u": (d_f, d),
+        "W_z": (d_f, d),
+        "W_d": (d, d_f),
+        "alpha_A": basics.scale_shape(s.alpha, (d,)),
+        "alpha_M": basics.scale_shape(s.alpha, (d,)),
+        "g": {"head": (s.n_heads,), "layer": (), "fixed": None}[s.g],
+    }
+    cross = {"alpha_X": layer["alpha_A"]}
+    cross |= {f"cross.{name}": layer[name] for name in ("W_q", "W_k", "W_v", "W_p", "g")}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
-    for i in range(s.n_layers):
-        layer = {
-            "W_q": (d, d),
-            "W_k": (d, d),
-            "W_v": (d, d),
-            "W_p": (d, d),
-            "W_u": (d_f, d),
-            "W_z": (d_f, d),
-            "W_d": (d, d_f),
-            "alpha_A": basics.scale_shape(s.alpha, (d,)),
-            "alpha_M": basics.scale_shape(s.alpha, (d,)),
-            "g": {"head": (s.n_heads,), "layer": (), "fixed": None}[s.g],
-        }
-        table |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"W_h": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
     return basics.stored(table)
 
@@ -109,19 +116,32 @@ def z_std(settings: Settings, d: int, d_f: int) -> float:
     return math.sqrt(d / d_f) / math.sqrt(d) * gain
 
 
-def attention(h: Tensor, p: Tensors, s: Settings, positions: Tensor, see: Tensor) -> Tensor:
-    """W_p (A v) nu_p with A = softmax(g Norm(q) Norm(k)^T)."""
+def attention(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """W_p (A v) nu_p with A = softmax(g Norm(q) Norm(k)^T).
+
+    With memory: cross-attention, k and v from the memory and no RoPE.
+    """
     d, H = h.shape[-1], s.n_heads
     d_k = d // H
     nu_qkv, nu_p = math.sqrt(d / d_k), math.sqrt(d_k / d)
+    context = h if memory is None else memory
     q_all = linear(h, p["W_q"]) * nu_qkv
-    k_all = linear(h, p["W_k"]) * nu_qkv
-    v_all = linear(h, p["W_v"]) * nu_qkv
+    k_all = linear(context, p["W_k"]) * nu_qkv
+    v_all = linear(context, p["W_v"]) * nu_qkv
     fixed = math.sqrt(d_k) if s.g_value is None else s.g_value
     heads = []
     for n in range(H):
-        q = unit(rope(head(q_all, n, H), positions, s.rotary_fraction))
-        k = unit(rope(head(k_all, n, H), positions, s.rotary_fraction))
+        q, k = head(q_all, n, H), head(k_all, n, H)
+        if memory is None:
+            q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
+        q, k = unit(q), unit(k)
         g = fixed if s.g == "fixed" else p["g"].expand(H)[n]
         A = basics.softmax(g * (q @ k.transpose(1, 2)), see)
         if s.attention_factor:
@@ -149,6 +169,60 @@ def step(h: Tensor, proposal: Tensor, stored_alpha: Tensor, s: Settings) -> Tens
     return {"nu": moved * nu_alpha(alpha), "plain": moved, "norm": unit(moved)}[s.residual]
 
 
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    h_A = unit(attention(h, p, s, positions, see))
+    states = [step(h, h_A, effective(p, "alpha_A", s.alpha), s)]
+    if memory is not None and see_memory is not None:
+        cross = under(p, "cross")
+        h_X = unit(attention(states[-1], cross, s, positions, see_memory, memory))
+        states.append(step(states[-1], h_X, effective(p, "alpha_X", s.alpha), s))
+    h_M = unit(mlp(states[-1], p, s))
+    states.append(step(states[-1], h_M, effective(p, "alpha_M", s.alpha), s))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [tensors["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+
+
 def hidden_states(
     tensors: Tensors,
     settings: Settings,
@@ -156,21 +230,20 @@ def hidden_states(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each residual step: 2L + 1 tensors."""
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
     basics.require_double(tensors)
-    s = settings
+    basics.require_memory(settings.seq2seq, memory)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, s.causal, mask, left_padding)
-    states = [tensors["E_in"][tokens]]
-    for i in range(s.n_layers):
-        p = of_layer(tensors, i)
-        h_A = unit(attention(states[-1], p, s, positions, see))
-        states.append(step(states[-1], h_A, effective(p, "alpha_A", s.alpha), s))
-        h_M = unit(mlp(states[-1], p, s))
-        states.append(step(states[-1], h_M, effective(p, "alpha_M", s.alpha), s))
-    return states
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
 
 def forward(
@@ -180,15 +253,36 @@ def forward(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V] = s_z * (W_h h); see `basics.visible` for mask and left_padding."""
-    h = hidden_states(tensors, settings, tokens, mask, left_padding, positions)[-1]
+    """Logits [B, T, V] = s_z * (W_h h); see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
     W_h = tensors["E_in"] if settings.tied else tensors["W_h"]
     return effective(tensors, "s_z", settings.s_z) * linear(h, W_h)
 
 
 def loss(
-    tensors: Tensors, settings: Settings, tokens: Tensor, targets: Tensor, **where: Tensor | None
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
 ) -> Tensor:
-    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`."""
-    return basics.cross_entropy(forward(tensors, settings, tokens, **where), targets)
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

@@ -1,4 +1,4 @@
-"""What the four reference oracles share, spelled out with elementary tensor operations.
+"""What the reference oracles share, spelled out with elementary tensor operations.
 
 Conventions: a weight is [out, in] and y = x W^T; activations are [batch, time, features]; head n is
 the n-th contiguous block of d_k features; everything is float64, and autograd through these
@@ -7,6 +7,18 @@ functions gives the reference gradients.
 Two conventions for what the equations leave undefined: Norm(0) = 0, and a query that may attend to
 no key has attention output 0. Neither is reached by a position that counts: compare outputs and
 losses only at positions that are not padding (give padded positions the target -100).
+
+Every architecture is a decoder (`causal`), an encoder with the same head (`causal=False`), or, with
+`seq2seq`, an encoder stack and a decoder stack:
+- one embedding E_in (and one set of positions) serves source and target; each stack has L blocks;
+- "encoder.{i}.*" are the encoder's layers, "layers.{i}.*" the decoder's, "layers.{i}.cross.*" the
+  tensors of a decoder layer's cross-attention, which stands between self-attention and MLP;
+- in the encoder every token sees every real token of its source; a decoder's token sees all of
+  them, whatever its own place. Keys and values come from the encoder's output, without RoPE, and
+  queries of cross-attention have none either;
+- source tokens are at positions 0, 1, ... as they stand in the row, padding counted: pad on the
+  right, or pass `positions` to `encode`;
+- dropout is no part of the oracles.
 """
 
 import math
@@ -50,10 +62,32 @@ def stored(shapes: dict[str, tuple[int, ...] | None]) -> dict[str, tuple[int, ..
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
-def of_layer(tensors: Tensors, index: int) -> Tensors:
-    """The tensors of one layer, without their "layers.{index}." prefix."""
-    prefix = f"layers.{index}."
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+def stack_shapes(
+    n_layers: int,
+    seq2seq: bool,
+    layer: dict[str, tuple[int, ...] | None],
+    cross: dict[str, tuple[int, ...] | None],
+) -> dict[str, tuple[int, ...] | None]:
+    """The layers of a decoder or encoder; with `seq2seq` the decoder's have `cross` as well and
+    are followed by the encoder's."""
+    table = {}
+    for i in range(n_layers):
+        own = {**layer, **cross} if seq2seq else layer
+        table |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+    for i in range(n_layers if seq2seq else 0):
+        table |= {f"encoder.{i}.{name}": shape for name, shape in layer.items()}
+    return table
+
+
+def under(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors named "{prefix}.*", without the prefix."""
+    start = f"{prefix}."
+    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
+
+
+def of_layer(tensors: Tensors, index: int, stack: str = "layers") -> Tensors:
+    """The tensors of one layer, without their "{stack}.{index}." prefix."""
+    return under(tensors, f"{stack}.{index}")
 
 
 def require_double(tensors: Tensors) -> None:
@@ -112,8 +146,8 @@ def visible(
 ) -> Tensor:
     """[B, T, T], True where query i may attend to key j.
 
-    causal: j <= i only. mask: [T, T] or [B, T, T], True = may attend. left_padding: [B], how many
-    leading keys of each row nobody attends to.
+    causal: j <= i only. mask: [T, T], [B, T, T] or [B, 1, T], True = may attend. left_padding: [B],
+    how many leading keys of each row nobody attends to. What each of them forbids is forbidden.
     """
     batch, length = tokens.shape
     see = torch.ones(batch, length, length, dtype=torch.bool)
@@ -128,6 +162,25 @@ def visible(
     return see
 
 
+def visible_source(source: Tensor, source_mask: Tensor | None) -> Tensor:
+    """[B, S, S] for the encoder: everybody sees the tokens [B, S] where source_mask is True."""
+    mask = None if source_mask is None else source_mask[:, None, :]
+    return visible(source, causal=False, mask=mask, left_padding=None)
+
+
+def visible_memory(tokens: Tensor, memory: Tensor, source_mask: Tensor | None) -> Tensor:
+    """[B, T, S] for cross-attention: every token sees the memory where source_mask is True."""
+    batch, length = tokens.shape
+    see = torch.ones(batch, length, memory.shape[1], dtype=torch.bool)
+    return see if source_mask is None else see & source_mask[:, None, :]
+
+
+def require_memory(seq2seq: bool, memory: Tensor | None) -> None:
+    """Refuse an encoder-decoder without a memory, and a memory that nothing would read."""
+    if seq2seq != (memory is not None):
+        raise ValueError("memory goes with seq2seq, and only with it")
+
+
 def softmax(scores: Tensor, see: Tensor) -> Tensor:
     """exp(s_j) / sum over visible j of exp(s_j); 0 where not visible."""
     largest = torch.where(see, scores, -math.inf).amax(-1, keepdim=True).detach()
@@ -138,7 +191,7 @@ def softmax(scores: Tensor, see: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, factor: Tensor | float, see: Tensor) -> Tensor:
-    """softmax(factor * q k^T) v for one head: q, k, v [B, T, d_k]."""
+    """softmax(factor * q k^T) v for one head: q [B, T, d_k], k and v [B, S, d_k]."""
     return softmax(factor * (q @ k.transpose(1, 2)), see) @ v
 
 
@@ -170,15 +223,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the targets that are not -100 of -log softmax(logits)[target]."""
+def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean over the targets that are not -100 of (1 - e) nll + e u, e = label_smoothing:
+    nll = -log softmax(logits)[target], u = the mean of -log softmax(logits) over the vocabulary.
+    """
     total = torch.zeros((), dtype=torch.float64)
     counted = targets != IGNORED
     for b, t in counted.nonzero().tolist():
         z = logits[b, t]
         largest = z.max().detach()
         log_sum = largest + torch.log(torch.exp(z - largest).sum())
-        total = total + log_sum - z[targets[b, t]]
+        nll, uniform = log_sum - z[targets[b, t]], log_sum - z.sum() / len(z)
+        total = total + (1 - label_smoothing) * nll + label_smoothing * uniform
     return total / int(counted.sum())
 
 

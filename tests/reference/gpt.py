@@ -13,6 +13,10 @@
 | layers.{i}.W_oMLP        | W_oMLP         | W_d          | [d, d_f]                           |
 | gain_final               | RMSNorm's gain | gamma_h      | [d]                                |
 
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above), the gain_encoder [d] of the RMSNorm that
+ends the encoder, and in each decoder layer gain_X [d] and cross.W_q, .W_k, .W_v, .W_o, .g.
+h = h + CROSS(RMSNorm_X(h), memory), where memory = RMSNorm(the encoder's last h).
+
 g is used as stored (no s_init / s_scale); it starts at sqrt(d_k).
 
 Decisions where the papers are silent:
@@ -29,7 +33,7 @@ import torch
 from torch import Tensor
 
 from reference import basics
-from reference.basics import Tensors, head, linear, of_layer, rope, silu, unit
+from reference.basics import Tensors, head, linear, of_layer, rope, silu, under, unit
 
 
 @dataclass(frozen=True)
@@ -45,27 +49,27 @@ class Settings:
     eps: float = 1e-6
     tied: bool = False
     causal: bool = True
+    seq2seq: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
     g_shape = {"head": (s.n_heads,), "layer": (), "fixed": None}[s.g] if s.qk_norm else None
+    attention_shapes = {f"W_{name}": (d, d) for name in "qkvo"} | {"g": g_shape}
+    layer = {
+        "gain_A": (d,),
+        **attention_shapes,
+        "gain_M": (d,),
+        "W_u": (d_f, d),
+        "W_nu": (d_f, d),
+        "W_oMLP": (d, d_f),
+    }
+    cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
+    cross |= {f"cross.{name}": shape for name, shape in attention_shapes.items()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
-    for i in range(s.n_layers):
-        layer = {
-            "gain_A": (d,),
-            "W_q": (d, d),
-            "W_k": (d, d),
-            "W_v": (d, d),
-            "W_o": (d, d),
-            "g": g_shape,
-            "gain_M": (d,),
-            "W_u": (d_f, d),
-            "W_nu": (d_f, d),
-            "W_oMLP": (d, d_f),
-        }
-        table |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
+    table |= {"gain_encoder": (d,) if s.seq2seq else None}
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}
     return basics.stored(table)
 
@@ -76,14 +80,26 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt(mean_square + eps) * gain
 
 
-def attention(x: Tensor, p: Tensors, s: Settings, positions: Tensor, see: Tensor) -> Tensor:
-    """GPT: softmax(q k^T / sqrt(d_k)); GPT+: softmax(g Norm(q) Norm(k)^T)."""
+def attention(
+    x: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """GPT: softmax(q k^T / sqrt(d_k)); GPT+: softmax(g Norm(q) Norm(k)^T).
+
+    With memory: cross-attention, k and v from the memory and no RoPE.
+    """
     H, d_k = s.n_heads, x.shape[-1] // s.n_heads
-    q_all, k_all, v_all = linear(x, p["W_q"]), linear(x, p["W_k"]), linear(x, p["W_v"])
+    context = x if memory is None else memory
+    q_all, k_all, v_all = linear(x, p["W_q"]), linear(context, p["W_k"]), linear(context, p["W_v"])
     heads = []
     for n in range(H):
-        q = rope(head(q_all, n, H), positions, s.rotary_fraction)
-        k = rope(head(k_all, n, H), positions, s.rotary_fraction)
+        q, k = head(q_all, n, H), head(k_all, n, H)
+        if memory is None:
+            q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         factor: Tensor | float = 1 / math.sqrt(d_k)
         if s.qk_norm:
             q, k = unit(q), unit(k)
@@ -98,6 +114,61 @@ def mlp(x: Tensor, p: Tensors) -> Tensor:
     return linear(linear(x, p["W_u"]) * silu(linear(x, p["W_nu"])), p["W_oMLP"])
 
 
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    x = rms_norm(h, p["gain_A"], s.eps)
+    states = [h + attention(x, p, s, positions, see)]
+    if memory is not None and see_memory is not None:
+        x = rms_norm(states[-1], p["gain_X"], s.eps)
+        h_X = attention(x, under(p, "cross"), s, positions, see_memory, memory)
+        states.append(states[-1] + h_X)
+    x = rms_norm(states[-1], p["gain_M"], s.eps)
+    states.append(states[-1] + mlp(x, p))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [tensors["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+    return rms_norm(h, tensors["gain_encoder"], settings.eps)
+
+
 def hidden_states(
     tensors: Tensors,
     settings: Settings,
@@ -105,21 +176,20 @@ def hidden_states(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each residual sum: 2L + 1 tensors."""
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
     basics.require_double(tensors)
-    s = settings
+    basics.require_memory(settings.seq2seq, memory)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, s.causal, mask, left_padding)
-    states = [tensors["E_in"][tokens]]
-    for i in range(s.n_layers):
-        p = of_layer(tensors, i)
-        x = rms_norm(states[-1], p["gain_A"], s.eps)
-        states.append(states[-1] + attention(x, p, s, positions, see))
-        x = rms_norm(states[-1], p["gain_M"], s.eps)
-        states.append(states[-1] + mlp(x, p))
-    return states
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
 
 def forward(
@@ -129,15 +199,36 @@ def forward(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding."""
-    h = hidden_states(tensors, settings, tokens, mask, left_padding, positions)[-1]
+    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
     E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
     return linear(rms_norm(h, tensors["gain_final"], settings.eps), E_out)
 
 
 def loss(
-    tensors: Tensors, settings: Settings, tokens: Tensor, targets: Tensor, **where: Tensor | None
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
 ) -> Tensor:
-    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`."""
-    return basics.cross_entropy(forward(tensors, settings, tokens, **where), targets)
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

@@ -14,6 +14,11 @@ the hypersphere"; equation, section and table numbers are that paper's).
 | s_z                       | stored s_z         | [V], [] or absent              |            |
 
 Scales are the stored tensors; `Scale` says how the forward restores their value (section 2.5).
+
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above) and in each decoder layer alpha_X and
+cross.W_q, .W_k, .W_v, .W_o, .s_qk, constrained as above. h = Norm(h + alpha_X (Norm(h_X) - h)),
+where h_X attends to the encoder's last h as it is: it ends in a Norm already.
+
 One scalar shared by s_u and s_v: pass the same tensor under both names, the gradients add up.
 
 Decisions where the paper is silent or loose:
@@ -38,7 +43,18 @@ import torch
 from torch import Tensor
 
 from reference import basics
-from reference.basics import Scale, Tensors, effective, head, linear, of_layer, rope, silu, unit
+from reference.basics import (
+    Scale,
+    Tensors,
+    effective,
+    head,
+    linear,
+    of_layer,
+    rope,
+    silu,
+    under,
+    unit,
+)
 
 CONSTRAINED_AXIS = {
     "E_in": 1,
@@ -63,7 +79,7 @@ class Settings:
     s_u: Scale
     s_nu: Scale
     s_z: Scale
-    alpha: Scale  # alpha_A and alpha_M
+    alpha: Scale  # alpha_A, alpha_M and alpha_X
     absolute_alpha: bool = True
     qk_norm: bool = True
     softmax_factor: float | None = None  # None: sqrt(d_k)
@@ -72,6 +88,7 @@ class Settings:
     tied: bool = False
     rotary_fraction: float = 1.0
     causal: bool = True
+    seq2seq: bool = False
 
 
 def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
@@ -90,23 +107,24 @@ def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s, H = settings, settings.n_heads
+    layer = {
+        "W_q": (d, d),
+        "W_k": (d, d),
+        "W_v": (d, d),
+        "W_o": (d, d),
+        "W_u": (d_f, d),
+        "W_nu": (d_f, d),
+        "W_oMLP": (d, d_f),
+        "alpha_A": basics.scale_shape(s.alpha, (d,)),
+        "alpha_M": basics.scale_shape(s.alpha, (d,)),
+        "s_qk": basics.scale_shape(s.s_qk, (H, d // H)),
+        "s_u": basics.scale_shape(s.s_u, (d_f,)),
+        "s_nu": basics.scale_shape(s.s_nu, (d_f,)),
+    }
+    cross = {"alpha_X": layer["alpha_A"]}
+    cross |= {f"cross.{name}": layer[name] for name in ("W_q", "W_k", "W_v", "W_o", "s_qk")}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
-    for i in range(s.n_layers):
-        layer = {
-            "W_q": (d, d),
-            "W_k": (d, d),
-            "W_v": (d, d),
-            "W_o": (d, d),
-            "W_u": (d_f, d),
-            "W_nu": (d_f, d),
-            "W_oMLP": (d, d_f),
-            "alpha_A": basics.scale_shape(s.alpha, (d,)),
-            "alpha_M": basics.scale_shape(s.alpha, (d,)),
-            "s_qk": basics.scale_shape(s.s_qk, (H, d // H)),
-            "s_u": basics.scale_shape(s.s_u, (d_f,)),
-            "s_nu": basics.scale_shape(s.s_nu, (d_f,)),
-        }
-        table |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"E_out": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
     return basics.stored(table)
 
@@ -121,16 +139,28 @@ def normalized(tensors: Tensors) -> Tensors:
     }
 
 
-def attention(h: Tensor, p: Tensors, s: Settings, positions: Tensor, see: Tensor) -> Tensor:
-    """Equations 12-16: W_o Concat(softmax(sqrt(d_k) q k^T + M) v)."""
+def attention(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """Equations 12-16: W_o Concat(softmax(sqrt(d_k) q k^T + M) v).
+
+    With memory: cross-attention, k and v from the memory and no RoPE.
+    """
     H, d_k = s.n_heads, h.shape[-1] // s.n_heads
     factor = math.sqrt(d_k) if s.softmax_factor is None else s.softmax_factor
     s_qk = effective(p, "s_qk", s.s_qk).expand(H, d_k)
-    q_all, k_all, v_all = linear(h, p["W_q"]), linear(h, p["W_k"]), linear(h, p["W_v"])
+    context = h if memory is None else memory
+    q_all, k_all, v_all = linear(h, p["W_q"]), linear(context, p["W_k"]), linear(context, p["W_v"])
     heads = []
     for n in range(H):
-        q = rope(head(q_all, n, H), positions, s.rotary_fraction)
-        k = rope(head(k_all, n, H), positions, s.rotary_fraction)
+        q, k = head(q_all, n, H), head(k_all, n, H)
+        if memory is None:
+            q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         if s.qk_norm:
             q, k = unit(q), unit(k)
         q, k = q * s_qk[n], k * s_qk[n]
@@ -156,7 +186,7 @@ def slerp(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
 
 
 def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
-    """Move h towards the unit vector `proposal` (h_A or h_M)."""
+    """Move h towards the unit vector `proposal` (h_A, h_X or h_M)."""
     if residual == "lerp":  # equations 10, 11
         return unit(h + alpha * (proposal - h))
     if residual == "slerp":
@@ -168,6 +198,67 @@ def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
     raise ValueError(residual)
 
 
+def rate(p: Tensors, name: str, s: Settings) -> Tensor:
+    """alpha_A, alpha_X or alpha_M as `step` takes it."""
+    alpha = effective(p, name, s.alpha)
+    return alpha.abs() if s.absolute_alpha else alpha
+
+
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    h_A = unit(attention(h, p, s, positions, see))
+    states = [step(h, h_A, rate(p, "alpha_A", s), s.residual)]
+    if memory is not None and see_memory is not None:
+        cross = under(p, "cross")
+        h_X = unit(attention(states[-1], cross, s, positions, see_memory, memory))
+        states.append(step(states[-1], h_X, rate(p, "alpha_X", s), s.residual))
+    h_M = unit(mlp(states[-1], p, s))
+    states.append(step(states[-1], h_M, rate(p, "alpha_M", s), s.residual))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    w = normalized(tensors) if s.normalize_in_forward else tensors
+    states = [w["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(w, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+
+
 def hidden_states(
     tensors: Tensors,
     settings: Settings,
@@ -175,25 +266,20 @@ def hidden_states(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each residual step: 2L + 1 tensors."""
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
     basics.require_double(tensors)
-    s = settings
-    w = normalized(tensors) if s.normalize_in_forward else tensors
+    basics.require_memory(settings.seq2seq, memory)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, s.causal, mask, left_padding)
-    states = [w["E_in"][tokens]]
-    for i in range(s.n_layers):
-        p = of_layer(w, i)
-        alpha_A, alpha_M = effective(p, "alpha_A", s.alpha), effective(p, "alpha_M", s.alpha)
-        if s.absolute_alpha:
-            alpha_A, alpha_M = alpha_A.abs(), alpha_M.abs()
-        h_A = unit(attention(states[-1], p, s, positions, see))
-        states.append(step(states[-1], h_A, alpha_A, s.residual))
-        h_M = unit(mlp(states[-1], p, s))
-        states.append(step(states[-1], h_M, alpha_M, s.residual))
-    return states
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
 
 def forward(
@@ -203,16 +289,37 @@ def forward(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V] (equations 1 and 3); see `basics.visible` for mask and left_padding."""
-    h = hidden_states(tensors, settings, tokens, mask, left_padding, positions)[-1]
+    """Logits [B, T, V] (equations 1 and 3); see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
     w = normalized(tensors) if settings.normalize_in_forward else tensors
     E_out = w["E_in"] if settings.tied else w["E_out"]
     return effective(w, "s_z", settings.s_z) * linear(h, E_out)
 
 
 def loss(
-    tensors: Tensors, settings: Settings, tokens: Tensor, targets: Tensor, **where: Tensor | None
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
 ) -> Tensor:
-    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`."""
-    return basics.cross_entropy(forward(tensors, settings, tokens, **where), targets)
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

@@ -23,6 +23,13 @@ transformer pretraining with extra normalization", sections 1 and 2).
 | layers.{i}.lambda                       | lambda_resid | [d]       | res_scale             |
 | LN_final.gain, LN_final.bias            | LN      | [d]            | norm="pre"            |
 
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above) and in each decoder layer LN_X.gain, .bias
+and cross.W_q, .b_q, .LN_q.gain, ..., .gamma, .W_O, .b_O, .LN_a.gain, .LN_a.bias (each with the
+switch of its namesake above); for norm="pre" LN_encoder.gain, .bias.
+  pre:  h = h + LN_a(HeadScaleMHA_X(LN_X(h), memory)), memory = LN_encoder(the encoder's last h)
+  post: h = LN_X(h + LN_a(HeadScaleMHA_X(h, memory))), memory = the encoder's last h as it is
+The scales in cross-attention are an extension: the paper has no encoder-decoder.
+
 Decisions where the paper is silent:
 - Embeddings are multiplied by sqrt(d), then positions are added (`scale_embedding=False`: not).
 - Sinusoids as in fairseq, where the paper was trained: frequency i is 10000^(-i/(d/2 - 1)) for
@@ -31,6 +38,7 @@ Decisions where the paper is silent:
 - Learned positions are rows 0, 1, ... of P. Rotary positions turn q and k and add nothing.
 - "+3 LN": over the full width before the split in heads and before RoPE (`"head"`: over each
   head's d_k, with gains still stored as [d]).
+- lambda multiplies the residual of the feed-forward sublayer alone, with cross-attention too.
 - Post-LN has no final LN; the extra operations may be combined with it, inside MHA and FFN.
 - The softmax factor is 1/sqrt(d_k); the head has no bias; GELU is exact (erf).
 """
@@ -42,7 +50,7 @@ import torch
 from torch import Tensor
 
 from reference import basics
-from reference.basics import Tensors, head, linear, of_layer, rope
+from reference.basics import Tensors, head, linear, of_layer, rope, under
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Settings:
     scale_embedding: bool = True
     tied: bool = True
     causal: bool = True
+    seq2seq: bool = False
     eps: float = 1e-5
 
 
@@ -70,26 +79,38 @@ PRE_LN = {"post_attn_ln": False, "ffn_ln": False, "head_scale": False, "res_scal
 POST_LN = {**PRE_LN, "norm": "post"}
 
 
+def norm_shapes(name: str, n: int) -> dict[str, tuple[int, ...] | None]:
+    """The tensors of one LN over n features."""
+    return {f"{name}.gain": (n,), f"{name}.bias": (n,)}
+
+
+def attention_shapes(s: Settings, d: int) -> dict[str, tuple[int, ...] | None]:
+    """The tensors that `attention` reads."""
+    table: dict[str, tuple[int, ...] | None] = {f"W_{x}": (d, d) for x in "qkvO"}
+    table |= {f"b_{x}": (d,) for x in "qkvO"}
+    for name in ("LN_q", "LN_k", "LN_v") if s.qkv_ln != "off" else ():
+        table |= norm_shapes(name, d)
+    table |= {"gamma": (s.n_heads,)} if s.head_scale else {}
+    table |= norm_shapes("LN_a", d) if s.post_attn_ln else {}
+    return table
+
+
 def shapes(settings: Settings, V: int, d: int, d_f: int, T_max: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
+    layer = norm_shapes("LN_1", d) | norm_shapes("LN_2", d) | attention_shapes(s, d)
+    layer |= {"W_1": (d_f, d), "b_1": (d_f,), "W_2": (d, d_f), "b_2": (d,)}
+    layer |= norm_shapes("LN_f", d_f) if s.ffn_ln else {}
+    layer |= {"lambda": (d,)} if s.res_scale else {}
+    cross = norm_shapes("LN_X", d)
+    cross |= {f"cross.{name}": shape for name, shape in attention_shapes(s, d).items()}
     table: dict[str, tuple[int, ...] | None] = {
         "E_in": (V, d),
         "P": (T_max, d) if s.positions == "learned" else None,
     }
-    for i in range(s.n_layers):
-        norms = {"LN_1": d, "LN_2": d}
-        norms |= {"LN_a": d} if s.post_attn_ln else {}
-        norms |= {"LN_f": d_f} if s.ffn_ln else {}
-        norms |= {"LN_q": d, "LN_k": d, "LN_v": d} if s.qkv_ln != "off" else {}
-        layer = {f"{norm}.{part}": (n,) for norm, n in norms.items() for part in ("gain", "bias")}
-        layer |= {f"W_{x}": (d, d) for x in "qkvO"} | {f"b_{x}": (d,) for x in "qkvO"}
-        layer |= {"W_1": (d_f, d), "b_1": (d_f,), "W_2": (d, d_f), "b_2": (d,)}
-        layer |= {"gamma": (s.n_heads,)} if s.head_scale else {}
-        layer |= {"lambda": (d,)} if s.res_scale else {}
-        table |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    final = (d,) if s.norm == "pre" else None
-    table |= {"LN_final.gain": final, "LN_final.bias": final}
+    table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
+    table |= norm_shapes("LN_encoder", d) if s.seq2seq and s.norm == "pre" else {}
+    table |= norm_shapes("LN_final", d) if s.norm == "pre" else {}
     table |= {"E_out": None if s.tied else (V, d)}
     return basics.stored(table)
 
@@ -127,19 +148,30 @@ def embed(tensors: Tensors, s: Settings, tokens: Tensor, positions: Tensor) -> T
     return h + tensors["P"][positions] if s.positions == "learned" else h
 
 
-def attention(x: Tensor, p: Tensors, s: Settings, positions: Tensor, see: Tensor) -> Tensor:
-    """LN_a(W_O Concat(gamma_n softmax(q k^T / sqrt(d_k)) v) + b_O)."""
+def attention(
+    x: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """LN_a(W_O Concat(gamma_n softmax(q k^T / sqrt(d_k)) v) + b_O).
+
+    With memory: cross-attention, k and v from the memory and no RoPE.
+    """
     H, d_k = s.n_heads, x.shape[-1] // s.n_heads
     projected = {}
-    for name in "qkv":
-        y = linear(x, p[f"W_{name}"], p[f"b_{name}"])
+    context = x if memory is None else memory
+    for name, y in (("q", x), ("k", context), ("v", context)):
+        y = linear(y, p[f"W_{name}"], p[f"b_{name}"])
         if s.qkv_ln != "off":
             y = layer_norm(y, p, f"LN_{name}", s.eps, groups=H if s.qkv_ln == "head" else 1)
         projected[name] = y
     heads = []
     for n in range(H):
         q, k, v = (head(projected[name], n, H) for name in "qkv")
-        if s.positions == "rotary":
+        if s.positions == "rotary" and memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         output = basics.attend(q, k, v, 1 / math.sqrt(d_k), see)
         heads.append(p["gamma"][n] * output if s.head_scale else output)
@@ -154,6 +186,67 @@ def feed_forward(x: Tensor, p: Tensors, s: Settings) -> Tensor:
     return linear(y, p["W_2"], p["b_2"])
 
 
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    pre = s.norm == "pre"
+    h_A = attention(layer_norm(h, p, "LN_1", s.eps) if pre else h, p, s, positions, see)
+    states = [h + h_A if pre else layer_norm(h + h_A, p, "LN_1", s.eps)]
+    if memory is not None and see_memory is not None:
+        h, cross = states[-1], under(p, "cross")
+        x = layer_norm(h, p, "LN_X", s.eps) if pre else h
+        h_X = attention(x, cross, s, positions, see_memory, memory)
+        states.append(h + h_X if pre else layer_norm(h + h_X, p, "LN_X", s.eps))
+    h = states[-1]
+    carried = p["lambda"] * h if s.res_scale else h
+    h_M = feed_forward(layer_norm(h, p, "LN_2", s.eps) if pre else h, p, s)
+    states.append(carried + h_M if pre else layer_norm(carried + h_M, p, "LN_2", s.eps))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [embed(tensors, s, tokens, positions)]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+    if settings.norm == "post":
+        return h
+    return layer_norm(h, tensors, "LN_encoder", settings.eps)
+
+
 def hidden_states(
     tensors: Tensors,
     settings: Settings,
@@ -161,29 +254,20 @@ def hidden_states(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors."""
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
     basics.require_double(tensors)
-    s = settings
+    basics.require_memory(settings.seq2seq, memory)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, s.causal, mask, left_padding)
-    states = [embed(tensors, s, tokens, positions)]
-    for i in range(s.n_layers):
-        p = of_layer(tensors, i)
-        h = states[-1]
-        if s.norm == "pre":
-            h = h + attention(layer_norm(h, p, "LN_1", s.eps), p, s, positions, see)
-        else:
-            h = layer_norm(h + attention(h, p, s, positions, see), p, "LN_1", s.eps)
-        states.append(h)
-        carried = p["lambda"] * h if s.res_scale else h
-        if s.norm == "pre":
-            h = carried + feed_forward(layer_norm(h, p, "LN_2", s.eps), p, s)
-        else:
-            h = layer_norm(carried + feed_forward(h, p, s), p, "LN_2", s.eps)
-        states.append(h)
-    return states
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
 
 def forward(
@@ -193,16 +277,37 @@ def forward(
     mask: Tensor | None = None,
     left_padding: Tensor | None = None,
     positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding."""
-    h = hidden_states(tensors, settings, tokens, mask, left_padding, positions)[-1]
+    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
     if settings.norm == "pre":
         h = layer_norm(h, tensors, "LN_final", settings.eps)
     return linear(h, tensors["E_in"] if settings.tied else tensors["E_out"])
 
 
 def loss(
-    tensors: Tensors, settings: Settings, tokens: Tensor, targets: Tensor, **where: Tensor | None
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
 ) -> Tensor:
-    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`."""
-    return basics.cross_entropy(forward(tensors, settings, tokens, **where), targets)
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

@@ -122,6 +122,34 @@ def test_cross_entropy_of_known_distributions() -> None:
     close(basics.cross_entropy(odds, targets), (math.log(4 / 3) + math.log(4)) / 2)
 
 
+def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary() -> None:
+    odds = torch.tensor([0.0, math.log(3.0)], dtype=torch.float64).expand(1, 3, 2)
+    targets = torch.tensor([[1, -100, -100]])
+    mean = (math.log(4 / 3) + math.log(4)) / 2
+    for smoothing in (0.0, 0.1, 1.0):
+        want = (1 - smoothing) * math.log(4 / 3) + smoothing * mean
+        close(basics.cross_entropy(odds, targets, smoothing), want)
+    logits, targets = randn(2, 5, 7), TOKENS % 7
+    targets[0, 2] = -100
+    want = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), targets, ignore_index=-100, label_smoothing=0.1
+    )
+    close(basics.cross_entropy(logits, targets, 0.1), want)
+
+
+def test_the_source_is_seen_whole_but_for_its_padding() -> None:
+    real = torch.tensor([[True, True, False], [True, False, False]])
+    memory = torch.zeros(2, 3, 4).double()
+    for b in range(2):
+        for i in range(5):
+            row = basics.visible_memory(TOKENS, memory, real)[b, i]
+            assert torch.equal(row, real[b])
+    assert basics.visible_memory(TOKENS, memory, None).tolist() == [[[True] * 3] * 5] * 2
+    see = basics.visible_source(TOKENS[:, :3], real)
+    assert torch.equal(see, real[:, None, :].expand(2, 3, 3))
+    assert bool(basics.visible_source(TOKENS, None).all())
+
+
 def test_float32_is_refused() -> None:
     with pytest.raises(TypeError, match="E_in"):
         basics.require_double({"E_in": torch.zeros(2)})

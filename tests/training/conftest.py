@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from unitsphere.data.config import DataConfig
+from unitsphere.models.trunk import Objective
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.optim import OptimConfig
 
@@ -37,10 +38,12 @@ Tiny = Callable[..., RunConfig]
 
 @pytest.fixture(scope="session")
 def tiny(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """`tiny("ngpt", steps=8, lr=…)`: a config of two layers of width 32 on bytes."""
+    """`tiny("ngpt", "mlm", steps=8, lr=…)`: a config of two layers of width 32 on bytes."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def make(architecture: str = "gpt", lr: float = 1e-2, **train: Any) -> RunConfig:
+    def make(
+        architecture: str = "gpt", objective: Objective = "clm", lr: float = 1e-2, **train: Any
+    ) -> RunConfig:
         kind = run_config_type(architecture)
         settings: dict[str, Any] = {
             "steps": 8,
@@ -53,6 +56,7 @@ def tiny(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         }
         return kind(
             architecture=architecture,
+            objective=objective,
             model=dataclasses.replace(kind().model, d_model=32, n_layers=2, n_heads=2),
             data=DataConfig(
                 source=str(source), tokenizer="bytes", context=CONTEXT, cache=str(cache)

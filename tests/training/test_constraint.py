@@ -140,7 +140,7 @@ def test_riemannian_gradients_have_no_part_along_ngpt_s_vectors():
     for c in constraints(model):
         w = model.get_parameter(c.parameter)
         assert (w * w.grad).sum(c.dim).abs().max() < 1e-6
-    scale = model.blocks[0].s_qk.stored
+    scale = model.blocks[0].attention.s_qk.stored
     assert scale.grad.abs().max() > 0
 
 

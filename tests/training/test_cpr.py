@@ -116,7 +116,7 @@ def test_resuming_with_cpr_is_bitwise_the_uninterrupted_run(architecture, config
     constraint = ConstraintConfig(kind="cpr", cpr=config)
     config = dataclasses.replace(base, optim=OptimConfig(lr=1e-2, constraint=constraint))
 
-    def die(model, tokenizer):
+    def die(*_):
         raise KeyboardInterrupt
 
     train(config, tmp_path / "whole")
@@ -139,7 +139,7 @@ def test_the_warm_start_ends_with_the_schedule_s_warm_up():
     with pytest.raises(UserError, match=r"Kappa-WS needs a schedule\.warmup"):
         constrain(model, optimizer, config=config)
     constrain(model, optimizer, config=config, warmup=2)
-    W, x = model.blocks[0].W_q.weight, torch.arange(24)[None]
+    W, x = model.blocks[0].attention.W_q.weight, torch.arange(24)[None]
     for step in (1, 2):
         model.loss(x, x.roll(-1, 1)).backward()
         optimizer.step()

@@ -9,11 +9,16 @@ from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import ByteTokenizer
+from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training.evaluate import batches, evaluate, evaluate_shards, stream_windows
 
 TEXTS = ["Grüße, world.\n" * 20, "", "ü", "a" * 1000]
+
+
+def causal(context: int) -> NextToken:
+    return NextToken(context, ByteTokenizer.separator, score_separators=False)
 
 
 class Uniform(torch.nn.Module):
@@ -35,7 +40,7 @@ class Uniform(torch.nn.Module):
 @pytest.mark.parametrize("context", [1, 7, 64, 5000])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_uniform_model_over_bytes_scores_8_bits_a_byte(context, rows):
-    found = evaluate(Uniform(), TEXTS, ByteTokenizer(), context, rows)
+    found = evaluate(Uniform(), TEXTS, ByteTokenizer(), causal(context), rows)
     size = sum(len(text.encode()) for text in TEXTS)
     assert (found.tokens, found.bytes) == (size, size)
     assert f"{found.bits_per_byte:.4f}" == "8.0000"
@@ -44,28 +49,32 @@ def test_a_uniform_model_over_bytes_scores_8_bits_a_byte(context, rows):
 
 
 def test_every_text_token_is_a_target_once_and_no_separator_is():
-    windows = stream_windows(TEXTS, ByteTokenizer(), 16)
-    targets = torch.cat([t.flatten() for _, t in batches(windows, 0, 16, 3)])
+    windows = stream_windows(TEXTS, ByteTokenizer(), causal(16))
+    targets = torch.cat([b.targets.flatten() for b in batches(windows, causal(16), 3)])
     assert bytes(targets[targets >= 0].tolist()) == "".join(TEXTS).encode()
 
 
 def test_the_windows_and_rows_do_not_change_what_a_token_is_predicted_from():
     model = build("ngpt", vocab_size=256, d_model=32, n_layers=2, n_heads=2)
-    one = evaluate(model, TEXTS, ByteTokenizer(), 64, 1)
-    many = evaluate(model, TEXTS, ByteTokenizer(), 64, 8)
+    one = evaluate(model, TEXTS, ByteTokenizer(), causal(64), 1)
+    many = evaluate(model, TEXTS, ByteTokenizer(), causal(64), 8)
     assert many.loss == pytest.approx(one.loss, rel=1e-5)
 
 
 def test_a_document_in_pieces_is_the_document():
     pieces = [Piece(0, "abc"), Piece(0, "def"), Piece(1, "gh")]
-    found = [w.tolist() for w in stream_windows(pieces, ByteTokenizer(), 4)]
-    assert found == [w.tolist() for w in stream_windows(["abcdef", "gh"], ByteTokenizer(), 4)]
+
+    def windows(documents):
+        found = stream_windows(documents, ByteTokenizer(), causal(4))
+        return [(w.tokens.tolist(), w.number) for w in found]
+
+    assert windows(pieces) == windows(["abcdef", "gh"])
 
 
 def test_no_text_is_one_line():
     for texts in ([], ["", ""]):
         with pytest.raises(UserError, match="no text to evaluate"):
-            evaluate(Uniform(), texts, ByteTokenizer(), 16, 4)
+            evaluate(Uniform(), texts, ByteTokenizer(), causal(16), 4)
 
 
 def test_shards_are_scored_as_their_text_is(tiny):
@@ -73,18 +82,18 @@ def test_shards_are_scored_as_their_text_is(tiny):
     shards = Shards.open(prepared(config.data, progress=False), "val")
     text = ByteTokenizer().decode(shards[0 : shards.n_tokens].tolist())
     model = build("gpt", vocab_size=256, d_model=32, n_layers=2, n_heads=2)
-    found = evaluate_shards(model, shards, 32, 4)
+    found = evaluate_shards(model, shards, causal(32), 4)
     assert (found.tokens, found.bytes) == (shards.n_bytes, len(text.encode()))
-    uniform = evaluate_shards(Uniform(), shards, 32, 4)
+    uniform = evaluate_shards(Uniform(), shards, causal(32), 4)
     assert f"{uniform.bits_per_byte:.4f}" == "8.0000"
 
 
 def test_a_part_of_the_shards_is_spread_over_them_and_its_bytes_with_it(tiny):
     shards = Shards.open(prepared(tiny().data, progress=False), "train")
-    found = evaluate_shards(Uniform(), shards, 32, 4, max_tokens=640)
+    found = evaluate_shards(Uniform(), shards, causal(32), 4, max_tokens=640)
     assert 600 <= found.tokens <= 640
     assert found.bits_per_byte == pytest.approx(8.0, rel=1e-3)
-    everything = evaluate_shards(Uniform(), shards, 32, 4, max_tokens=10**9)
+    everything = evaluate_shards(Uniform(), shards, causal(32), 4, max_tokens=10**9)
     assert everything.tokens == shards.n_bytes
 
 
@@ -96,8 +105,8 @@ def test_memory_does_not_grow_with_the_text():
     def texts(count):
         return (Piece(0, "x" * 50_000) for _ in range(count))
 
-    evaluate(Free(), texts(20), ByteTokenizer(), 256, 8)
+    evaluate(Free(), texts(20), ByteTokenizer(), causal(256), 8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    evaluate(Free(), texts(150), ByteTokenizer(), 256, 8)
+    evaluate(Free(), texts(150), ByteTokenizer(), causal(256), 8)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 8_000  # KiB; the text is 7.5 MB, its tokens 60 MB

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unitsphere.data.batches import IGNORED
+from unitsphere.data import IGNORED, Batch
 from unitsphere.models.registry import build
 from unitsphere.training.loop import Job, backward, set_rate
 from unitsphere.training.optim import OptimConfig, build_optimizer
@@ -27,25 +27,32 @@ def batch(rows: int = 6, context: int = 16):
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[0, 1:] = IGNORED
     targets[1, 5:] = IGNORED
-    return inputs, targets
+    return Batch(inputs, targets)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4, 6, 100])
 def test_accumulation_changes_nothing_but_rounding(job, micro_batch):
     whole, parts = job(), job(micro_batch)
-    loss, loss_of_parts = backward(whole, *batch()), backward(parts, *batch())
+    loss, loss_of_parts = backward(whole, batch()), backward(parts, batch())
     assert loss_of_parts.item() == pytest.approx(loss.item(), rel=1e-6)
     for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-10, atol=1e-14)
 
 
 def test_the_loss_is_the_mean_over_targets(job):
-    inputs, targets = batch()
+    whole = batch()
     found = job()
     expected = torch.nn.functional.cross_entropy(
-        found.model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED
+        found.model(whole.inputs).flatten(0, 1), whole.targets.flatten(), ignore_index=IGNORED
     )
-    assert backward(found, inputs, targets).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert backward(found, whole).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_batch_without_targets_teaches_nothing(job):
+    found, empty = job(), batch()
+    empty.targets.fill_(IGNORED)
+    assert backward(found, empty).item() == 0
+    assert all(torch.all(p.grad == 0) for p in found.model.parameters())
 
 
 def test_the_rate_follows_the_schedule_in_every_group(job):

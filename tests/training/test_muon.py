@@ -61,7 +61,7 @@ def test_steps_follow_the_equations(nesterov, adjust_lr, layer, ratio):
     model = build("gpt", **SMALL).double()
     config = dataclasses.replace(MUON, nesterov=nesterov, adjust_lr=adjust_lr)
     optimizer = build_optimizer(model, config)
-    W = getattr(model.blocks[0], layer).weight  # [32, 128] and [128, 32]
+    W = getattr(model.blocks[0].mlp, layer).weight  # [32, 128] and [128, 32]
     ratio = 0.2 * 128**0.5 if adjust_lr == "match_rms_adamw" else ratio
     momentum = torch.zeros_like(W)
     for seed in range(3):
@@ -174,7 +174,7 @@ def test_constrain_holds_both_halves():
 def test_resuming_with_muon_is_bitwise_the_uninterrupted_run(architecture, tiny, tmp_path):
     config = dataclasses.replace(tiny(architecture, sample_every=5), optim=MUON)
 
-    def die(model, tokenizer):
+    def die(*_):
         raise KeyboardInterrupt
 
     train(config, tmp_path / "whole")

@@ -1,6 +1,7 @@
 """A run that was interrupted and went on is the uninterrupted run, bit for bit."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -22,20 +23,39 @@ class KilledError(Exception):
     """Ends a run where the sampler is called, nothing saved."""
 
 
-def die(model, tokenizer):
+def die(*_):
     raise KilledError
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_resuming_is_bitwise_the_uninterrupted_run(architecture, precision, tiny, tmp_path):
-    config = tiny(architecture, precision=precision, sample_every=5)
+CASES = [
+    *itertools.product(ARCHITECTURES, ["clm"], ["fp32", "bf16"]),
+    *itertools.product(["normformer", "angpt"], ["mlm"], ["fp32"]),
+]
+
+
+@pytest.mark.parametrize(("architecture", "objective", "precision"), CASES)
+def test_resuming_is_bitwise_the_uninterrupted_run(
+    architecture, objective, precision, tiny, tmp_path
+):
+    config = tiny(architecture, objective, precision=precision, sample_every=5)
+    check_resumed(config, tmp_path)
+
+
+def test_resuming_with_dropout_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
+    config = tiny("normformer", "mlm", sample_every=5, micro_batch=3)
+    model = dataclasses.replace(config.model, dropout=0.2)
+    check_resumed(dataclasses.replace(config, model=model), tmp_path)
+    assert figures(tmp_path / "whole") != figures(train(config, tmp_path / "without").out)
+
+
+def check_resumed(config, tmp_path):
+    """Train in one go, and killed and resumed: figures, samples and weights are the same."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(config, whole, sampler=lambda model, tokenizer: "text")
+    train(config, whole, sampler=lambda *_: "text")
     with pytest.raises(KilledError):  # at step 5, the checkpoint is that of step 3
         train(config, broken, sampler=die)
     assert [record["step"] for record in figures(broken)] == [1, 2, 3, 4, 5]
-    result = train(config, broken, sampler=lambda model, tokenizer: "text")
+    result = train(config, broken, sampler=lambda *_: "text")
 
     assert result.trained
     assert figures(broken) == figures(whole)
@@ -73,7 +93,7 @@ def test_a_signal_saves_at_the_end_of_the_step_and_the_run_goes_on(number, tiny,
     train(config, whole)
     handlers = signal.getsignal(number)
 
-    def ask(model, tokenizer):
+    def ask(*_):
         os.kill(os.getpid(), number)
         return ""
 
@@ -86,7 +106,7 @@ def test_a_signal_saves_at_the_end_of_the_step_and_the_run_goes_on(number, tiny,
 
 
 def test_a_second_ctrl_c_stops_at_once(tiny, tmp_path):
-    def ask_twice(model, tokenizer):
+    def ask_twice(*_):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)

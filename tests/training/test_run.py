@@ -27,7 +27,7 @@ from unitsphere.training.run import load_run, resolve, train
 def finished(tiny, tmp_path_factory):
     """A finished run of ngpt."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny("ngpt"), out, sampler=lambda model, tokenizer: "sampled")
+    train(tiny("ngpt"), out, sampler=lambda *_: "sampled")
     return out
 
 
@@ -119,7 +119,7 @@ def test_keys_that_do_not_change_what_is_learned_may_differ(finished, tiny):
 
 
 def test_a_run_that_goes_on_keeps_its_new_logging_settings(tiny, tmp_path):
-    def interrupt(model, tokenizer):
+    def interrupt(*_):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -180,7 +180,7 @@ def test_data_that_changed_under_a_run_are_refused(tiny, tmp_path):
     config = tiny(sample_every=5)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(text)))
 
-    def interrupt(model, tokenizer):
+    def interrupt(*_):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -192,7 +192,7 @@ def test_data_that_changed_under_a_run_are_refused(tiny, tmp_path):
 
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_loss_that_is_no_number_stops_and_names_the_step(log_every, tiny, tmp_path):
-    def spoil(model, tokenizer):
+    def spoil(model, *_):
         with torch.no_grad():
             model.get_parameter("norm.gain").fill_(math.nan)
         return ""

@@ -16,6 +16,10 @@ def test_warmup_rises_evenly_to_the_peak_in_steps_or_as_a_fraction():
         assert set(rates[10:]) == {1.0}
 
 
+def test_a_warmup_of_one_is_one_step():
+    assert set(factors(kind="constant", warmup=1)) == {1.0}
+
+
 def test_without_warmup_the_first_step_has_the_peak():
     for kind in ("cosine", "linear", "wsd", "constant"):
         assert factors(kind=kind)[0] == 1.0

@@ -1,10 +1,10 @@
-"""`unitsphere eval`: loss, perplexity and bits per byte of a run on any text."""
+"""`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -13,6 +13,7 @@ from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
+    from unitsphere.data.windows import Form
     from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
 
@@ -21,17 +22,33 @@ if TYPE_CHECKING:
 class Eval:
     """Score a run on text: loss (nats a token), perplexity, bits per byte.
 
+    A masked language model is scored on hidden tokens, the same ones each time:
+    loss, pseudo-perplexity and accuracy; it has no bits per byte.
+    An encoder-decoder (seq2seq) is scored on the targets of pairs, and by BLEU on
+    what it writes for their sources.
+
     examples:
       unitsphere eval runs/quickstart/ngpt --json
       unitsphere eval RUN --data wiki.jsonl --field text --context 256 1024
+      unitsphere eval RUN --data pairs.jsonl --beam 4 --json
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """run folder"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """text to score: a file, JSONL, a folder, a quoted glob; none: the run's validation split"""
+    objective: Literal["clm", "mlm", "seq2seq"] | None = None
+    """what the run was trained for, to be sure of it; a run is scored for that and no other"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
+    source_field: Annotated[str | None, arg(metavar="STR")] = None
+    """the field of a pair's line that holds the source; none: as in training"""
+    target_field: Annotated[str | None, arg(metavar="STR")] = None
+    """the field of a pair's line that holds the target; none: as in training"""
+    beam: Annotated[int | None, arg(metavar="K")] = None
+    """seq2seq: targets followed at once, by default 1; 0: no target is written, no BLEU"""
+    length_penalty: Annotated[float | None, arg(metavar="A")] = None
+    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
     device: str = "auto"
@@ -55,14 +72,68 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def evaluations(args: Eval) -> dict[int, dict[str, float]]:
+def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
     """Context -> figures, in fp32 on every device, so that they can be compared."""
     from unitsphere.training.load import load_run
 
     run = load_run(args.run, args.device)
+    own = run.config.objective
+    if args.objective not in (None, own):
+        raise UserError(
+            f"{args.run} was trained with objective {own} and cannot be scored as "
+            f"{args.objective}: leave --objective out"
+        )
     contexts = args.context or (run.config.data.context,)
+    if own == "seq2seq":
+        return pair_evaluations(args, run, contexts)
+    refuse_pair_options(args, own)
     with scorer(run, args.data, args.field) as score:
-        return {context: dataclasses.asdict(score(context)) for context in contexts}
+        return {context: figures(score(context)) for context in contexts}
+
+
+def pair_evaluations(
+    args: Eval, run: "LoadedRun", contexts: tuple[int, ...]
+) -> dict[int, dict[str, Any]]:
+    """Context -> figures of an encoder–decoder."""
+    from unitsphere.cli.evaluate_pairs import pair_figures, pair_source
+    from unitsphere.data.sources import PairFields
+
+    trained = run.config.data
+    fields = PairFields(
+        args.source_field or trained.source_field, args.target_field or trained.target_field
+    )
+    beam = 1 if args.beam is None else args.beam
+    penalty = 0.6 if args.length_penalty is None else args.length_penalty
+    if beam < 0 or not 0 <= penalty < float("inf"):
+        raise UserError(f"--beam and --length_penalty must be 0 or more: {beam} and {penalty}")
+    with pair_source(run, args.data, fields) as source:
+        return {
+            context: pair_figures(run, source, context, batch_rows(run, context), beam, penalty)
+            for context in contexts
+        }
+
+
+def refuse_pair_options(args: Eval, objective: str) -> None:
+    """Raise UserError for an option that only an encoder–decoder has."""
+    for name in ("beam", "length_penalty", "source_field", "target_field"):
+        if getattr(args, name) is not None:
+            raise UserError(
+                f"--{name} is for runs with objective seq2seq, and {args.run} has {objective}: "
+                "leave it out"
+            )
+
+
+def batch_rows(run: "LoadedRun", context: int) -> int:
+    """Rows of `context` tokens that are about as large as a batch of the training."""
+    train = run.config.train
+    micro = train.micro_batch and train.micro_batch * run.config.data.context
+    return max((micro or train.batch_tokens) // context, 1)
+
+
+def figures(found: "Evaluation") -> dict[str, Any]:
+    """An evaluation's figures under the names of the JSON form; the accuracy if there is one."""
+    named = dataclasses.asdict(found)
+    return named if found.accuracy is not None else {k: named[k] for k in named if k != "accuracy"}
 
 
 @contextlib.contextmanager
@@ -73,37 +144,48 @@ def scorer(
     from unitsphere.data.prepare import prepared
     from unitsphere.data.shards import Shards
     from unitsphere.data.sources import read_documents, source_files
+    from unitsphere.training.corpus import scoring_form
     from unitsphere.training.evaluate import evaluate, evaluate_shards
 
-    def rows(context: int) -> int:
-        train = run.config.train
-        micro = train.micro_batch and train.micro_batch * run.config.data.context
-        return max((micro or train.batch_tokens) // context, 1)
+    def form(context: int) -> "Form":
+        return scoring_form(run.config, run.tokenizer, context)
 
     if data is None:
         shards = Shards.open(prepared(run.config.data), "val")
         shards.check_tokenizer(run.tokenizer)
-        yield lambda context: evaluate_shards(run.model, shards, context, rows(context))
+        yield lambda context: evaluate_shards(
+            run.model, shards, form(context), batch_rows(run, context)
+        )
         return
     with source_files(data) as files:
         if not any(path.stat().st_size for path in files):
             raise UserError(f"{data} is empty: there is no text to evaluate")
         yield lambda context: evaluate(
-            run.model, read_documents(files, field), run.tokenizer, context, rows(context)
+            run.model,
+            read_documents(files, field),
+            run.tokenizer,
+            form(context),
+            batch_rows(run, context),
         )
 
 
-def _print(found: dict[int, dict[str, float]]) -> None:
-    columns = ("context", "loss", "perplexity", "bits/byte", "tokens", "bytes")
+def _print(found: dict[int, dict[str, Any]]) -> None:
+    masked = any("accuracy" in one for one in found.values())
+    perplexity, last = ("pseudo-perplexity", "accuracy") if masked else ("perplexity", "bits/byte")
+    bleu = ["BLEU"] if any("bleu" in one for one in found.values()) else []
+    columns = ("context", "loss", perplexity, last, "tokens", "bytes", *bleu)
     rows = [
         [
             str(context),
             f"{one['loss']:.4f}",
             f"{one['perplexity']:,.3f}",
-            f"{one['bits_per_byte']:.4f}",
+            f"{one['accuracy']:.2%}" if masked else f"{one['bits_per_byte']:.4f}",
             f"{one['tokens']:,}",
             f"{one['bytes']:,}",
+            *([f"{one['bleu']:.2f}"] if bleu else []),
         ]
         for context, one in found.items()
     ]
     print_table(columns, rows)
+    for signature in dict.fromkeys(one["bleu_signature"] for one in found.values() if bleu):
+        print(f"BLEU: {signature}")

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -11,16 +11,25 @@ from unitsphere.cli.output import print_json, print_text
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
+if TYPE_CHECKING:
+    from unitsphere.training.load import LoadedRun
+
+Written = tuple[list[dict[str, Any]], list[str]]
+"""What is printed for each prompt: as JSON, and as text."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Generate:
     """Continue prompts with the model of a run.
 
     Several prompts are continued at once; each gives what it would give alone.
+    To an encoder-decoder (objective seq2seq) a prompt is the source: its target is
+    written, with the likeliest token at each step or with a beam.
 
     examples:
       unitsphere generate runs/quickstart/ngpt --prompt "def main("
       unitsphere generate RUN --prompt "import " --prompt "class " --temperature 0
+      unitsphere generate RUN --prompt "a source" --beam 4
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -39,6 +48,10 @@ class Generate:
     """draw from the likeliest tokens that together have this probability"""
     seed: int = 0
     """prompt number i draws with seed + i"""
+    beam: Annotated[int | None, arg(metavar="K")] = None
+    """seq2seq: targets followed at once, by default 1"""
+    length_penalty: Annotated[float | None, arg(metavar="A")] = None
+    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False
@@ -51,11 +64,34 @@ def run(argv: list[str]) -> int:
     for prompt in args.prompt:
         if any("\ud800" <= c <= "\udfff" for c in prompt):  # Python's form of undecodable bytes
             raise UserError(f"--prompt {prompt!r} is not valid UTF-8: check its encoding")
-    from unitsphere.inference.generate import generate_text
     from unitsphere.training.load import load_run
 
     loaded = load_run(args.run, args.device)
-    completions = generate_text(
+    if loaded.config.objective == "seq2seq":
+        found, texts = answers(args, loaded)
+    else:
+        found, texts = completions(args, loaded)
+    if args.json:
+        print_json(found)
+        return 0
+    for number, text in enumerate(texts):
+        if len(texts) > 1:
+            print(f"{'' if number == 0 else chr(10)}[{number + 1}]")
+        print_text(text)
+    return 0
+
+
+def completions(args: Generate, loaded: "LoadedRun") -> Written:
+    """The prompts continued."""
+    from unitsphere.inference.generate import generate_text
+
+    for name in ("beam", "length_penalty"):
+        if getattr(args, name) is not None:
+            raise UserError(
+                f"--{name} is for runs with objective seq2seq, and {args.run} has "
+                f"{loaded.config.objective}: leave it out"
+            )
+    found = generate_text(
         loaded.model,
         loaded.tokenizer,
         args.prompt or [""],
@@ -65,15 +101,28 @@ def run(argv: list[str]) -> int:
         args.top_p,
         args.seed,
     )
-    longest = max(c.prompt_tokens + c.tokens for c in completions)
+    longest = max(c.prompt_tokens + c.tokens for c in found)
     if longest > loaded.config.data.context:
         trained = loaded.config.data.context
         print(f"note: {longest} tokens, the model was trained on {trained}", file=sys.stderr)
-    if args.json:
-        print_json([dataclasses.asdict(completion) for completion in completions])
-        return 0
-    for number, completion in enumerate(completions):
-        if len(completions) > 1:
-            print(f"{'' if number == 0 else chr(10)}[{number + 1}]")
-        print_text(completion.prompt + completion.text)
-    return 0
+    return [dataclasses.asdict(one) for one in found], [one.prompt + one.text for one in found]
+
+
+def answers(args: Generate, loaded: "LoadedRun") -> Written:
+    """The targets of the prompts."""
+    from unitsphere.inference.targets import Search, answer
+
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        if getattr(args, name) != getattr(Generate, name):
+            raise UserError(
+                f"--{name} is for sampling, and {args.run} (objective seq2seq) writes the "
+                "likeliest target: leave it out"
+            )
+    beam = 1 if args.beam is None else args.beam
+    penalty = 0.6 if args.length_penalty is None else args.length_penalty
+    search = Search(args.max_tokens, beam, penalty)
+    context = loaded.config.data.context
+    found = answer(loaded.model, loaded.tokenizer, args.prompt or [""], search, context)
+    if cut := sum(one.cut for one in found):
+        print(f"note: {cut} prompts were cut at {context} tokens", file=sys.stderr)
+    return [dataclasses.asdict(one) for one in found], [one.text for one in found]

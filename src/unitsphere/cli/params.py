@@ -40,21 +40,18 @@ def run(argv: list[str]) -> int:
 
 def count(name: str) -> dict[str, Any]:
     """A recipe's parameters, all and by role, from shapes alone (the meta device)."""
-    from unitsphere.data.prepare import tokenizer_spec
-    from unitsphere.data.tokenizer import vocab_size_of
     from unitsphere.models.registry import count_parameters
+    from unitsphere.training.corpus import model_vocabulary
     from unitsphere.training.recipes import load_recipe
 
     config = load_recipe(name)
-    numbers = config.model
-    if numbers.vocab_size is None:
-        vocab_size = vocab_size_of(tokenizer_spec(config.data))
-        numbers = dataclasses.replace(numbers, vocab_size=vocab_size)
-    by_role = count_parameters(config.architecture, numbers)
+    numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
+    by_role = count_parameters(config.architecture, numbers, config.objective)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {
         "recipe": name,
         "architecture": config.architecture,
+        "objective": config.objective,
         "parameters": sum(by_role.values()),
         "by_role": by_role,
         **shape,

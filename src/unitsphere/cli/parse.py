@@ -195,3 +195,10 @@ def _retold(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> str
             return f"--{name} must be {kind}, not '{got}'{_see(verb)}"
     text = " ".join(re.sub(r"[^\w\s.,:;'\"/=()\[\]{}-]", " ", box).split())
     return f"{text.partition(' For full helptext')[0]}{_see(verb)}"
+
+
+def check_positive(**counts: int | None) -> None:
+    """Raise UserError unless each count that is given is 1 or more."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UserError(f"--{name} must be at least 1: {count}")

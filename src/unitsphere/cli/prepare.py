@@ -31,8 +31,16 @@ class Prepare:
     """folder for the shards and their manifest"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
+    pairs: bool = False
+    """each JSONL line is a pair of texts, for objective seq2seq"""
+    source_field: str = "source"
+    """the field of a pair that holds what is given"""
+    target_field: str = "target"
+    """the field of a pair that holds what is to be said for it"""
     val_fraction: float = 0.02
-    """share of the documents that goes to validation"""
+    """share of the documents or pairs that goes to validation"""
+    validation: Annotated[str | None, arg(metavar="FILE")] = None
+    """a file, a quoted glob or a folder that goes to validation, instead of a share of SOURCE"""
     json: bool = False
     """print what there is as one JSON document"""
 
@@ -42,14 +50,17 @@ def run(argv: list[str]) -> int:
     args = parse(Prepare, argv, "prepare")
     from unitsphere.data.manifest import read_manifest
     from unitsphere.data.prepare import prepare
+    from unitsphere.data.sources import PairFields
 
+    fields = PairFields(args.source_field, args.target_field)
     folder = prepare(
         args.source,
         args.tokenizer,
         args.out,
-        field=args.field,
+        field=fields if args.pairs else args.field,
         val_fraction=args.val_fraction,
         progress=True,
+        validation=args.validation,
     )
     if args.json:
         manifest = read_manifest(folder)
@@ -59,6 +70,7 @@ def run(argv: list[str]) -> int:
                 "tokenizer": dataclasses.asdict(manifest.tokenizer),
                 "train": dataclasses.asdict(manifest.train),
                 "val": dataclasses.asdict(manifest.val),
+                "pairs": manifest.pairs,
                 "dtype": manifest.dtype,
             }
         )

@@ -26,7 +26,11 @@ examples:
   unitsphere train quickstart/ngpt --train.steps 500 --out runs/long
   unitsphere train angpt2025/ngpt-32m --data.source my.jsonl --data.field text
 
+  unitsphere train quickstart/ngpt --objective mlm --out runs/masked
+
 what is set most often (all, with defaults: unitsphere train RECIPE --help):
+  --objective            clm (next token), mlm (masked tokens, an encoder), or
+                         seq2seq (pairs of texts, an encoder and a decoder)
   --data.source          files, a glob, a folder, JSONL, or prepared shards
   --data.tokenizer       bytes, bpe:N, or the path of a tokenizer.json
   --train.steps          optimizer updates
@@ -51,14 +55,14 @@ def run(argv: list[str]) -> int:
         return 0
     from torch import OutOfMemoryError
 
-    from unitsphere.inference.generate import sample_text
+    from unitsphere.inference.samples import write_sample
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
     from unitsphere.training.stop import Preempted
 
     config, out = read_command(name, load_recipe(name), rest)
     try:
-        train(config, out, name, sampler=sample_text)
+        train(config, out, name, sampler=write_sample)
     except Preempted as stopped:
         print(f"unitsphere: {stopped}", file=sys.stderr)
         return EXIT_PREEMPTED

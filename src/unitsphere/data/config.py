@@ -2,7 +2,30 @@
 
 from dataclasses import dataclass
 
+from unitsphere.errors import UserError
+
 DEFAULT_TOKENIZER = "bpe:1024"
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """What masked language modelling hides (objective mlm)."""
+
+    fraction: float = 0.15
+    """share of the tokens that are asked for"""
+    masked: float = 0.8
+    """of these: share that the mask token stands for"""
+    random: float = 0.1
+    """of these: share that a random token stands for; the rest stay as they are"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"data.mask.fraction must be above 0, up to 1: {self.fraction}")
+        if not (self.masked >= 0 and self.random >= 0 and self.masked + self.random <= 1):
+            raise UserError(
+                "data.mask.masked and data.mask.random must be shares that add up to at most 1: "
+                f"{self.masked} and {self.random}"
+            )
 
 
 @dataclass(frozen=True)
@@ -14,12 +37,20 @@ class DataConfig:
     by `unitsphere prepare`; *.jsonl holds one document a line, any other file is one document"""
     field: str = "text"
     """the key that holds the text in JSONL"""
+    source_field: str = "source"
+    """the key that holds what is given, in JSONL with a pair a line (objective seq2seq)"""
+    target_field: str = "target"
+    """the key that holds what is to be said for it"""
+    validation: str | None = None
+    """a file, a glob or a folder to validate on; none: val_fraction of the source"""
     tokenizer: str | None = None
     """bytes, bpe:N (a byte-level BPE of N entries trained on the source), or the path of a Hugging
     Face tokenizer.json; none: that of the prepared folder, for other sources bpe:1024"""
     context: int = 256
-    """sequence length in tokens"""
+    """sequence length in tokens; of a pair, of each side, the separator counted"""
     val_fraction: float = 0.02
-    """share of the documents that is held out for validation"""
+    """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"
     """folder in which prepared sources are kept"""
+    mask: MaskConfig = MaskConfig()
+    """what is hidden, with objective mlm"""

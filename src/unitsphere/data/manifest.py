@@ -7,6 +7,8 @@ A folder holds, beside manifest.json:
 - {split}-documents.bin: raw little-endian uint64, the place of each document's separator in it;
 - tokenizer.json: the tokenizer.
 
+Where the manifest says `pairs`, documents 2i and 2i + 1 are the source and the target of pair i.
+
 The manifest names each file with its size and sha256. It is written last.
 """
 
@@ -49,11 +51,15 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class Counts:
-    """Tokens (separators included), UTF-8 bytes of text, and documents of a split."""
+    """Tokens (separators included), UTF-8 bytes of text, and documents of a split.
+
+    target_bytes: those of the bytes that are the targets of pairs.
+    """
 
     tokens: int
     bytes: int
     documents: int
+    target_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Manifest:
     tokenizer: TokenizerEntry
     train: Counts
     val: Counts
+    pairs: bool = False
     files: tuple[FileEntry, ...] = ()
 
     def counts(self, split: Split) -> Counts:

@@ -8,10 +8,11 @@ from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as i
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
-from unitsphere.data.encode import Job, write_shards
-from unitsphere.data.manifest import SPLITS, is_prepared, read_manifest
+from unitsphere.data.encode import write_shards
+from unitsphere.data.job import Job
+from unitsphere.data.manifest import SPLITS, TokenizerEntry, is_prepared, read_manifest
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import STANDARD_INPUT, find_files, source_files
+from unitsphere.data.sources import STANDARD_INPUT, PairFields, find_files, source_files
 from unitsphere.data.tokenizer import is_name, load_tokenizer
 from unitsphere.data.workspace import publish, workspace
 from unitsphere.errors import UserError
@@ -21,17 +22,20 @@ def prepare(
     source: str,
     tokenizer: str,
     out: str | Path,
-    field: str = "text",
+    field: str | PairFields = "text",
     val_fraction: float = 0.02,
     progress: bool = True,
+    validation: str | None = None,
 ) -> Path:
     """Turn a source into token shards in the folder `out`; returns `out`.
 
     source: "stdlib", a file, a glob, a folder, "-" (standard input as one text) or "-.jsonl"
     (standard input, a JSON object a line). tokenizer: "bytes", "bpe:N" or a tokenizer.json.
+    field: the key of the text in JSONL; or `PairFields`, the keys of the two sides of a pair.
     val_fraction: share of the documents held out for validation, chosen by a hash of their index;
     the first document is never held out and the second always, so that neither split is empty. A
     source of one document is cut at a line near its end. With 0 or 1, one split is empty.
+    validation: a file, a glob or a folder that is held out instead of a share of the source.
 
     If `out` holds the shards of this input already, nothing is done. `out` appears only once it is
     complete. Raises a `UserError` for unusable input, or if `out` holds anything else.
@@ -43,7 +47,7 @@ def prepare(
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{out} lies in the source {source}: choose another --out")
     with source_files(source) as files:
-        job = Job(source, files, field, tokenizer, val_fraction)
+        job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
         made = _make(job, job.fingerprint(), out, progress)
     if progress:
         state = "prepared" if made else "nothing to do, it holds this input already"
@@ -60,14 +64,15 @@ def tokenizer_spec(config: DataConfig) -> str:
     return str(folder / "tokenizer.json") if is_prepared(folder) else DEFAULT_TOKENIZER
 
 
-def prepared(config: DataConfig, progress: bool = True) -> Path:
+def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> Path:
     """The folder of shards that a config asks for: its source if that is one, else in its cache.
 
-    The name in the cache follows from the contents, which are read to find it.
+    `pairs`: of the source's pairs rather than of its documents. The name in the cache follows from
+    the contents, which are read to find it.
     """
     folder = Path(expanduser(config.source))
     if is_prepared(folder):
-        _check_prepared_with(folder, tokenizer_spec(config))
+        _check_prepared_for(folder, config, pairs)
         return folder
     if config.source in STANDARD_INPUT:
         raise UserError(
@@ -76,7 +81,9 @@ def prepared(config: DataConfig, progress: bool = True) -> Path:
         )
     files = find_files(config.source)
     tokenizer = tokenizer_spec(config)
-    job = Job(config.source, files, config.field, tokenizer, config.val_fraction)
+    field = PairFields(config.source_field, config.target_field) if pairs else config.field
+    held_out = _validation_files(config.validation)
+    job = Job(config.source, files, field, tokenizer, config.val_fraction, held_out)
     wanted = job.fingerprint()
     name = re.sub(r"[^\w.]+", "-", Path(config.source).name)
     out = Path(expanduser(config.cache)) / f"{name}-{wanted[:16]}"
@@ -84,8 +91,31 @@ def prepared(config: DataConfig, progress: bool = True) -> Path:
     return out
 
 
-def _check_prepared_with(folder: Path, spec: str) -> None:
-    made_with = read_manifest(folder).tokenizer
+def _validation_files(validation: str | None) -> list[Path]:
+    if validation is None:
+        return []
+    if validation in STANDARD_INPUT or is_prepared(validation):
+        raise UserError(f"validation is a file, a glob or a folder of text, not {validation}")
+    return find_files(validation)
+
+
+def _check_prepared_for(folder: Path, config: DataConfig, pairs: bool) -> None:
+    manifest = read_manifest(folder)
+    if manifest.pairs != pairs:
+        held, wanted = ("pairs", "documents") if manifest.pairs else ("documents", "pairs")
+        raise UserError(
+            f"{folder} was prepared as {held}, and this objective needs {wanted}: "
+            f"{'train with objective seq2seq, or ' if manifest.pairs else ''}prepare {wanted}"
+        )
+    if config.validation is not None:
+        raise UserError(
+            f"{folder} is prepared and has its own validation split: leave data.validation out, "
+            "or give the text itself as data.source"
+        )
+    _check_prepared_with(manifest.tokenizer, folder, tokenizer_spec(config))
+
+
+def _check_prepared_with(made_with: TokenizerEntry, folder: Path, spec: str) -> None:
     if not is_name(spec):
         Shards.open(folder).check_tokenizer(load_tokenizer(spec))
     elif spec != made_with.spec:

@@ -20,6 +20,8 @@ class Shards:
     """The token stream of one split: separator, document 1, separator, document 2, ...
 
     n_tokens: tokens of the stream. n_bytes: UTF-8 bytes of its documents. n_documents.
+    pairs: whether documents 2i and 2i + 1 are the source and the target of pair i; target_bytes:
+    UTF-8 bytes of the targets.
     document_starts: place of each document's separator, uint64 [n_documents].
     separator, vocab_size, tokenizer_fingerprint: of the tokenizer that made them.
     fingerprint: of the tokens. note: what is unusual about the split, or "".
@@ -30,6 +32,7 @@ class Shards:
         counts = manifest.counts(split)
         self.n_tokens, self.n_bytes = counts.tokens, counts.bytes
         self.n_documents = counts.documents
+        self.pairs, self.target_bytes = manifest.pairs, counts.target_bytes
         self.separator = manifest.tokenizer.separator
         self.vocab_size = manifest.tokenizer.vocab_size
         self.tokenizer_fingerprint = manifest.tokenizer.fingerprint
@@ -73,7 +76,10 @@ class Shards:
     def describe(self) -> str:
         """The split in a few words."""
         note = f" ({self.note})" if self.note else ""
-        return f"{self.n_tokens:,} {self.split} tokens in {self.n_documents:,} documents{note}"
+        many = (
+            f"{self.n_documents // 2:,} pairs" if self.pairs else f"{self.n_documents:,} documents"
+        )
+        return f"{self.n_tokens:,} {self.split} tokens in {many}{note}"
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the shards."""

@@ -13,10 +13,8 @@ A tokenizer that puts a blank before its input does so before each piece.
 """
 
 import codecs
-import functools
 import glob
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -25,20 +23,17 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from io import BufferedReader
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
 from typing import NamedTuple
 
-from unitsphere.config import did_you_mean
+from unitsphere.data.jsonl import json_records, not_utf8, open_file, refuse_binary
 from unitsphere.errors import UserError
 
 PIECE = 1 << 16
 """Longest piece of a document, in characters."""
 CHUNK = 1 << 20
 """Bytes read at a time from a text file."""
-LINE_LIMIT = 32 << 20
-"""Longest line of a JSONL file, in bytes: a line is parsed as a whole."""
 
 STANDARD_INPUT = ("-", "-.jsonl")
 
@@ -59,6 +54,20 @@ class Piece(NamedTuple):
 
     document: int
     text: str
+
+
+class PairFields(NamedTuple):
+    """The fields of a JSONL line that hold the two sides of a pair."""
+
+    source: str
+    target: str
+
+
+class TextPair(NamedTuple):
+    """A source and its target."""
+
+    source: str
+    target: str
 
 
 @contextmanager
@@ -109,7 +118,7 @@ def content_fingerprint(files: Sequence[Path]) -> str:
     """A sha256 over the files' contents in order, their names left out."""
     whole = hashlib.sha256()
     for path in files:
-        with _open(path) as handle:
+        with open_file(path) as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
         whole.update(f"{'jsonl' if path.suffix == '.jsonl' else 'text'} {digest}\n".encode())
     return whole.hexdigest()
@@ -136,6 +145,36 @@ def read_documents(
             document += found
 
 
+def read_text_pairs(
+    files: Iterable[Path], fields: PairFields, on_bytes: Callable[[int], object] = lambda n: None
+) -> Iterator[TextPair]:
+    """The pairs of parallel JSONL files in order; blank lines are skipped.
+
+    Raises a `UserError` that names the line for a pair of which a side is missing, no text, or
+    blank: none is left out in silence.
+    """
+    example = f'{{"{fields.source}": "...", "{fields.target}": "..."}}'
+    for path in files:
+        if path.suffix != ".jsonl":
+            raise UserError(f"{path} is no .jsonl file: pairs come as lines such as {example}")
+        for record in json_records(path, on_bytes, example):
+            pair = TextPair(record.text(fields.source), record.text(fields.target))
+            for field, text in zip(fields, pair, strict=True):
+                if not text.strip():
+                    raise UserError(f"{record.where}: field '{field}' is blank: leave the pair out")
+            yield pair
+
+
+def read_pairs(
+    files: Iterable[Path], fields: PairFields, on_bytes: Callable[[int], object] = lambda n: None
+) -> Iterator[Piece]:
+    """`read_text_pairs` as documents: 2i is the source of pair i, 2i + 1 the target."""
+    texts = (text for pair in read_text_pairs(files, fields, on_bytes) for text in pair)
+    for document, text in enumerate(texts):
+        for piece in _pieces([text]):
+            yield Piece(document, piece)
+
+
 def _pieces(chunks: Iterable[str]) -> Iterator[str]:
     held = ""
     for chunk in chunks:
@@ -160,15 +199,15 @@ def _cut(text: str, start: int) -> int:
 def _text_file(path: Path, on_bytes: Callable[[int], object]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    with _open(path) as handle:
+    with open_file(path) as handle:
         while True:
             data = handle.read(CHUNK)
-            _refuse_binary(data, path, offset)
+            refuse_binary(data, path, offset)
             begun = offset - len(decoder.getstate()[0])
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, begun + error.start) from error
+                raise not_utf8(path, begun + error.start) from error
             yield text
             if not data:
                 return
@@ -177,67 +216,5 @@ def _text_file(path: Path, on_bytes: Callable[[int], object]) -> Iterator[str]:
 
 
 def _json_lines(path: Path, field: str, on_bytes: Callable[[int], object]) -> Iterator[tuple[str]]:
-    offset = 0
-    with _open(path) as handle:
-        lines = iter(functools.partial(handle.readline, LINE_LIMIT + 1), b"")
-        for number, line in enumerate(lines, 1):
-            where = f"line {number} of {path}"
-            if len(line) > LINE_LIMIT:
-                limit = LINE_LIMIT >> 20
-                raise UserError(f"{where} is longer than {limit} MiB: split the document")
-            _refuse_binary(line, path, offset)
-            if not line.isspace():
-                # Nothing but the text is kept while it is used: lines may be long.
-                yield (_field(_decoded(line, path, offset), field, where),)
-            offset += len(line)
-            on_bytes(len(line))
-
-
-def _field(line: str, field: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not valid JSON: {error.msg} (column {error.colno})") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise UserError(f'{where} is not a JSON object such as {{"{field}": "..."}}')
-    if field not in record:
-        hint = did_you_mean(field, record)
-        fields = "" if "known:" in hint else f"; its fields: {', '.join(record)}"
-        raise UserError(f"{where} has no field '{field}'{hint}{fields}")
-    text = record[field]
-    if not isinstance(text, str):
-        raise UserError(f"{where}: field '{field}' is not text but {type(text).__name__}")
-    if "\0" in text:
-        raise UserError(f"{where}: field '{field}' holds a NUL character: only text is prepared")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where}: field '{field}' holds half a surrogate pair") from error
-    return text
-
-
-def _decoded(line: bytes, path: Path, offset: int) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, offset + error.start) from error
-
-
-def _open(path: Path) -> BufferedReader:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _refuse_binary(data: bytes, path: Path, offset: int) -> None:
-    if (at := data.find(b"\0")) >= 0:
-        raise UserError(
-            f"{path} is a binary file (NUL at byte {offset + at}): only UTF-8 text can be prepared"
-        )
-
-
-def _not_utf8(path: Path, offset: int) -> UserError:
-    return UserError(f"{path} is not valid UTF-8 at byte {offset}: convert it to UTF-8 first")
+    for record in json_records(path, on_bytes, f'{{"{field}": "..."}}'):
+        yield (record.text(field),)

@@ -138,16 +138,17 @@ def is_name(spec: str | Path) -> bool:
     return spec == "bytes" or bpe_size(spec) is not None
 
 
-def vocab_size_of(spec: str) -> int:
+def vocab_size_of(spec: str, extra: int = 0) -> int:
     """The number of ids a model needs for a tokenizer spec, rounded up to a multiple of 64.
 
-    Reads at most a JSON file: nothing is trained.
+    `extra` counts ids beyond the tokenizer's own, such as a mask token. Reads at most a JSON file:
+    nothing is trained.
     """
     size = 256 if spec == "bytes" else bpe_size(spec)
     if size is None:
         document = _read(spec)[1]
         size = 256 if document == _BYTES else _largest_id(document) + 1
-    return -(-size // 64) * 64
+    return -(-(size + extra) // 64) * 64
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:

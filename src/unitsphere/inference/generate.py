@@ -13,7 +13,7 @@ from torch import Tensor
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.sample import check_sampling, sample
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def left_pad(
 
 @torch.inference_mode()
 def generate(
-    model: Decoder,
+    model: Transformer,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     temperature: float = 0.0,
@@ -65,8 +65,13 @@ def generate(
     vocabulary is padded). Row i draws from a generator seeded with `seed + i`, so that prompt
     alone with that seed gives the same tokens. Temperature 0 is greedy.
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
-    out of range.
+    out of range, or for a model that is no causal one.
     """
+    if model.objective != "clm":
+        raise UserError(
+            f"a model trained with objective {model.objective} does not continue texts: "
+            "generate needs a run with objective clm"
+        )
     check_sampling(temperature, top_k, top_p)
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
@@ -96,7 +101,7 @@ def generate(
 
 
 def generate_text(
-    model: Decoder,
+    model: Transformer,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     max_tokens: int,
@@ -133,7 +138,7 @@ def generate_text(
     ]
 
 
-def sample_text(model: Decoder, tokenizer: Tokenizer, max_tokens: int = 200) -> str:
+def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200) -> str:
     """A document from its start at temperature 0.8, the same for the same weights.
 
     It draws from a generator of its own, so sampling in the middle of a training run does not

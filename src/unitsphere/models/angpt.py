@@ -3,12 +3,13 @@
 | step | formula | method |
 |---|---|---|
 | embed | h = E_in[token] | `ANGPT.embed` |
-| attention | q, k, v = W h·ν_qkv; RoPE; q = Norm(q), k = Norm(k) per head | `Block.attention` |
+| attention | q, k, v = W h·ν_qkv; RoPE; q = Norm(q), k = Norm(k) per head | `Attention` |
 | | softmax(q kᵀ·g + M) v, g [H] starts at √d_k; h_A = Norm(W_p(heads)·ν_p) | |
 | residual | h = (h + α_A ⊙ (h_A − h))·ν(α_A) | `Block.forward` |
-| MLP | u, z = W_u h·ν_uz, W_z h·ν_uz·√d; h_M = Norm(W_d(u ⊙ SiLU(z)·ν_acf)·ν_d) | `Block.mlp` |
+| across | k, v of the encoder's h, no RoPE; h = (h + α_X ⊙ (h_X − h))·ν(α_X) | |
+| MLP | u, z = W_u h·ν_uz, W_z h·ν_uz·√d; h_M = Norm(W_d(u ⊙ SiLU(z)·ν_acf)·ν_d) | `MLP` |
 | residual | h = (h + α_M ⊙ (h_M − h))·ν(α_M) | `Block.forward` |
-| logits | z = s_z ⊙ (W_h h) | `ANGPT.logits` |
+| logits | z = s_z ⊙ (W_h h) | `ANGPT.head` |
 
 ν_qkv = √(d/d_k), ν_p = √(d_k/d), ν_uz = √(d/d_f), ν_d = √(d_f/d), ν(α) = (1 − 2α + 2α²)^(−1/2),
 ν_acf = 1/√E f(z)² of the activation f = SiLU: 3.74 in the paper, 3.72035 by quadrature at std ½.
@@ -21,7 +22,7 @@ cancel, in the logits and in every gradient, and keep what lies between at unit 
 matters for the range of fp16 and bf16). Of these factors only ν_uz on z changes the function.
 
 Constraint (§4.1): ‖w‖ ≤ 1 along the in axis (dim 1) of every matrix, embeddings per row; W_p
-and W_d too, unlike nGPT. They start at length 1.
+and W_d too, unlike nGPT. They start at length 1. Cross-attention is an extension of this project.
 """
 
 import math
@@ -31,6 +32,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from unitsphere.models.constraint import Bound
+from unitsphere.models.context import Context
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -39,15 +41,14 @@ from unitsphere.models.parts import (
     ScaleConfig,
     head_size,
     logit_gain,
+    mlp_size,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.residual import lerp
-from unitsphere.ops.rope import rope
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ANGPTConfig:
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05, scale=0.01)
-    """interpolation rates α_A and α_M, [d] per layer"""
+    """interpolation rates α_A and α_M (and α_X across), [d] per layer"""
     s_z: ScaleConfig = ScaleConfig(init=1.0, scale=0.01)
     """scale of the logits, [V]"""
     z_gain: Literal["sqrt_d", "1"] = "sqrt_d"
@@ -90,67 +91,96 @@ class ANGPTConfig:
     """use the input embedding as output head"""
 
 
-class Block(nn.Module):
-    """One layer: attention, then MLP, each an interpolation of h with a unit vector."""
+class Attention(nn.Module):
+    """h_A before its norm: h looks at itself, or across at a memory."""
 
     def __init__(self, config: ANGPTConfig, layer: int) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff = config.d_ff or 4 * d
-        self.d_k = head_size(d, config.n_heads)
+        self.d_k, self.attention_factor = head_size(d, config.n_heads), config.attention_factor
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
+        std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
+        self.W_q, self.W_k, self.W_v, self.W_p = (
+            Linear(d, d, std=std, bound=in_axis) for _ in range(4)
+        )
+        self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        q = context.rotate_norm(self.heads(self.W_q, h), self.g())
+        k, v = context.keys_values(self.layer, h, self.keys_values)
+        heads = context.attend(q, k, v, scale=1.0)
+        if self.attention_factor:
+            heads = heads * context.keys_seen(k).to(heads.dtype).sqrt()
+        return self.W_p(merge_heads(heads), self.nu_p)
+
+    def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k and v of h, [batch, H, time, d_k] each."""
+        return context.rotate_norm(self.heads(self.W_k, h)), self.heads(self.W_v, h)
+
+    def heads(self, W: Linear, h: Tensor) -> Tensor:
+        """W h·ν_qkv by head, [batch, H, time, d_k]."""
+        return split_heads(W(h, self.nu_qkv), self.n_heads)
+
+
+class MLP(nn.Module):
+    """h_M before its norm."""
+
+    def __init__(self, config: ANGPTConfig) -> None:
+        super().__init__()
+        d = config.d_model
+        d_ff = mlp_size(config.d_ff, d)
         self.nu_uz, self.nu_d = math.sqrt(d / d_ff), math.sqrt(d_ff / d)
-        self.nu_alpha, self.attention_factor = config.nu_alpha, config.attention_factor
         self.z_gain = math.sqrt(d) if config.z_gain == "sqrt_d" else 1.0
         self.activation = ACTIVATIONS[config.activation]
         z_std = self.nu_uz * self.z_gain / math.sqrt(d)  # unit rows, ‖h‖ = 1
         computed = nu_acf(config.activation, z_std)
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_q, self.W_k, self.W_v, self.W_p = (
-            Linear(d, d, std=std, bound=in_axis) for _ in range(4)
-        )
         self.W_u, self.W_z = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
         self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
-        self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
-        self.alpha_A, self.alpha_M = Scale(config.alpha, (d,), d), Scale(config.alpha, (d,), d)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        u = self.W_u(h, self.nu_uz * self.nu_acf)  # ν_acf scales the product; here it folds
+        z = self.W_z(h, self.nu_uz * self.z_gain)
+        return self.W_d(u * self.activation(z), self.nu_d)
+
+
+class Block(nn.Module):
+    """One layer: attention, across if there is a memory, MLP; h is interpolated with each."""
+
+    cross: Attention
+    alpha_X: Scale
+
+    def __init__(self, config: ANGPTConfig, layer: int, cross: bool) -> None:
+        super().__init__()
+        d, self.nu_alpha = config.d_model, config.nu_alpha
+        self.attention, self.alpha_A = Attention(config, layer), Scale(config.alpha, (d,), d)
+        self.mlp, self.alpha_M = MLP(config), Scale(config.alpha, (d,), d)
+        if cross:
+            self.cross, self.alpha_X = Attention(config, layer), Scale(config.alpha, (d,), d)
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], of length 1 in expectation."""
         h = lerp(h, self.attention(h, context), self.alpha_A(), self.nu_alpha)
+        if across is not None:
+            h = lerp(h, self.cross(h, across), self.alpha_X(), self.nu_alpha)
         return lerp(h, self.mlp(h), self.alpha_M(), self.nu_alpha)
 
-    def attention(self, h: Tensor, context: Context) -> Tensor:
-        """h_A before its norm."""
-        q, k, v = (
-            split_heads(W(h) * self.nu_qkv, self.n_heads) for W in (self.W_q, self.W_k, self.W_v)
-        )
-        q = unit_norm(rope(q, context.rope)) * self.g()
-        k = unit_norm(rope(k, context.rope))
-        heads = context.attend(self.layer, q.to(v.dtype), k, v, scale=1.0)
-        if self.attention_factor:
-            heads = heads * context.keys_seen().to(heads.dtype).sqrt()
-        return self.W_p(merge_heads(heads)) * self.nu_p
 
-    def mlp(self, h: Tensor) -> Tensor:
-        """h_M before its norm."""
-        u = self.W_u(h) * self.nu_uz
-        z = self.W_z(h) * (self.nu_uz * self.z_gain)
-        return self.W_d(u * self.activation(z) * self.nu_acf) * self.nu_d
+class ANGPT(Transformer):
+    """The model of the table above."""
 
-
-class ANGPT(Decoder):
-    """The decoder of the table above."""
-
-    def __init__(self, config: ANGPTConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ANGPTConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d, V = config.d_model, vocabulary(config.vocab_size)
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         std, rows = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
         self.E_in = Embedding(V, d, std=std, bound=rows)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.W_h = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)
 
@@ -158,7 +188,6 @@ class ANGPT(Decoder):
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def logits(self, h: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = s_z ⊙ (W_h h)."""
-        z = self.E_in.as_head(h) if self.W_h is None else self.W_h(h)
-        return z * self.s_z()
+        return Head((self.W_h or self.E_in).matrix(), self.s_z())

@@ -6,11 +6,11 @@ The anGPT paper compares with it (arXiv 2505.22014, Appendix A, Figure A.1).
 |---|---|---|
 | norm | DyT(h) = γ ⊙ tanh(α h) (+ β); a scalar α, γ [d] and β [d] for each | `DyT.forward` |
 | embed | h = s·E_in[token], a learned scalar s that starts at √d | `DyTGPT.embed` |
-| attention | x = DyT(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Block.attention` |
+| attention | x = DyT(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `gpt.Attention` |
 | | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
 | residual | h = h + W_o(heads) | `Block.forward` |
-| MLP | x = DyT(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `Block.mlp` |
-| logits | z = E_out DyT(h) | `DyTGPT.logits` |
+| MLP | x = DyT(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `gpt.MLP` |
+| logits | z = E_out DyT(h) | `DyTGPT.head` |
 
 γ starts at 1, β at 0, α at ½ (the anGPT paper uses 1). β is off by default: the anGPT paper
 names "an input scaling scalar and output scaling vector" and uses no bias. QK norm stays.
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.models.constraint import Declaration
+from unitsphere.models.context import Context
+from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -30,15 +32,11 @@ from unitsphere.models.parts import (
     Scale,
     ScaleConfig,
     head_size,
-    logit_gain,
+    output_std,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
-from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.rope import rope
+from unitsphere.models.trunk import Head, Objective, Transformer
 
 
 @dataclass(frozen=True)
@@ -109,47 +107,38 @@ class DyT(nn.Module):
 class Block(nn.Module):
     """One layer as GPT+'s, with DyT where its norms are."""
 
-    def __init__(self, config: DyTConfig, layer: int) -> None:
-        super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff = config.d_ff or 4 * d
-        self.d_k = head_size(d, config.n_heads)
-        self.norm_A, self.norm_M = DyT(config), DyT(config)
-        std = config.init_std
-        std_out = std / math.sqrt(2 * config.n_layers)
-        self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=None) for _ in range(3))
-        self.W_o = Linear(d, d, std=std_out, bound=None)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
-        g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
-        self.g = g if config.qk_norm else None
+    cross: Attention
+    norm_X: DyT
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def __init__(self, config: DyTConfig, layer: int, cross: bool) -> None:
+        super().__init__()
+        d, std = config.d_model, config.init_std
+        std_out = output_std(std, config.n_layers, cross)
+
+        def attention() -> Attention:
+            g = config.g if config.qk_norm else None
+            return Attention(
+                d, config.n_heads, layer, std=std, std_out=std_out, g=g, g_init=config.g_init
+            )
+
+        self.norm_A, self.attention = DyT(config), attention()
+        self.norm_M, self.mlp = DyT(config), MLP(d, config.d_ff, std=std, std_out=std_out)
+        if cross:
+            self.norm_X, self.cross = DyT(config), attention()
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         h = h + self.attention(self.norm_A(h), context)
+        if across is not None:
+            h = h + self.cross(self.norm_X(h), across)
         return h + self.mlp(self.norm_M(h))
 
-    def attention(self, x: Tensor, context: Context) -> Tensor:
-        """Causal self-attention of x = DyT(h)."""
-        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = rope(q, context.rope), rope(k, context.rope)
-        if self.g is None:
-            heads = context.attend(self.layer, q, k, v, scale=1 / math.sqrt(self.d_k))
-        else:
-            q, k = unit_norm(q) * self.g(), unit_norm(k)
-            heads = context.attend(self.layer, q.to(v.dtype), k, v, scale=1.0)
-        return self.W_o(merge_heads(heads))
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """SwiGLU of x = DyT(h)."""
-        return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
+class DyTGPT(Transformer):
+    """The model of the table above."""
 
-
-class DyTGPT(Decoder):
-    """The decoder of the table above."""
-
-    def __init__(self, config: DyTConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DyTConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d = config.d_model
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
@@ -158,15 +147,16 @@ class DyTGPT(Decoder):
         self.E_in = Embedding(V, d, std=std, bound=None)
         root = math.sqrt(d)
         self.s = Scale(ScaleConfig("scalar", init=root, scale=root), (), d)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.norm = DyT(config)
+        if self.encoder is not None:
+            self.norm_memory = DyT(config)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = s·E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens) * self.s()
 
-    def logits(self, h: Tensor) -> Tensor:
-        """z = E_out DyT(h)."""
-        x = self.norm(h)
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+    def head(self) -> Head:
+        """z = E_out x of x = DyT(h)."""
+        return Head((self.E_out or self.E_in).matrix())

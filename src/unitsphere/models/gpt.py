@@ -6,14 +6,16 @@ paper (arXiv 2505.22014, §5): the same with QK norm and half of each head rotat
 | step | formula | method |
 |---|---|---|
 | embed | h = E_in[token] | `GPT.embed` |
-| attention | x = RMSNorm(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Block.attention` |
+| attention | x = RMSNorm(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Attention` |
 | GPT | softmax(q kᵀ/√d_k + M) v | |
 | GPT+ | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
 | residual | h = h + W_o(heads) | `Block.forward` |
-| MLP | x = RMSNorm(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `Block.mlp` |
-| logits | z = E_out RMSNorm(h) | `GPT.logits` |
+| across | the same with k, v = W_k m, W_v m of the memory m = RMSNorm(encoder's h), no RoPE | |
+| MLP | x = RMSNorm(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
+| logits | z = E_out RMSNorm(h) | `GPT.head` |
 
-Matrices N(0, 0.02²), the output matrices W_o and W_oMLP ÷√(2L). Nothing is constrained.
+Matrices N(0, 0.02²), the output matrices W_o and W_oMLP ÷√(2L), with cross-attention ÷√(3L).
+Nothing is constrained.
 """
 
 import math
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from unitsphere.models.context import Context
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -28,14 +31,14 @@ from unitsphere.models.parts import (
     RMSNorm,
     head_size,
     logit_gain,
+    mlp_size,
+    output_std,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.rope import rope
 
 
 @dataclass(frozen=True)
@@ -70,65 +73,107 @@ class GPTConfig:
     """use the input embedding as output head"""
 
 
-class Block(nn.Module):
-    """One pre-norm layer: attention, then MLP, each added to h."""
+class Attention(nn.Module):
+    """x looks at itself, or across at a memory; with g, q and k are normalised."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(
+        self,
+        d: int,
+        n_heads: int,
+        layer: int,
+        *,
+        std: float,
+        std_out: float,
+        g: LogitGain | None = None,
+        g_init: float | None = None,
+    ) -> None:
         super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff = config.d_ff or 4 * d
-        self.d_k = head_size(d, config.n_heads)
-        self.norm_A, self.norm_M = RMSNorm(d, config.norm_eps), RMSNorm(d, config.norm_eps)
-        std = config.init_std
-        std_out = std / math.sqrt(2 * config.n_layers)
+        self.n_heads, self.layer, self.d_k = n_heads, layer, head_size(d, n_heads)
         self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=None) for _ in range(3))
         self.W_o = Linear(d, d, std=std_out, bound=None)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
-        g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
-        self.g = g if config.qk_norm else None
+        self.g = None if g is None else logit_gain(g, g_init, n_heads, self.d_k)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        h = h + self.attention(self.norm_A(h), context)
-        return h + self.mlp(self.norm_M(h))
-
-    def attention(self, x: Tensor, context: Context) -> Tensor:
-        """Causal self-attention of the normalised x."""
-        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = rope(q, context.rope), rope(k, context.rope)
+        q = split_heads(self.W_q(x), self.n_heads)
+        k, v = context.keys_values(self.layer, x, self.keys_values)
         if self.g is None:
-            heads = context.attend(self.layer, q, k, v, scale=1 / math.sqrt(self.d_k))
+            heads = context.attend(context.rotate(q), k, v, scale=1 / math.sqrt(self.d_k))
         else:
-            q, k = unit_norm(q) * self.g(), unit_norm(k)
-            heads = context.attend(self.layer, q.to(v.dtype), k, v, scale=1.0)
+            heads = context.attend(context.rotate_norm(q, self.g()), k, v, scale=1.0)
         return self.W_o(merge_heads(heads))
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """SwiGLU of the normalised x."""
+    def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k after RoPE and norm, and v, [batch, H, time, d_k] each."""
+        k, v = (split_heads(W(x), self.n_heads) for W in (self.W_k, self.W_v))
+        return (context.rotate(k) if self.g is None else context.rotate_norm(k)), v
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x)), d_ff wide; none: 4·d."""
+
+    def __init__(self, d: int, d_ff: int | None, *, std: float, std_out: float) -> None:
+        super().__init__()
+        d_ff = mlp_size(d_ff, d)
+        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
+        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
         return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
 
 
-class GPT(Decoder):
-    """The decoder of the table above."""
+class Block(nn.Module):
+    """One pre-norm layer: attention, across if there is a memory, MLP, each added to h."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
+    cross: Attention
+    norm_X: RMSNorm
+
+    def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:
+        super().__init__()
+        d, eps, std = config.d_model, config.norm_eps, config.init_std
+        std_out = output_std(std, config.n_layers, cross)
+
+        def attention() -> Attention:
+            g = config.g if config.qk_norm else None
+            return Attention(
+                d, config.n_heads, layer, std=std, std_out=std_out, g=g, g_init=config.g_init
+            )
+
+        self.norm_A, self.attention = RMSNorm(d, eps), attention()
+        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(d, config.d_ff, std=std, std_out=std_out)
+        if cross:
+            self.norm_X, self.cross = RMSNorm(d, eps), attention()
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        h = h + self.attention(self.norm_A(h), context)
+        if across is not None:
+            h = h + self.cross(self.norm_X(h), across)
+        return h + self.mlp(self.norm_M(h))
+
+
+class GPT(Transformer):
+    """The model of the table above."""
+
+    def __init__(self, config: GPTConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d = config.d_model
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         V, std = vocabulary(config.vocab_size), config.init_std
         self.E_in = Embedding(V, d, std=std, bound=None)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.norm = RMSNorm(d, config.norm_eps)
+        if self.encoder is not None:
+            self.norm_memory = RMSNorm(d, config.norm_eps)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def logits(self, h: Tensor) -> Tensor:
-        """z = E_out RMSNorm(h)."""
-        x = self.norm(h)
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+    def head(self) -> Head:
+        """z = E_out x of x = RMSNorm(h)."""
+        return Head((self.E_out or self.E_in).matrix())

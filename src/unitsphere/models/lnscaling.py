@@ -5,14 +5,15 @@ The anGPT paper compares with it (arXiv 2505.22014, Appendix A, Figure A.1).
 | step | formula | method |
 |---|---|---|
 | embed | h = E_in[token] | `LNScaling.embed` |
-| attention | x = RMSNorm(h)/√ℓ, ℓ = 1 … L; q, k, v = W x; RoPE on q, k | `Block.attention` |
+| attention | x = RMSNorm(h)/√ℓ, ℓ = 1 … L; q, k, v = W x; RoPE on q, k | `gpt.Attention` |
 | | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
 | residual | h = h + W_o(heads) | `Block.forward` |
-| MLP | x = RMSNorm(h)/√ℓ; h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `Block.mlp` |
-| logits | z = E_out RMSNorm(h) | `LNScaling.logits` |
+| MLP | x = RMSNorm(h)/√ℓ; h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `gpt.MLP` |
+| logits | z = E_out RMSNorm(h) | `LNScaling.head` |
 
-1/√ℓ is a constant, not a parameter, and not a buffer that could be lost; the last norm has none.
-With QK norm it cancels in q and k and acts on v and the MLP. The rest is GPT+.
+1/√ℓ is a constant, not a parameter, and not a buffer that could be lost; the last norms (before
+the head, and of an encoder's memory) have none. With QK norm it cancels in q and k and acts on v
+and the MLP. The rest is GPT+.
 """
 
 import math
@@ -20,21 +21,19 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from unitsphere.models.context import Context
+from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
     Linear,
     LogitGain,
     RMSNorm,
     head_size,
-    logit_gain,
+    output_std,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
-from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.rope import rope
+from unitsphere.models.trunk import Head, Objective, Transformer
 
 
 @dataclass(frozen=True)
@@ -70,65 +69,57 @@ class LNScalingConfig:
 
 
 class Block(nn.Module):
-    """One pre-norm layer whose norms are divided by √ℓ."""
+    """One pre-norm layer as GPT+'s, its norms divided by √ℓ."""
 
-    def __init__(self, config: LNScalingConfig, layer: int) -> None:
+    cross: Attention
+    norm_X: RMSNorm
+
+    def __init__(self, config: LNScalingConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff = config.d_ff or 4 * d
-        self.d_k = head_size(d, config.n_heads)
+        d, eps, std = config.d_model, config.norm_eps, config.init_std
+        std_out = output_std(std, config.n_layers, cross)
         self.depth_scale = 1 / math.sqrt(layer + 1)
-        self.norm_A, self.norm_M = RMSNorm(d, config.norm_eps), RMSNorm(d, config.norm_eps)
-        std = config.init_std
-        std_out = std / math.sqrt(2 * config.n_layers)
-        self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=None) for _ in range(3))
-        self.W_o = Linear(d, d, std=std_out, bound=None)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
-        g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
-        self.g = g if config.qk_norm else None
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+        def attention() -> Attention:
+            g = config.g if config.qk_norm else None
+            return Attention(
+                d, config.n_heads, layer, std=std, std_out=std_out, g=g, g_init=config.g_init
+            )
+
+        self.norm_A, self.attention = RMSNorm(d, eps), attention()
+        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(d, config.d_ff, std=std, std_out=std_out)
+        if cross:
+            self.norm_X, self.cross = RMSNorm(d, eps), attention()
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         h = h + self.attention(self.norm_A(h) * self.depth_scale, context)
+        if across is not None:
+            h = h + self.cross(self.norm_X(h) * self.depth_scale, across)
         return h + self.mlp(self.norm_M(h) * self.depth_scale)
 
-    def attention(self, x: Tensor, context: Context) -> Tensor:
-        """Causal self-attention of the scaled, normalised x."""
-        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = rope(q, context.rope), rope(k, context.rope)
-        if self.g is None:
-            heads = context.attend(self.layer, q, k, v, scale=1 / math.sqrt(self.d_k))
-        else:
-            q, k = unit_norm(q) * self.g(), unit_norm(k)
-            heads = context.attend(self.layer, q.to(v.dtype), k, v, scale=1.0)
-        return self.W_o(merge_heads(heads))
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """SwiGLU of the scaled, normalised x."""
-        return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
+class LNScaling(Transformer):
+    """The model of the table above."""
 
-
-class LNScaling(Decoder):
-    """The decoder of the table above."""
-
-    def __init__(self, config: LNScalingConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: LNScalingConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d = config.d_model
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         V, std = vocabulary(config.vocab_size), config.init_std
         self.E_in = Embedding(V, d, std=std, bound=None)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.norm = RMSNorm(d, config.norm_eps)
+        if self.encoder is not None:
+            self.norm_memory = RMSNorm(d, config.norm_eps)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def logits(self, h: Tensor) -> Tensor:
-        """z = E_out RMSNorm(h)."""
-        x = self.norm(h)
-        return self.E_in.as_head(x) if self.E_out is None else self.E_out(x)
+    def head(self) -> Head:
+        """z = E_out x of x = RMSNorm(h)."""
+        return Head((self.E_out or self.E_in).matrix())

@@ -3,17 +3,19 @@
 | step | formula | equation | method |
 |---|---|---|---|
 | embed | h = E_in[token] | 2.1 | `NGPT.embed` |
-| attention | q, k, v = W_q h, W_k h, W_v h; RoPE on q, k per head | 12 | `Block.attention` |
+| attention | q, k, v = W_q h, W_k h, W_v h; RoPE on q, k per head | 12 | `Attention` |
 | | q = Norm(q)·s_qk; k = Norm(k)·s_qk | 15, 16 | |
 | | softmax(q kᵀ·√d_k + M) v; h_A = W_o(heads) | 13, 14 | |
 | residual | h = Norm(h + α_A ⊙ (Norm(h_A) − h)) | 10 | `Block.forward` |
-| MLP | u = (W_u h)·s_u; ν = (W_ν h)·s_ν·√d; h_M = W_oMLP(u ⊙ SiLU(ν)) | 17–21 | `Block.mlp` |
+| across | k, v of the encoder's h, no RoPE; h = Norm(h + α_X ⊙ (Norm(h_X) − h)) | | |
+| MLP | u = (W_u h)·s_u; ν = (W_ν h)·s_ν·√d; h_M = W_oMLP(u ⊙ SiLU(ν)) | 17–21 | `MLP` |
 | residual | h = Norm(h + α_M ⊙ (Norm(h_M) − h)) | 11 | `Block.forward` |
-| logits | z = s_z ⊙ (E_out h) | 1, 3 | `NGPT.logits` |
+| logits | z = s_z ⊙ (E_out h) | 1, 3 | `NGPT.head` |
 
 Constraint (§2.6, step 2): every matrix is a set of unit vectors of length d, all of them along
 their in axis (dim 1), W_o and W_oMLP along their out axis (dim 0). Scales: §2.5, `Scale`.
-Matrices start at N(0, 1/d), output matrices ÷√(2L), then are normalised (A.6).
+Matrices start at N(0, 1/d), output matrices ÷√(2L), then are normalised (A.6). Cross-attention is
+an extension of this project by the paper's own rule; the encoder's h, a unit vector, is its memory.
 
 The anGPT paper (arXiv 2505.22014, Figure 5) takes two of the norms away: `residual = "lerp_nu"`
 puts the constant ν(α) in place of the outer Norm, `bound = "ball"` is ‖w‖ ≤ 1 on the same axes.
@@ -26,22 +28,24 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from unitsphere.kernels import lerp_norm
 from unitsphere.models.constraint import Bound, Kind
+from unitsphere.models.context import Context
 from unitsphere.models.parts import (
     Embedding,
     Linear,
     Scale,
     ScaleConfig,
     head_size,
+    mlp_size,
+    output_std,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.residual import lerp, lerp_norm, riemannian, slerp
-from unitsphere.ops.rope import rope
+from unitsphere.ops.residual import lerp, riemannian, slerp
 
 RESIDUALS = {"lerp": lerp_norm, "slerp": slerp, "riemannian": riemannian, "lerp_nu": lerp}
 
@@ -61,7 +65,7 @@ class NGPTConfig:
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05)
-    """eigen learning rates α_A and α_M, [d] per layer"""
+    """eigen learning rates α_A and α_M (and α_X across), [d] per layer"""
     s_qk: ScaleConfig = ScaleConfig(init=1.0)
     """scale of q and k, [H, d_k] per layer, shared by both"""
     s_u: ScaleConfig = ScaleConfig(init=1.0, scale=1.0)
@@ -93,68 +97,103 @@ def bound(config: NGPTConfig, dim: int) -> Bound:
     return Bound(dim, config.bound, in_forward=config.normalize_in_forward)
 
 
-class Block(nn.Module):
-    """One layer: attention, then MLP, each a step of h on the sphere."""
+class Attention(nn.Module):
+    """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
-    def __init__(self, config: NGPTConfig, layer: int) -> None:
+    def __init__(self, config: NGPTConfig, layer: int, std_out: float) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff = config.d_ff or 4 * d
-        self.d_k = head_size(d, config.n_heads)
-        self.root_d = math.sqrt(d)
-        self.signed_alpha, self.qk_norm = config.signed_alpha, config.qk_norm
-        self.residual = RESIDUALS[config.residual]
-        std = 1 / math.sqrt(d)
-        std_out = std / math.sqrt(2 * config.n_layers)
+        self.d_k, self.qk_norm = head_size(d, config.n_heads), config.qk_norm
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
+        std = 1 / math.sqrt(d)
         self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=in_axis) for _ in range(3))
         self.W_o = Linear(d, d, std=std_out, bound=out_axis)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
         self.s_qk = Scale(config.s_qk, (config.n_heads, 1, self.d_k), d)
-        self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
-        self.alpha_A, self.alpha_M = Scale(config.alpha, (d,), d), Scale(config.alpha, (d,), d)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        q = self.scaled(self.W_q(h), context)
+        k, v = context.keys_values(self.layer, h, self.keys_values)
+        return self.W_o(merge_heads(context.attend(q, k, v, scale=math.sqrt(self.d_k))))
+
+    def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k and v of h, [batch, H, time, d_k] each."""
+        return self.scaled(self.W_k(h), context), split_heads(self.W_v(h), self.n_heads)
+
+    def scaled(self, x: Tensor, context: Context) -> Tensor:
+        """Norm(RoPE(x))·s_qk per head (eq. 15, 16)."""
+        x = split_heads(x, self.n_heads)
+        if self.qk_norm:
+            return context.rotate_norm(x, self.s_qk())
+        return context.rotate(x) * self.s_qk()
+
+
+class MLP(nn.Module):
+    """h_M before its norm (eq. 17–21)."""
+
+    def __init__(self, config: NGPTConfig, std_out: float) -> None:
+        super().__init__()
+        d = config.d_model
+        d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
+        in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
+        std = 1 / math.sqrt(d)
+        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
+        self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        u = self.W_u(h, self.s_u())
+        nu = self.W_nu(h, self.s_nu() * self.root_d)
+        return self.W_oMLP(swiglu(u, nu))
+
+
+class Block(nn.Module):
+    """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
+
+    cross: Attention
+    alpha_X: Scale
+
+    def __init__(self, config: NGPTConfig, layer: int, cross: bool) -> None:
+        super().__init__()
+        d = config.d_model
+        std_out = output_std(1 / math.sqrt(d), config.n_layers, cross)
+        self.residual, self.signed_alpha = RESIDUALS[config.residual], config.signed_alpha
+        self.attention, self.alpha_A = (
+            Attention(config, layer, std_out),
+            Scale(config.alpha, (d,), d),
+        )
+        self.mlp, self.alpha_M = MLP(config, std_out), Scale(config.alpha, (d,), d)
+        if cross:
+            self.cross, self.alpha_X = (
+                Attention(config, layer, std_out),
+                Scale(config.alpha, (d,), d),
+            )
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], unit vectors both."""
         h = self.residual(h, self.attention(h, context), self.rate(self.alpha_A))  # eq. 10
+        if across is not None:
+            h = self.residual(h, self.cross(h, across), self.rate(self.alpha_X))
         return self.residual(h, self.mlp(h), self.rate(self.alpha_M))  # eq. 11
 
     def rate(self, alpha: Scale) -> Tensor | float:
         """The eigen learning rate: |α|, or α itself if signed."""
         return alpha() if self.signed_alpha else abs(alpha())
 
-    def attention(self, h: Tensor, context: Context) -> Tensor:
-        """h_A before its norm (eq. 12–16)."""
-        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = rope(q, context.rope), rope(k, context.rope)
-        if self.qk_norm:
-            q, k = unit_norm(q), unit_norm(k)
-        q, k = q * self.s_qk(), k * self.s_qk()
-        heads = context.attend(
-            self.layer, q.to(v.dtype), k.to(v.dtype), v, scale=math.sqrt(self.d_k)
-        )
-        return self.W_o(merge_heads(heads))
 
-    def mlp(self, h: Tensor) -> Tensor:
-        """h_M before its norm (eq. 17–21)."""
-        u = self.W_u(h) * self.s_u()
-        nu = self.W_nu(h) * (self.s_nu() * self.root_d)
-        return self.W_oMLP(swiglu(u, nu))
+class NGPT(Transformer):
+    """The model of the table above."""
 
-
-class NGPT(Decoder):
-    """The decoder of the table above."""
-
-    def __init__(self, config: NGPTConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: NGPTConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d, V = config.d_model, vocabulary(config.vocab_size)
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         std, rows = 1 / math.sqrt(d), bound(config, dim=1)
         self.E_in = Embedding(V, d, std=std, bound=rows)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)
 
@@ -162,7 +201,6 @@ class NGPT(Decoder):
         """h = E_in[token], unit rows; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def logits(self, h: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = s_z ⊙ (E_out h) (eq. 1, 3)."""
-        z = self.E_in.as_head(h) if self.E_out is None else self.E_out(h)
-        return z * self.s_z()
+        return Head((self.E_out or self.E_in).matrix(), self.s_z())

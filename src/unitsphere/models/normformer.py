@@ -12,6 +12,10 @@
 
 With the five switches off this is the paper's Pre-LN baseline. `norm = "post"` is the Post-LN
 one: h' = LN_1(h + a of h), h'' = LN_2(λ ⊙ h' + m of h'), no LN before the head.
+Across (an extension of this project: the paper has no cross-attention): h' = h' + LN_aX(a of
+LN_X(h') with keys and values of LN(encoder's h)), a with its own γ, LN_q, LN_k, LN_v; Post-LN:
+h' = LN_X(h' + LN_aX(a)) with those of the encoder's h, which ends in a LN.
+
 γ acts on the heads before W_o; LN_q, LN_k, LN_v ("+ 3 More LN", §5) on the full width.
 γ and λ start at 1; LN has gain and bias, eps 1e-5; every Linear has a bias; E is tied.
 The paper does not give the matrices' start: N(0, 0.02²), outputs ÷√(2L), as in GPT.
@@ -24,20 +28,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from unitsphere.errors import UserError
 from unitsphere.models.constraint import Declaration
+from unitsphere.models.context import Context
 from unitsphere.models.parts import (
     Embedding,
     LayerNorm,
     Linear,
     head_size,
+    mlp_size,
+    output_std,
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
+from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.positions import sinusoid
-from unitsphere.ops.rope import rope
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,18 @@ class NormFormerConfig:
     """added sinusoids, added learned vectors P, or RoPE on q and k"""
     max_positions: int = 2048
     """rows of P: the longest sequence with learned positions"""
+    dropout: float = 0.0
+    """share of the embedding's and each sublayer's outputs that training drops (Table 5: 0.1)"""
     init_std: float = 0.02
     """standard deviation of the initial matrices"""
     norm_eps: float = 1e-5
     """added to the variance in LN"""
     tied: bool = True
     """use the input embedding as output head"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"model.dropout must be at least 0 and below 1: {self.dropout}")
 
 
 class Ones(nn.Module):
@@ -100,60 +113,102 @@ class Ones(nn.Module):
         return {"gain": Declaration("gain")}
 
 
-class Block(nn.Module):
-    """One pre-norm layer with the paper's additions."""
+class Attention(nn.Module):
+    """HeadScaleMHA: x looks at itself, or across at a memory."""
 
-    def __init__(self, config: NormFormerConfig, layer: int) -> None:
+    def __init__(self, config: NormFormerConfig, layer: int, std_out: float) -> None:
         super().__init__()
-        d, H, eps, self.layer = config.d_model, config.n_heads, config.norm_eps, layer
-        d_ff = config.d_ff or 4 * d
+        d, H, std, self.layer = config.d_model, config.n_heads, config.init_std, layer
         self.n_heads, self.d_k = H, head_size(d, H)
-        self.activation = ACTIVATIONS[config.activation]
-        std = config.init_std
-        std_out = std / math.sqrt(2 * config.n_layers)
-        self.LN_1, self.LN_2 = LayerNorm(d, eps), LayerNorm(d, eps)
         self.W_q, self.W_k, self.W_v = (
             Linear(d, d, std=std, bound=None, bias=True) for _ in range(3)
         )
         self.W_o = Linear(d, d, std=std_out, bound=None, bias=True)
-        self.W_1 = Linear(d, d_ff, std=std, bound=None, bias=True)
-        self.W_2 = Linear(d_ff, d, std=std_out, bound=None, bias=True)
         self.gamma = Ones(H, 1, 1) if config.head_scale else nn.Identity()
-        self.LN_a = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
-        self.LN_f = LayerNorm(d_ff, eps) if config.ffn_ln else nn.Identity()
         self.LN_q, self.LN_k, self.LN_v = (
-            LayerNorm(d, eps) if config.qkv_ln else nn.Identity() for _ in range(3)
+            LayerNorm(d, config.norm_eps) if config.qkv_ln else nn.Identity() for _ in range(3)
         )
-        self.post, self.rotary = config.norm == "post", config.positions == "rotary"
-        self.lambda_ = Ones(d) if config.res_scale else nn.Identity()
+        self.rotary = config.positions == "rotary"
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        if self.post:
-            h = self.LN_1(h + self.LN_a(self.attention(h, context)))
-            return self.LN_2(self.lambda_(h) + self.mlp(h))
-        h = h + self.LN_a(self.attention(self.LN_1(h), context))
-        return self.lambda_(h) + self.mlp(self.LN_2(h))
-
-    def attention(self, x: Tensor, context: Context) -> Tensor:
-        """HeadScaleMHA of x."""
-        q, k, v = self.LN_q(self.W_q(x)), self.LN_k(self.W_k(x)), self.LN_v(self.W_v(x))
-        q, k, v = (split_heads(y, self.n_heads) for y in (q, k, v))
-        if self.rotary:
-            q, k = rope(q, context.rope), rope(k, context.rope)
-        heads = context.attend(self.layer, q, k, v, scale=1 / math.sqrt(self.d_k))
+        q = self.placed(self.LN_q(self.W_q(x)), context)
+        k, v = context.keys_values(self.layer, x, self.keys_values)
+        heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k))
         return self.W_o(merge_heads(self.gamma(heads)))
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """W_2 LN_f(σ(W_1 x + b_1)) + b_2."""
+    def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k and v of x, [batch, H, time, d_k] each."""
+        k, v = self.LN_k(self.W_k(x)), self.LN_v(self.W_v(x))
+        return self.placed(k, context), split_heads(v, self.n_heads)
+
+    def placed(self, x: Tensor, context: Context) -> Tensor:
+        """x by head, with RoPE if the positions are rotary."""
+        x = split_heads(x, self.n_heads)
+        return context.rotate(x) if self.rotary else x
+
+
+class MLP(nn.Module):
+    """W_2 LN_f(σ(W_1 x + b_1)) + b_2."""
+
+    def __init__(self, config: NormFormerConfig, std_out: float) -> None:
+        super().__init__()
+        d, std = config.d_model, config.init_std
+        d_ff = mlp_size(config.d_ff, d)
+        self.activation = ACTIVATIONS[config.activation]
+        self.W_1 = Linear(d, d_ff, std=std, bound=None, bias=True)
+        self.W_2 = Linear(d_ff, d, std=std_out, bound=None, bias=True)
+        self.LN_f = LayerNorm(d_ff, config.norm_eps) if config.ffn_ln else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
         return self.W_2(self.LN_f(self.activation(self.W_1(x))))
 
 
-class NormFormer(Decoder):
-    """The decoder of the table above."""
+class Block(nn.Module):
+    """One layer with the paper's additions: attention, across if there is a memory, MLP."""
 
-    def __init__(self, config: NormFormerConfig) -> None:
-        super().__init__(config)
+    cross: Attention
+    LN_X: LayerNorm
+    LN_aX: nn.Module
+
+    def __init__(self, config: NormFormerConfig, layer: int, cross: bool) -> None:
+        super().__init__()
+        d, eps = config.d_model, config.norm_eps
+        std_out = output_std(config.init_std, config.n_layers, cross)
+        self.post, self.dropout = config.norm == "post", nn.Dropout(config.dropout)
+        self.LN_1, self.attention = LayerNorm(d, eps), Attention(config, layer, std_out)
+        self.LN_a = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
+        self.LN_2, self.mlp = LayerNorm(d, eps), MLP(config, std_out)
+        self.lambda_ = Ones(d) if config.res_scale else nn.Identity()
+        if cross:
+            self.LN_X, self.cross = LayerNorm(d, eps), Attention(config, layer, std_out)
+            self.LN_aX = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
+
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        return (self.post_ln if self.post else self.pre_ln)(h, context, across)
+
+    def pre_ln(self, h: Tensor, context: Context, across: Context | None) -> Tensor:
+        """Each sublayer sees LN(h)."""
+        h = h + self.dropout(self.LN_a(self.attention(self.LN_1(h), context)))
+        if across is not None:
+            h = h + self.dropout(self.LN_aX(self.cross(self.LN_X(h), across)))
+        return self.lambda_(h) + self.dropout(self.mlp(self.LN_2(h)))
+
+    def post_ln(self, h: Tensor, context: Context, across: Context | None) -> Tensor:
+        """LN of each sum."""
+        h = self.LN_1(h + self.dropout(self.LN_a(self.attention(h, context))))
+        if across is not None:
+            h = self.LN_X(h + self.dropout(self.LN_aX(self.cross(h, across))))
+        return self.LN_2(self.lambda_(h) + self.dropout(self.mlp(h)))
+
+
+class NormFormer(Transformer):
+    """The model of the table above."""
+
+    def __init__(self, config: NormFormerConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d, V = config.d_model, vocabulary(config.vocab_size)
         self.d_k = head_size(d, config.n_heads)
         self.root_d = math.sqrt(d)
@@ -163,19 +218,24 @@ class NormFormer(Decoder):
             self.max_length = config.max_positions
             self.P = Embedding(config.max_positions, d, std=config.init_std, bound=None)
         self.E = Embedding(V, d, std=1 / math.sqrt(d), bound=None)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        self.norm = LayerNorm(d, config.norm_eps) if config.norm == "pre" else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks, self.encoder = self.stacks(Block)
+        if config.norm == "pre":
+            self.norm = LayerNorm(d, config.norm_eps)
+            if self.encoder is not None:
+                self.norm_memory = LayerNorm(d, config.norm_eps)
         std = config.init_std
-        self.head = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
+        self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = √d·E[token] + position; RoPE adds nothing here."""
         h = self.E(tokens) * self.root_d
         if self.positions == "sinusoidal":
-            return h + sinusoid(positions, h.shape[-1], h.dtype)
-        return h + self.P(positions) if self.positions == "learned" else h
+            h = h + sinusoid(positions, h.shape[-1], h.dtype)
+        elif self.positions == "learned":
+            h = h + self.P(positions)
+        return self.dropout(h)
 
-    def logits(self, h: Tensor) -> Tensor:
-        """z = E LN(h)."""
-        x = self.norm(h)
-        return self.E.as_head(x) if self.head is None else self.head(x)
+    def head(self) -> Head:
+        """z = E x of x = LN(h)."""
+        return Head((self.E_out or self.E).matrix())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
+from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
 
@@ -49,9 +50,15 @@ class Linear(nn.Module):
         self.std, self.bound = std, bound
         self.role: Role = role
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., d_in] -> [..., d_out]."""
-        return F.linear(x, as_used(self.weight, self.bound), self.bias)
+    def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
+        """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
+        if scale is None:
+            return F.linear(x, self.matrix(), self.bias)
+        return scaled_linear(x, self.matrix(), scale)
+
+    def matrix(self) -> Tensor:
+        """W as the forward pass uses it."""
+        return as_used(self.weight, self.bound)
 
     def reset(self, generator: torch.Generator) -> None:
         """W from N(0, std²), b = 0."""
@@ -74,11 +81,11 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[...] int64 -> [..., d]."""
-        return F.embedding(tokens, as_used(self.weight, self.bound))
+        return F.embedding(tokens, self.matrix())
 
-    def as_head(self, h: Tensor) -> Tensor:
-        """h Eᵀ: the embedding as tied output head, [..., d] -> [..., n]."""
-        return F.linear(h, as_used(self.weight, self.bound))
+    def matrix(self) -> Tensor:
+        """E as the forward pass uses it; as a tied head too."""
+        return as_used(self.weight, self.bound)
 
     def reset(self, generator: torch.Generator) -> None:
         """E from N(0, std²)."""
@@ -197,6 +204,11 @@ class LayerNorm(nn.Module):
         return {"gain": Declaration("gain"), "bias": Declaration("bias")}
 
 
+def output_std(std: float, n_layers: int, cross: bool) -> float:
+    """std/√(the number of sublayers that add to h), 2 a layer, or 3 with cross-attention."""
+    return std / math.sqrt((3 if cross else 2) * n_layers)
+
+
 def head_size(d_model: int, n_heads: int) -> int:
     """d_k = d_model/H; a `UserError` unless H divides d_model."""
     if n_heads < 1 or d_model < 1 or d_model % n_heads:
@@ -205,6 +217,13 @@ def head_size(d_model: int, n_heads: int) -> int:
             "change one of them"
         )
     return d_model // n_heads
+
+
+def mlp_size(d_ff: int | None, d_model: int) -> int:
+    """The MLP's width: 4·d_model if none is given; a `UserError` unless it is positive."""
+    if d_ff is not None and d_ff < 1:
+        raise UserError(f"model.d_ff must be at least 1: {d_ff}; leave it out for 4·d_model")
+    return 4 * d_model if d_ff is None else d_ff
 
 
 def rotary_size(d_k: int, fraction: float) -> int:

@@ -17,15 +17,15 @@ from unitsphere.models.lnscaling import LNScaling, LNScalingConfig
 from unitsphere.models.ngpt import NGPT, NGPTConfig
 from unitsphere.models.normformer import NormFormer, NormFormerConfig
 from unitsphere.models.rezero import ReZero, ReZeroConfig
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Objective, Transformer
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder class and the config that it takes."""
+    """A model class and the config that it takes."""
 
     config: type
-    model: type[Decoder]
+    model: type[Transformer]
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -47,8 +47,12 @@ def architecture(name: str) -> Architecture:
 
 
 def build_from(
-    name: str, config: Any, device: torch.device | str = "cpu", seed: int = 0
-) -> Decoder:
+    name: str,
+    config: Any,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    objective: Objective = "clm",
+) -> Transformer:
     """The model of a config, initialised on `device` by its own generator; "meta": shapes only.
 
     It is laid out on the meta device first, so nothing is allocated or drawn twice.
@@ -56,7 +60,7 @@ def build_from(
     if config.n_layers < 1:
         raise UserError(f"model.n_layers must be at least 1: {config.n_layers}")
     with torch.device("meta"):
-        model = architecture(name).model(config)
+        model = architecture(name).model(config, objective)
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device=device)
@@ -64,14 +68,15 @@ def build_from(
     return model
 
 
-def count_parameters(name: str, config: Any) -> dict[Role, int]:
+def count_parameters(name: str, config: Any, objective: Objective = "clm") -> dict[Role, int]:
     """Exact number of parameters by role, from shapes alone.
 
     All layers hold the same, so a model of one layer and one of two tell the rest.
     """
 
     def counts(n_layers: int) -> Counter[Role]:
-        model = build_from(name, dataclasses.replace(config, n_layers=n_layers), "meta")
+        size = dataclasses.replace(config, n_layers=n_layers)
+        model = build_from(name, size, "meta", objective=objective)
         sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
         found: Counter[Role] = Counter()
         for key, role in roles(model).items():
@@ -83,9 +88,14 @@ def count_parameters(name: str, config: Any) -> dict[Role, int]:
 
 
 def build(
-    name: str, *, device: torch.device | str = "cpu", seed: int = 0, **numbers: Any
-) -> Decoder:
-    """A model by the architecture's name and its config's fields.
+    name: str,
+    *,
+    objective: Objective = "clm",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    **numbers: Any,
+) -> Transformer:
+    """A model by the architecture's name, what it is trained for, and its config's fields.
 
     >>> build("ngpt", vocab_size=256, d_model=64, n_layers=2, n_heads=2).config.d_model
     64
@@ -95,4 +105,4 @@ def build(
     if unknown:
         hint = did_you_mean(unknown[0], kinds.__dataclass_fields__)
         raise UserError(f"{name} has no setting '{unknown[0]}'{hint}")
-    return build_from(name, kinds(**numbers), device, seed)
+    return build_from(name, kinds(**numbers), device, seed, objective)

@@ -5,21 +5,23 @@ The nGPT paper compares with it (arXiv 2410.01131, A.2, eq. 24); NormFormer name
 | step | formula | method |
 |---|---|---|
 | embed | h = E_in[token] | `ReZero.embed` |
-| attention | q, k, v = W_q h, W_k h, W_v h; RoPE; softmax(q kᵀ/√d_k + M) v | `Block.attention` |
+| attention | q, k, v = W_q h, W_k h, W_v h; RoPE; softmax(q kᵀ/√d_k + M) v | `gpt.Attention` |
 | residual | h = h + a·W_o(heads), a scalar a for each layer, 0 at the start | `Block.forward` |
-| MLP | h = h + a·W_oMLP(W_u h ⊙ SiLU(W_nu h)), the same a | `Block.mlp` |
-| logits | z = E_out h | `ReZero.logits` |
+| MLP | h = h + a·W_oMLP(W_u h ⊙ SiLU(W_nu h)), the same a | `gpt.MLP` |
+| logits | z = E_out h | `ReZero.head` |
 
-The trunk is GPT's (SwiGLU, RoPE, no bias). With no norm before it, a sublayer sees h as it is: the
-embeddings start at N(0, 1), where RMSNorm would have put them, unless `tied` to the head. a = 0
-already makes each layer the identity, so the output matrices start like the others.
+Attention and MLP are GPT's. With no norm before it, a sublayer sees h as it is: the embeddings
+start at N(0, 1), where RMSNorm would have put them, unless `tied` to the head. a = 0 already makes
+each layer the identity, so the output matrices start like the others. Cross-attention is one more
+sublayer with the same a; its memory is the encoder's last h.
 """
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from unitsphere.models.context import Context
+from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -29,10 +31,7 @@ from unitsphere.models.parts import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.trunk import Context, Decoder
-from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.glu import swiglu
-from unitsphere.ops.rope import rope
+from unitsphere.models.trunk import Head, Objective, Transformer
 
 
 @dataclass(frozen=True)
@@ -64,54 +63,44 @@ class ReZeroConfig:
 
 
 class Block(nn.Module):
-    """One layer: attention, then MLP, each added to h with the weight a."""
+    """One layer: attention, across if there is a memory, MLP, each added to h with the weight a."""
 
-    def __init__(self, config: ReZeroConfig, layer: int) -> None:
+    cross: Attention
+
+    def __init__(self, config: ReZeroConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        d_ff, std = config.d_ff or 4 * d, config.init_std
-        self.d_k = head_size(d, config.n_heads)
-        self.W_q, self.W_k, self.W_v, self.W_o = (
-            Linear(d, d, std=std, bound=None) for _ in range(4)
-        )
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std, bound=None)
+        d, H, std = config.d_model, config.n_heads, config.init_std
+        self.attention = Attention(d, H, layer, std=std, std_out=std)
+        self.mlp = MLP(d, config.d_ff, std=std, std_out=std)
+        if cross:
+            self.cross = Attention(d, H, layer, std=std, std_out=std)
         self.a = Scale(ScaleConfig("scalar", config.a_init, config.a_init), (), d)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         h = h + self.a() * self.attention(h, context)
+        if across is not None:
+            h = h + self.a() * self.cross(h, across)
         return h + self.a() * self.mlp(h)
 
-    def attention(self, h: Tensor, context: Context) -> Tensor:
-        """Causal self-attention of h."""
-        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = rope(q, context.rope), rope(k, context.rope)
-        heads = context.attend(self.layer, q, k, v, scale=1 / math.sqrt(self.d_k))
-        return self.W_o(merge_heads(heads))
 
-    def mlp(self, h: Tensor) -> Tensor:
-        """SwiGLU of h."""
-        return self.W_oMLP(swiglu(self.W_u(h), self.W_nu(h)))
+class ReZero(Transformer):
+    """The model of the table above."""
 
-
-class ReZero(Decoder):
-    """The decoder of the table above."""
-
-    def __init__(self, config: ReZeroConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ReZeroConfig, objective: Objective) -> None:
+        super().__init__(config, objective)
         d, V, std = config.d_model, vocabulary(config.vocab_size), config.init_std
         self.d_k = head_size(d, config.n_heads)
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         self.E_in = Embedding(V, d, std=std if config.tied else config.embed_std, bound=None)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks, self.encoder = self.stacks(Block)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = E_in[token]; RoPE carries the positions."""
         return self.E_in(tokens)
 
-    def logits(self, h: Tensor) -> Tensor:
+    def head(self) -> Head:
         """z = E_out h."""
-        return self.E_in.as_head(h) if self.E_out is None else self.E_out(h)
+        return Head((self.E_out or self.E_in).matrix())

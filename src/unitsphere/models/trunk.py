@@ -1,85 +1,73 @@
-"""The decoder that every architecture fills in: tokens -> embed -> blocks -> logits.
+"""The Transformer that every architecture fills in: tokens -> embed -> blocks -> logits.
 
 Positions, masks, the KV cache and the loss live here, once. What a paper writes (embedding,
-block, head, initialisation, constraints) lives in that paper's file.
+block, head, initialisation, constraints) lives in that paper's file. An objective makes it
+
+| objective | is | sees |
+|---|---|---|
+| clm | a causal language model | a token itself and those before it |
+| mlm | a bidirectional encoder that predicts masked tokens | everything |
+| seq2seq | an encoder, and a decoder whose blocks also look at the encoder's output | both |
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import declarations, normalize_
+from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.parts import Resets
-from unitsphere.ops.attention import attention, visible
-from unitsphere.ops.loss import cross_entropy
+from unitsphere.ops.attention import visible
+from unitsphere.ops.linear import scaled_linear
+from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.rope import rope_table
 
-
-class Cache:
-    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H, length, d_k]."""
-
-    def __init__(self, shape: tuple[int, int, int, int, int], device: torch.device) -> None:
-        self.shape, self.device = shape, device
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.length = 0
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k, v [batch, H, new, d_k] to a layer; all of its keys and values so far."""
-        if layer == len(self.keys):
-            self.keys.append(torch.zeros(self.shape[1:], dtype=k.dtype, device=self.device))
-            self.values.append(torch.zeros(self.shape[1:], dtype=v.dtype, device=self.device))
-        end = self.length + k.shape[-2]
-        self.keys[layer][:, :, self.length : end] = k
-        self.values[layer][:, :, self.length : end] = v
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+Objective = Literal["clm", "mlm", "seq2seq"]
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a block needs besides h: positions, RoPE's table, who sees whom, and the cache."""
+class Head(NamedTuple):
+    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none."""
 
-    positions: Tensor
-    rope: tuple[Tensor, Tensor]
-    mask: Tensor | None
-    cache: Cache | None
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of q [batch, H, new, d_k] over the layer's keys, the cached too."""
-        if self.cache is not None:
-            k, v = self.cache.extend(layer, k, v)
-        causal = self.mask is None and q.shape[-2] > 1
-        return attention(q, k, v, scale, self.mask, causal)
-
-    def keys_seen(self) -> Tensor:
-        """How many keys each query may look at: [queries, 1] or [batch, 1, queries, 1]."""
-        if self.mask is not None:
-            return self.mask.sum(-1, keepdim=True)
-        return self.positions[:, None] + 1
+    weight: Tensor
+    scale: Tensor | float | None = None
 
 
-class Decoder(nn.Module):
-    """A causal language model. An architecture sets the attributes below and the two hooks."""
+class Transformer(nn.Module):
+    """An architecture sets the attributes below and fills in `embed` and `head`."""
 
     blocks: nn.ModuleList
+    encoder: nn.ModuleList | None  # the encoder's blocks, with seq2seq
+    norm: nn.Module  # of the last h, before the head; none unless set
+    norm_memory: nn.Module  # of the encoder's last h, before cross-attention; none unless set
     d_k: int
     d_rot: int  # rotated dimensions of a head; 0 for none
     rope_base: float = 10000.0
     max_length: int | None = None  # the longest sequence that has positions; none: any
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, objective: Objective) -> None:
         super().__init__()
         self.config = config
+        self.objective: Objective = objective
+        self.norm = self.norm_memory = nn.Identity()
+
+    def stacks(self, block: Callable[..., nn.Module]) -> tuple[nn.ModuleList, nn.ModuleList | None]:
+        """`blocks` and `encoder` of n_layers each; with seq2seq the former look across."""
+        config, layers = self.config, range(self.config.n_layers)
+        seq2seq = self.objective == "seq2seq"
+        blocks = nn.ModuleList(block(config, layer, cross=seq2seq) for layer in layers)
+        encoder = nn.ModuleList(block(config, layer, cross=False) for layer in layers)
+        return blocks, encoder if seq2seq else None
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
         raise NotImplementedError
 
-    def logits(self, h: Tensor) -> Tensor:
-        """h [batch, time, d] after the last block -> logits [batch, time, V]."""
+    def head(self) -> Head:
+        """What makes logits of the last h, once `norm` has seen it."""
         raise NotImplementedError
 
     @property
@@ -93,21 +81,64 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         left_padding: Tensor | None = None,
         mask: Tensor | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
         """Logits [batch, time, V] for tokens [batch, time] int64.
 
         With a cache the tokens come after those it holds. `left_padding` [batch] int64 counts
         the leading tokens of each row that are padding: masked, positions start after them.
-        `mask` (bool, [time, keys] or [batch, 1, time, keys]) is true where a token may look, in
-        place of causality: bidirectional, documents kept apart. Every token must see one.
+        `mask` (bool, broadcast to [batch, 1, time, keys]) is true where a token may look, in
+        place of what the objective says: documents kept apart, padding at the end. Every token
+        must see one. `memory` is what `encode` made of the source; seq2seq needs it.
         """
-        context = self._context(tokens, cache, left_padding, mask)
+        h, head = self.features(tokens, cache, left_padding, mask, memory), self.head()
+        if head.scale is None:
+            return F.linear(h, head.weight)
+        return scaled_linear(h, head.weight, head.scale)
+
+    def features(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        left_padding: Tensor | None = None,
+        mask: Tensor | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """What the head sees, [batch, time, d], for the arguments of `forward`."""
+        if (memory is None) != (self.encoder is None):
+            raise UserError(
+                f"a model with the objective {self.objective} "
+                + ("needs" if memory is None else "takes no")
+                + " memory: seq2seq goes through encode(source), the others do without"
+            )
+        if cache is not None and self.objective == "mlm":
+            raise UserError("an encoder (objective mlm) sees whole texts: it has no cache")
+        context = self._context(tokens, cache, left_padding, mask, self.objective != "mlm")
+        across = None if memory is None else CrossContext(memory, cache)
         h = self.embed(tokens, context.positions)
         for block in self.blocks:
-            h = block(h, context)
+            h = block(h, context, across)
         if cache is not None:
             cache.length += tokens.shape[1]
-        return self.logits(h)
+        return self.norm(h)
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Memory:
+        """What a seq2seq model's decoder looks at, for source [batch, time] int64.
+
+        `source_mask` (bool [batch, time]) is true for real tokens, false for padding; a row needs
+        a real one.
+        """
+        if self.encoder is None:
+            raise UserError(
+                f"a model with the objective {self.objective} has no encoder apart: build it "
+                "with the objective seq2seq"
+            )
+        mask = None if source_mask is None else source_mask[:, None, None, :]
+        context = self._context(source, None, None, mask, causal=False)
+        h = self.embed(source, context.positions)
+        for block in self.encoder:
+            h = block(h, context)
+        return Memory(self.norm_memory(h), mask)
 
     def _context(
         self,
@@ -115,7 +146,8 @@ class Decoder(nn.Module):
         cache: Cache | None,
         left_padding: Tensor | None,
         mask: Tensor | None,
-    ) -> Context:
+        causal: bool,
+    ) -> SelfContext:
         past, new = cache.length if cache is not None else 0, tokens.shape[1]
         if self.max_length is not None and past + new > self.max_length:
             raise UserError(
@@ -130,14 +162,27 @@ class Decoder(nn.Module):
         if left_padding is not None:  # one table a row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
         if left_padding is not None or (mask is None and past and new > 1):
-            mask = visible(new, past + new, left_padding, tokens.device, mask)
-        return Context(positions, table, mask, cache)
+            mask = visible(new, past + new, left_padding, tokens.device, causal, mask)
+        return SelfContext(positions, table, mask, causal, cache)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        reduction: Literal["mean", "sum"] = "mean",
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored."""
-        return cross_entropy(self(tokens), targets, reduction)
+        """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
+
+        `mask` is that of `forward`, `source` and `source_mask` are those of `encode`.
+        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary.
+        """
+        memory = None if source is None else self.encode(source, source_mask)
+        h, head = self.features(tokens, mask=mask, memory=memory), self.head()
+        return linear_cross_entropy(h, head.weight, targets, head.scale, reduction, label_smoothing)
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""

@@ -32,17 +32,19 @@ def visible(
     n_keys: int,
     left_padding: Tensor | None,
     device: torch.device,
+    causal: bool = True,
     mask: Tensor | None = None,
 ) -> Tensor:
     """True where a query may look at a key, for queries that are the last of the keys.
 
-    Causal, unless a `mask` [queries, keys] or [batch, 1, queries, keys] says who sees whom.
+    Causal or everywhere, unless a `mask`, broadcast to [batch, 1, queries, keys], says it.
     Shape [queries, keys], or [batch, 1, queries, keys] if `left_padding` [batch] counts each
     row's leading padding. A padding query sees itself, so that its softmax has something to sum.
     """
     keys = torch.arange(n_keys, device=device)
     queries = keys[n_keys - n_queries :, None]
-    mask = keys <= queries if mask is None else mask
+    if mask is None:
+        mask = keys <= queries if causal else torch.ones_like(keys <= queries)
     if left_padding is None:
         return mask
     padding = keys < left_padding[:, None, None, None]

@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary."""
+"""Cross-entropy over the vocabulary: of logits, or of a linear head whose logits are never kept."""
 
 from typing import Literal
 
@@ -6,14 +6,174 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unitsphere.errors import UserError
+from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
+from unitsphere.ops.linear import fold
+
 IGNORE = -100  # a target that is not scored
 
+Reduction = Literal["mean", "sum"]
+Path = Literal["auto", "plain", "chunked", "torch", "liger"]
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    reduction: Reduction,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     """−log softmax(logits)[target] in nats over the targets that are not `IGNORE`.
 
-    logits [..., V], targets [...] int64; a scalar, in fp32 or wider.
+    logits [..., V], targets [...] int64; a scalar, in fp32 or wider. With `label_smoothing` ε,
+    (1 − ε) of that and ε of the mean of −log softmax over the vocabulary. `z_loss` times
+    (log Σ exp logits)² is added for each scored token (PaLM, arXiv 2204.02311, §5).
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     flat = logits.flatten(0, -2).to(wide)
-    return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORE, reduction=reduction)
+    loss = F.cross_entropy(
+        flat,
+        targets.flatten(),
+        ignore_index=IGNORE,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    if not z_loss:
+        return loss
+    squares = flat.logsumexp(-1).square()[targets.flatten() != IGNORE]
+    return loss + z_loss * (squares.mean() if reduction == "mean" else squares.sum())
+
+
+def linear_cross_entropy(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: Tensor | float | None = None,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    path: Path = "auto",
+) -> Tensor:
+    """`cross_entropy` of the logits scale ⊙ (weight h), without keeping the logits.
+
+    h [..., d], weight [V, d], targets [...] int64, `IGNORE` where not scored; scale [V], one for
+    all, or none, is folded into the weight. A scalar, in fp32 or wider. Under autocast the matrix
+    products are in its type, and the weight's gradient still is summed in fp32.
+
+    | path | logits in memory | serves |
+    |---|---|---|
+    | plain | all of them | everything |
+    | chunked | one chunk (`ops.chunked_loss`) | everything |
+    | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | neither smoothing nor z-loss, \
+fp32 and wider: in bf16 it rounds the loss itself to bf16 |
+    | liger | one chunk, by Liger's Triton kernels | CUDA |
+    | auto | chunked | |
+
+    Raises UserError for a path that is not there or does not serve.
+    """
+    folded = fold(weight, scale)
+    if path == "plain":
+        return cross_entropy(F.linear(h, folded), targets, reduction, label_smoothing, z_loss)
+    compute = product_dtype(h, folded)
+    flat, wanted = h.flatten(0, -2), targets.flatten()
+    if path == "torch":
+        check_torch(compute, label_smoothing, z_loss)
+        return by_torch(flat.to(compute), folded.to(compute), wanted, reduction)
+    if path == "liger":
+        return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
+    return chunked(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
+
+
+def product_dtype(h: Tensor, weight: Tensor) -> torch.dtype:
+    """In which type a matrix product of the two is computed: autocast's where that is on."""
+    if torch.is_autocast_enabled(h.device.type):
+        return torch.get_autocast_dtype(h.device.type)
+    return torch.promote_types(h.dtype, weight.dtype)
+
+
+def chunked(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    compute: torch.dtype,
+    reduction: Reduction,
+    label_smoothing: float,
+    z_loss: float,
+    rows: int | None = None,
+) -> Tensor:
+    """By `ChunkedCrossEntropy`, `rows` tokens at a time; none: as many as suit the device."""
+    scored = targets != IGNORE
+    total = ChunkedCrossEntropy.apply(
+        h,
+        weight,
+        targets.clamp(min=0),
+        scored.to(torch.promote_types(compute, torch.float32)),
+        compute,
+        rows or chunk_rows(len(weight), weight.shape[1], h.device),
+        label_smoothing,
+        z_loss,
+        torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
+    )
+    assert isinstance(total, Tensor)
+    if reduction == "sum":
+        return total
+    count = scored.sum()
+    # The mean over nothing is no number, yet its gradient is 0: as in the plain loss.
+    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+
+
+def check_torch(compute: torch.dtype, label_smoothing: float, z_loss: float) -> None:
+    """Raise UserError unless torch's own chunked loss is there and serves."""
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise UserError(
+            f"torch {torch.__version__} has no linear_cross_entropy: take the path chunked"
+        )
+    if label_smoothing or z_loss or torch.finfo(compute).bits < 32:
+        raise UserError(
+            "torch's linear_cross_entropy has neither label smoothing nor z-loss and rounds "
+            "the loss of 16-bit products: take the path chunked"
+        )
+
+
+def by_torch(h: Tensor, weight: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+    """By torch's `linear_cross_entropy`, with chunks of this module's size."""
+    # torch.compile insists on what a second backward pass needs, by a warning that breaks graphs.
+    options = torch.nn.LinearCrossEntropyOptions(
+        allow_retain_graph=True,
+        batch_chunk_size=chunk_rows(len(weight), weight.shape[1], h.device),
+    )
+    return F.linear_cross_entropy(
+        h, weight, targets, reduction=reduction, ignore_index=IGNORE, options=options
+    )
+
+
+def by_liger(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    compute: torch.dtype,
+    reduction: Reduction,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    """By Liger's `fused_linear_cross_entropy`, the weight's gradient summed in fp32."""
+    if h.device.type != "cuda":
+        raise UserError(f"Liger's kernels need a GPU, not {h.device}: take the path chunked")
+    try:
+        from liger_kernel.transformers.functional import (  # pyright: ignore[reportMissingImports]
+            liger_fused_linear_cross_entropy,
+        )
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "Liger is not installed: pip install liger-kernel, or take the path chunked"
+        ) from error
+    return liger_fused_linear_cross_entropy(
+        h.to(compute),
+        weight.to(compute),
+        targets,
+        ignore_index=IGNORE,
+        lse_square_scale=z_loss,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        accum_dtype=torch.float32,
+    )

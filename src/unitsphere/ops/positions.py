@@ -13,8 +13,9 @@ def sinusoid(positions: Tensor, d: int, dtype: torch.dtype) -> Tensor:
     an odd d is filled with a zero.
     """
     half = d // 2
-    steps = torch.arange(half, device=positions.device, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)  # bf16 has no 257
+    steps = torch.arange(half, device=positions.device, dtype=wide)
     omega = torch.exp(steps * (-math.log(10000.0) / max(half - 1, 1)))
-    angles = positions.to(dtype)[..., None] * omega
-    table = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    angles = positions.to(wide)[..., None] * omega
+    table = torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
     return torch.nn.functional.pad(table, (0, d - 2 * half))

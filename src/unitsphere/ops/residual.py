@@ -7,7 +7,8 @@
 | `riemannian` | Norm(h − α ⊙ (h⟨h, Norm(x)⟩ − Norm(x))) | nGPT eq. 29, 30 |
 | `lerp` | (h + α ⊙ (Norm(x) − h)) · ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2) | anGPT Table 1 |
 
-Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d].
+Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d];
+`lerp_norm` in h's dtype, so that a scale kept in fp32 does not widen the hidden state.
 `lerp` is also "nGPT with LERP correction" (anGPT Figure 5): ν(α) in place of the outer Norm.
 """
 
@@ -19,7 +20,7 @@ from unitsphere.ops.norm import unit_norm
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""
-    return unit_norm(h + alpha * (unit_norm(x) - h))
+    return unit_norm(h + alpha * (unit_norm(x) - h)).to(h.dtype)
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -27,15 +28,17 @@ def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
 
     With a vector α each element takes its own share of that angle; Norm then keeps h on the
     sphere (with one α for all it changes nothing). Where the two vectors (anti-)align, sin θ
-    vanishes and the limit for small angles, LERP, takes its place.
+    vanishes and the limit for small angles, LERP, takes its place. Angles are taken in fp32 or
+    wider: half precision cannot tell a small one from none.
     """
-    x = unit_norm(x)
+    dtype, wide = h.dtype, torch.promote_types(h.dtype, torch.float32)
+    h, x = h.to(wide), unit_norm(x.to(wide))
     cosine = (h * x).sum(-1, keepdim=True)
     near = cosine.abs() > 1 - 1e-6
     theta = torch.acos(cosine.masked_fill(near, 0))
     sine = theta.sin()
     arc = ((1 - alpha) * theta).sin() / sine * h + (alpha * theta).sin() / sine * x
-    return unit_norm(torch.where(near, h + alpha * (x - h), arc))
+    return unit_norm(torch.where(near, h + alpha * (x - h), arc)).to(dtype)
 
 
 def riemannian(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:

@@ -10,6 +10,8 @@ Tables are computed from the positions in each forward pass, so there is no buff
 import torch
 from torch import Tensor
 
+from unitsphere.ops.norm import unit_norm
+
 
 def rope_table(
     positions: Tensor, d_rot: int, base: float, dtype: torch.dtype = torch.float32
@@ -26,3 +28,15 @@ def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     half = cos.shape[-1]
     a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)
+
+
+def rope_norm(
+    x: Tensor, table: tuple[Tensor, Tensor], scale: Tensor | float | None = None
+) -> Tensor:
+    """Norm(RoPE(x)) · scale for the heads x [batch, H, time, d_k], in x's dtype.
+
+    The scale is nGPT's s_qk [H, 1, d_k] (eq. 15, 16), the g [H, 1, 1] of GPT+ and anGPT, a scalar
+    tensor, a float, or none.
+    """
+    unit = unit_norm(rope(x, table))
+    return unit if scale is None else (unit * scale).to(x.dtype)

@@ -7,7 +7,9 @@ from typing import Any, Literal, cast
 
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
+from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
 
@@ -21,11 +23,14 @@ class TrainConfig:
     steps: int = 300
     """optimizer updates; the schedule is stretched over them"""
     batch_tokens: int = 2048
-    """tokens an update: a multiple of data.context"""
+    """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
     """sequences that go through the model at once, the rest accumulates; none: the whole batch"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
+    label_smoothing: float = 0.0
+    """share of each training target that is spread over the whole vocabulary; the loss of a record
+    includes it, validations and evaluations never do"""
     precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
     """bf16: autocast over fp32 master weights; auto: bf16 where the device computes in it, else
     fp32; bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
@@ -41,12 +46,18 @@ class TrainConfig:
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
-    compile: bool = False
-    """compile the forward and backward pass with torch.compile"""
+    compile: bool | None = None
+    """compile the blocks with torch.compile; none: on a GPU"""
+    kernels: Mode = "auto"
+    """auto: Triton kernels where they serve, on a GPU; off; require: an error where one does not"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
+            )
         for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -62,6 +73,7 @@ FREE_KEYS = frozenset(
     {
         "data.cache",
         "train.compile",
+        "train.kernels",
         "train.device",
         "train.eval_every",
         "train.eval_tokens",
@@ -73,7 +85,7 @@ FREE_KEYS = frozenset(
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding only.)"""
+learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,9 @@ class RunConfig:
 
     architecture: str
     model: Any
+    objective: Objective = "clm"
+    """clm: predict the next token; mlm: a bidirectional encoder that predicts masked tokens;
+    seq2seq: an encoder and a decoder, from source to target"""
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
+from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import Constraint, constraints, overridden, roles
 from unitsphere.ops.project import Axes, project_tangent_
 from unitsphere.training.cpr import CPR, CPRConfig
@@ -52,15 +53,24 @@ class ConstraintConfig:
 
 
 class Projection(StepHook):
-    """Projects those of an optimizer's tensors that are constrained."""
+    """Projects those of an optimizer's tensors that are constrained; by a kernel in Adam's pass."""
 
     def __init__(self, held: list[tuple[Tensor, Constraint]]) -> None:
         self.held = held
+        self.stepped: dict[Tensor, Tensor] = {}
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Step and project what the kernel can serve, in the optimizer's place."""
+        if ready:
+            self.stepped = fused_step(optimizer, self.held)
 
     def after(self, optimizer: Optimizer) -> None:
-        """Project every held tensor in place."""
+        """Project every other held tensor in place."""
         for weight, constraint in self.held:
-            constraint.project_(weight)
+            if weight in self.stepped:
+                weight.grad = self.stepped.pop(weight)
+            else:
+                constraint.project_(weight)
 
 
 class Tangent(StepHook):
@@ -72,7 +82,7 @@ class Tangent(StepHook):
     def __init__(self, held: list[tuple[Tensor, Axes]]) -> None:
         self.held = held
 
-    def before(self, optimizer: Optimizer) -> None:
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
         """g ← g − w⟨w, g⟩/⟨w, w⟩ (nGPT A.4)."""
         for weight, dim in self.held:
             if weight.grad is not None:

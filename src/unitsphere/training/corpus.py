@@ -1,21 +1,54 @@
-"""What a run reads: the shards of its source, in batches, and the tokenizer that made them."""
+"""What a run reads: batches to learn from, a way to be validated, and the tokenizer behind both.
 
+`OPENERS` has one function an objective.
+"""
+
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol
 
-from unitsphere.data.batches import Batches
-from unitsphere.data.prepare import prepared
+from unitsphere.data import batches
+from unitsphere.data.batch import Batch
+from unitsphere.data.masking import EVALUATION_SEED, Masked
+from unitsphere.data.pairs import PairBatches, Pairs
+from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
+from unitsphere.data.windows import Form, NextToken
 from unitsphere.errors import UserError
-from unitsphere.training.config import RunConfig
+from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.evaluate import Evaluation, evaluate_shards
+from unitsphere.training.evaluate_pairs import cut_batch, evaluate_pair_split
+
+EXAMPLES = 3
+"""Validation pairs that are shown."""
+
+
+class Batches(Protocol):
+    """Batches as a pure function of the step."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        ...
+
+
+class Validation(Protocol):
+    """Scores a model on the validation data, as often as it is asked and always the same way."""
+
+    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Batches of the training split, the validation split, the tokenizer, and who they are."""
+    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt."""
 
     batches: Batches
-    validation: Shards
+    validate: Validation
+    example: Batch
     tokenizer: Tokenizer
     fingerprint: str
 
@@ -26,21 +59,127 @@ def open_corpus(config: RunConfig) -> Corpus:
     Raises UserError for a source that cannot be used, shards that were changed, a tokenizer that
     is not theirs, or a model whose vocabulary is too small for it.
     """
+    return OPENERS[config.objective](config)
+
+
+def open_stream(config: RunConfig) -> Corpus:
+    """Text as one stream of tokens: causal and masked language modelling."""
     data, train = config.data, config.train
     folder = prepared(data)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
     training.verify()
     validation.verify()
-    if config.model.vocab_size < training.vocab_size:
-        raise UserError(
-            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's "
-            f"{training.vocab_size}: leave it out, or make it at least that"
-        )
+    check_vocabulary(config, training.vocab_size)
     if validation.n_tokens < 2:
         raise UserError(
             f"{data.source} has no text for validation: raise data.val_fraction "
             f"(now {data.val_fraction}) or use more text"
         )
-    batches = Batches(training, data.context, train.batch_tokens // data.context, train.seed)
-    fingerprint = f"{training.fingerprint} {validation.fingerprint}"
-    return Corpus(batches, validation, training.tokenizer(), fingerprint)
+    tokenizer = training.tokenizer()
+    scored = scoring_form(config, tokenizer, data.context)
+    rows = train.batch_tokens // data.context
+    return Corpus(
+        batches=batches.Batches(training, training_form(config, tokenizer), rows, train.seed),
+        validate=partial(
+            evaluate_shards,
+            shards=validation,
+            form=scored,
+            rows=train.micro_batch or rows,
+            max_tokens=train.eval_tokens,
+        ),
+        example=scored.batch([batches.window(validation, scored, 0)]),
+        tokenizer=tokenizer,
+        fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+    )
+
+
+def open_pairs(config: RunConfig) -> Corpus:
+    """Sources and their targets: sequence to sequence. A batch has batch_tokens/context pairs."""
+    data, train = config.data, config.train
+    folder = prepared(data, pairs=True)
+    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
+    training.verify()
+    validation.verify()
+    check_vocabulary(config, training.vocab_size)
+    held_out = Pairs(validation)
+    if not len(held_out):
+        raise UserError(
+            f"{data.source} has no pairs for validation: raise data.val_fraction "
+            f"(now {data.val_fraction}), give data.validation, or use more pairs"
+        )
+    rows = train.batch_tokens // data.context
+    pairs = PairBatches(Pairs(training), rows, data.context, train.seed)
+    say_what_is_long(pairs, held_out)
+    return Corpus(
+        batches=pairs,
+        validate=partial(
+            evaluate_pair_split,
+            pairs=held_out,
+            context=data.context,
+            rows=train.micro_batch or rows,
+            max_tokens=train.eval_tokens,
+        ),
+        example=cut_batch(list(islice(held_out, EXAMPLES)), training.separator, data.context),
+        tokenizer=training.tokenizer(),
+        fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+    )
+
+
+def say_what_is_long(training: PairBatches, validation: Pairs) -> None:
+    """A line on stderr about pairs with a longer side than data.context, if there are any."""
+    cut = validation.longer_than(training.context)
+    if training.left_out or cut:
+        print(
+            f"longer than data.context {training.context}: {training.left_out:,} of "
+            f"{len(training.pairs):,} training pairs, which are left out, and {cut:,} of "
+            f"{len(validation):,} validation pairs, which are cut",
+            file=sys.stderr,
+        )
+
+
+OPENERS: dict[Objective, Callable[[RunConfig], Corpus]] = {
+    "clm": open_stream,
+    "mlm": open_stream,
+    "seq2seq": open_pairs,
+}
+
+
+def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
+    """How a run's batches are made of windows."""
+    context, separator = config.data.context, tokenizer.separator
+    if config.objective == "mlm":
+        masks, seed = config.data.mask, config.train.seed
+        return Masked(context, separator, tokenizer.vocab_size, masks, seed)
+    return NextToken(context, separator, score_separators=True)
+
+
+def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
+    """How a run's model is evaluated in windows of `context` tokens."""
+    separator = tokenizer.separator
+    if config.objective == "mlm":
+        masks = config.data.mask
+        return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
+    return NextToken(context, separator, score_separators=False)
+
+
+def special_ids(objective: Objective) -> int:
+    """Ids that a model needs beyond its tokenizer's: the mask token."""
+    return 1 if objective == "mlm" else 0
+
+
+def model_vocabulary(config: RunConfig) -> int:
+    """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    return vocab_size_of(tokenizer_spec(config.data), special_ids(config.objective))
+
+
+def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
+    """Raise UserError if the model has fewer ids than the data."""
+    extra = special_ids(config.objective)
+    if config.model.vocab_size < tokenizer_size + extra:
+        needs = "the tokenizer's" if not extra else "that of the tokenizer with the mask token,"
+        raise UserError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
+            f"{tokenizer_size + extra}: leave it out, or make it at least that"
+        )

@@ -1,49 +1,82 @@
-"""Loss, perplexity and bits per byte of a model on text or on prepared shards.
+"""Loss, perplexity, and bits per byte or accuracy of a model on text or on prepared shards.
 
-The text is one stream: a separator before each document. It is cut into windows of `context`
-tokens that do not overlap, and each token is predicted from those before it in its window.
-Separators are context but are not scored, so the bytes are exactly the UTF-8 bytes of the
-text and a uniform model over bytes scores 8 bits per byte.
+The text is one stream: a separator before each document. It is cut into windows as the objective
+asks (`data.windows.Form`), in their order; separators are context but are not scored.
+
+- Causal: each token is predicted from those before it in its window, so the bytes are exactly the
+  UTF-8 bytes of the text and a uniform model over bytes scores 8 bits per byte.
+- Masked: the hidden tokens are predicted from all the others. Each window hides the same tokens
+  each time (`data.masking.EVALUATION_SEED`). The losses do not add up to a likelihood of the text:
+  there are no bits per byte, and the perplexity is a pseudo-perplexity, to be compared only with
+  that of models that hide as many tokens. Accuracy is the share of the hidden tokens whose
+  likeliest guess is right.
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unitsphere.data.batches import IGNORED
+from unitsphere.data.batch import Batch
+from unitsphere.data.batches import window
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.windows import Form, Window, count_windows
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.config import Precision
 from unitsphere.training.device import autocast
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text: nats per token, and the text's size."""
+    """What a model makes of a text: nats a scored token, and the text's size.
+
+    `tokens` counts those that were scored, `bytes` the text's. Causal models have
+    bits_per_byte, masked ones accuracy.
+    """
 
     loss: float
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     tokens: int
     bytes: int
+    accuracy: float | None = None
+
+    def record(self) -> dict[str, float]:
+        """The figures of a validation as they stand in metrics.jsonl."""
+        found = {
+            "val_loss": self.loss,
+            "val_bits_per_byte": self.bits_per_byte,
+            "val_accuracy": self.accuracy,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass
+class Totals:
+    """Sums over batches: losses in nats, scored tokens, and right guesses where those count."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    right: int = 0
 
 
 def evaluate(
-    model: Decoder,
+    model: Transformer,
     documents: Iterable[str | Piece],
     tokenizer: Tokenizer,
-    context: int,
-    batch_rows: int,
+    form: Form,
+    rows: int,
     precision: Precision = "fp32",
 ) -> Evaluation:
-    """Score `documents` in windows of `context` tokens, `batch_rows` of them at once.
+    """Score `documents` in the windows of `form`, `rows` of them at once.
 
     A str is a whole document; a `Piece` (`data.sources.read_documents`) is a stretch of one, so
     that a document of any size is never held as a whole. Raises UserError if there is no text.
@@ -57,15 +90,15 @@ def evaluate(
             size += len(text.encode("utf-8"))
             yield document
 
-    windows = stream_windows(counted(), tokenizer, context)
-    nats, tokens = score(model, windows, tokenizer.separator, context, batch_rows, precision)
-    return summary(nats, tokens, size)
+    windows = stream_windows(counted(), tokenizer, form)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision)
+    return summary(totals, size, form.likelihood)
 
 
 def evaluate_shards(
-    model: Decoder,
+    model: Transformer,
     shards: Shards,
-    context: int,
+    form: Form,
     rows: int,
     max_tokens: int | None = None,
     precision: Precision = "fp32",
@@ -73,84 +106,102 @@ def evaluate_shards(
     """Score a prepared split as `evaluate` scores text, `rows` windows at once.
 
     With `max_tokens` only as many windows as hold that number, spread evenly over the split;
-    their bytes are then their tokens' share of the split's bytes.
+    their bytes are then their share of the split's bytes.
     """
-    starts = range(0, shards.n_tokens - 1, context)
+    count = count_windows(shards.n_tokens, form)
+    chosen = range(count)
     if max_tokens is not None:
-        wanted = min(max(max_tokens // context, 1), len(starts))
-        starts = [starts[i * len(starts) // wanted] for i in range(wanted)]
-    windows = (shards[start : start + context + 1] for start in starts)
-    nats, tokens = score(model, windows, shards.separator, context, rows, precision)
-    share = tokens / (shards.n_tokens - shards.n_documents)
-    return summary(nats, tokens, round(shards.n_bytes * share))
+        wanted = min(max(max_tokens // form.stride, 1), count)
+        chosen = [i * count // wanted for i in range(wanted)]
+    windows = (window(shards, form, index) for index in chosen)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision)
+    text_tokens = shards.n_tokens - shards.n_documents
+    share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
+    return summary(totals, round(shards.n_bytes * share), form.likelihood)
 
 
-def summary(nats: float, tokens: int, size: int) -> Evaluation:
-    """The means of a sum of losses over `tokens` tokens that stand for `size` bytes."""
-    if not tokens:
+def summary(totals: Totals, size: int, likelihood: bool) -> Evaluation:
+    """The means of sums over the scored tokens of a text of `size` bytes."""
+    if not totals.tokens:
         raise UserError("there is no text to evaluate: the source holds no tokens")
-    loss = nats / tokens
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return Evaluation(loss, perplexity, nats / math.log(2) / size, tokens, size)
+    loss = totals.nats / totals.tokens
+    return Evaluation(
+        loss=loss,
+        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        bits_per_byte=totals.nats / math.log(2) / size if likelihood else None,
+        tokens=totals.tokens,
+        bytes=size,
+        accuracy=None if likelihood else totals.right / totals.tokens,
+    )
 
 
 def stream_windows(
-    documents: Iterable[str | Piece], tokenizer: Tokenizer, context: int
-) -> Iterator[np.ndarray]:
-    """Windows of context+1 tokens, each beginning with the last token of the one before."""
-    held, current = np.empty(0, np.int64), None
+    documents: Iterable[str | Piece], tokenizer: Tokenizer, form: Form
+) -> Iterator[Window]:
+    """The windows of the documents' stream, as its tokens come in."""
+    held, current, index = np.empty(0, np.int64), None, 0
     for document in documents:
         text = document if isinstance(document, str) else document.text
         begins = isinstance(document, str) or document.document != current
         current = None if isinstance(document, str) else document.document
         new = [tokenizer.separator] * begins + tokenizer.encode(text)
         held = np.concatenate([held, np.asarray(new, np.int64)])
-        whole = (len(held) - 1) // context
-        yield from (held[i * context : (i + 1) * context + 1] for i in range(whole))
-        held = held[whole * context :]
-    if len(held) > 1:
-        yield held
+        whole = max(len(held) - form.overlap, 0) // form.stride
+        for start in range(0, whole * form.stride, form.stride):
+            yield Window(held[start : start + form.stride + form.overlap], index)
+            index += 1
+        held = held[whole * form.stride :]
+    if len(held) > form.overlap:
+        yield Window(held, index)
+
+
+def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]:
+    """The windows in batches of up to `rows`."""
+    held: list[Window] = []
+    for one in windows:
+        held.append(one)
+        if len(held) == rows:
+            yield form.batch(held)
+            held = []
+    if held:
+        yield form.batch(held)
 
 
 @torch.no_grad()
 def score(
-    model: Decoder,
-    windows: Iterable[np.ndarray],
-    separator: int,
-    context: int,
-    rows: int,
-    precision: Precision,
-) -> tuple[float, int]:
-    """Sum of the losses in nats, and number of scored tokens, over all windows."""
-    nats, tokens = 0.0, 0
-    for inputs, targets in batches(windows, separator, context, rows):
-        with autocast(model.device, precision):
-            loss = model.loss(inputs.to(model.device), targets.to(model.device), "sum")
-        nats += float(loss)
-        tokens += int((targets != IGNORED).sum())
-    return nats, tokens
+    model: Transformer, batches: Iterable[Batch], likelihood: bool, precision: Precision
+) -> Totals:
+    """Sums over all batches, as an evaluating model scores them."""
+    totals = Totals()
+    with evaluating(model):
+        for batch in batches:
+            here = batch.to(model.device)
+            with autocast(model.device, precision):
+                loss, right = losses(model, here) if likelihood else guesses(model, here)
+            totals.nats += float(loss)
+            totals.right += int(right)
+            totals.tokens += batch.scored
+    return totals
 
 
-def batches(
-    windows: Iterable[np.ndarray], separator: int, context: int, rows: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets [up to rows, context] int64; separators and padding are not scored."""
-    held: list[np.ndarray] = []
-    for window in windows:
-        held.append(window)
-        if len(held) == rows:
-            yield padded(held, separator, context)
-            held = []
-    if held:
-        yield padded(held, separator, context)
+def losses(model: Transformer, batch: Batch) -> tuple[Tensor, int]:
+    """Sum of a batch's losses; right guesses are not counted."""
+    return model.loss(batch.inputs, batch.targets, "sum", **batch.keywords()), 0
 
 
-def padded(windows: list[np.ndarray], separator: int, context: int) -> tuple[Tensor, Tensor]:
-    """Windows of at most context+1 tokens as one batch."""
-    inputs = torch.full((len(windows), context), separator, dtype=torch.int64)
-    targets = torch.full((len(windows), context), IGNORED, dtype=torch.int64)
-    for row, window in enumerate(windows):
-        tokens = torch.from_numpy(window.astype(np.int64))
-        inputs[row, : len(tokens) - 1] = tokens[:-1]
-        targets[row, : len(tokens) - 1] = tokens[1:]
-    return inputs, targets.masked_fill_(targets == separator, IGNORED)
+def guesses(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Sum of a batch's losses, and how often the likeliest token is the target."""
+    logits = model(batch.inputs, **batch.keywords())
+    right = (logits.argmax(-1) == batch.targets).sum()  # no token is IGNORED, so that never counts
+    return cross_entropy(logits, batch.targets, "sum"), right
+
+
+@contextmanager
+def evaluating(model: Transformer) -> Iterator[None]:
+    """The model without dropout and the like; afterwards as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,32 +1,55 @@
 """Floating-point operations of training, and what devices can do, for the model FLOPs utilisation.
 
 A token costs 6 operations for each weight that multiplies it (2 forward, 4 backward), and
-attention 12·L·d·T/2 for a causal context of T tokens. Projections, norms and scales, which are
-linear in d, are left out, so that all architectures are measured by the same useful work.
+attention 12·L·d·T for a context of T tokens, half of that where it is causal: as PaLM counts (arXiv
+2204.02311, App. B), without the half that a causal model masks. Projections, norms and scales,
+which are linear in d, are left out too, so that all architectures are measured by the same useful
+work.
 """
 
 import torch
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 
-PEAK_BF16 = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+PEAK_BF16 = {
+    "B200": 2250e12,  # NVIDIA B200 and GB200
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,  # SXM
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 """Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
 
 
-def flops_per_token(model: Decoder, context: int) -> int:
-    """Operations of one training token, forward and backward, in a causal context of `context`."""
+ATTENTION = {"clm": 6, "mlm": 12, "seq2seq": 30}
+"""Operations of attention by L·d·T and objective: half of it seen, all of it, or an encoder's whole
+attention, a decoder's half and its whole attention across."""
+
+
+def flops_per_token(model: Transformer, context: int) -> int:
+    """Operations of one training token, forward and backward, in sequences of `context` tokens.
+
+    With seq2seq a token of the target together with one of a source of the same length.
+    """
     role = roles(model)
     tied = "head" not in role.values()
     multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
-    return 6 * weights + 6 * model.config.n_layers * model.config.d_model * context
+    attention = ATTENTION[model.objective] * model.config.n_layers * model.config.d_model * context
+    return 6 * weights + attention
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
     """Peak operations a second of the device in that precision, or None where it is not known."""
     if device.type != "cuda" or precision == "fp32":
         return None
-    name = torch.cuda.get_device_name(device)
+    return peak_of_chip(torch.cuda.get_device_name(device))
+
+
+def peak_of_chip(name: str) -> float | None:
+    """Peak bf16 operations a second of a GPU by the name that its driver gives, if it is known."""
     return next((peak for part, peak in PEAK_BF16.items() if part in name), None)

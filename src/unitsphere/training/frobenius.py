@@ -49,7 +49,7 @@ class Hyperball(Frobenius):
         super().__init__(weights)
         self.previous: list[Tensor] = []
 
-    def before(self, optimizer: Optimizer) -> None:
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
         """Keep the weights that the step starts from."""
         self.previous = [weight.detach().clone() for weight in self.weights]
 

@@ -15,14 +15,15 @@ from torch.utils.hooks import RemovableHandle
 class StepHook:
     """Work on the tensors that an optimizer holds, around each of its steps."""
 
-    def before(self, optimizer: Optimizer) -> None:
-        """Called with the gradients that the step will use."""
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Called before a step; `ready`: with its gradients, which those of a closure are not."""
 
     def after(self, optimizer: Optimizer) -> None:
         """Called when the weights have moved."""
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.before(optimizer)
+        closure = args[0] if args else kwargs.get("closure")
+        self.before(optimizer, ready=closure is None)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.after(optimizer)

@@ -9,7 +9,7 @@ import torch
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
@@ -21,7 +21,7 @@ from unitsphere.training.tensors import load_model
 class LoadedRun(NamedTuple):
     """A run's model with the weights of its newest complete checkpoint, ready for inference."""
 
-    model: Decoder
+    model: Transformer
     tokenizer: Tokenizer
     config: RunConfig
 
@@ -41,7 +41,9 @@ def load_run(path: Path | str, device: str = "auto") -> LoadedRun:
         raise UserError(f"{path} has no complete checkpoint{why}: train it first")
     for line in damaged:
         print(f"{line}: {folder} serves instead", file=sys.stderr)
-    model = build_from(config.architecture, config.model, pick_device(device))
+    model = build_from(
+        config.architecture, config.model, pick_device(device), objective=config.objective
+    )
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     load_model(folder, model)

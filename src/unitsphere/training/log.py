@@ -143,6 +143,7 @@ FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",
     "val_bits_per_byte": "({:.4f} bits/byte)",
+    "val_accuracy": "({:.1%} right)",
     "lr": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
 }

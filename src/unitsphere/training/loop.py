@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from unitsphere.data.batches import IGNORED, Batches
-from unitsphere.models.trunk import Decoder
+from unitsphere.data.batch import Batch
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.schedule import factor
 
@@ -31,10 +32,10 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's, or a compiled form of it."""
+    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed."""
 
     config: RunConfig
-    model: Decoder
+    model: Transformer
     loss: Callable[..., Tensor]
     optimizer: Optimizer
     batches: Batches
@@ -43,29 +44,32 @@ class Job:
 
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
-    steps, clip = job.config.train.steps, job.config.optim.clip or math.inf
-    for step in range(first, steps):
-        loss = backward(job, *job.batches.batch(step))
-        grad_norm = clip_grad_norm_(job.model.parameters(), clip)
-        lr = set_rate(job, step)
-        job.optimizer.step()
-        job.optimizer.zero_grad()
-        monitor.after(step + 1, loss, grad_norm, lr)
+    for step in range(first, job.config.train.steps):
+        monitor.after(step + 1, *update(job, step))
 
 
-def backward(job: Job, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Gradients of the mean loss over a batch's targets, both [rows, context]; that loss, detached.
+def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+    """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
+    loss = backward(job, job.batches.batch(step))
+    grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
+    lr = set_rate(job, step)
+    job.optimizer.step()
+    job.optimizer.zero_grad()
+    return loss, grad_norm, lr
+
+
+def backward(job: Job, batch: Batch) -> Tensor:
+    """Gradients of the mean loss over a batch's targets; that loss, detached.
 
     The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
     its targets, so the parts give the whole batch's gradient, up to rounding.
     """
-    scored = int((targets != IGNORED).sum())
-    rows = job.config.train.micro_batch or len(inputs)
+    scored = max(batch.scored, 1)  # a stretch of empty documents has nothing to mask
     total = torch.zeros((), device=job.model.device)
-    for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
-        part, wanted = part.to(job.model.device), wanted.to(job.model.device)
+    for part in batch.split(job.config.train.micro_batch or len(batch)):
+        part = part.to(job.model.device)
         with autocast(job.model.device, job.precision):
-            loss = job.loss(part, wanted, "sum") / scored
+            loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
         loss.backward()
         total += loss.detach()
     return total

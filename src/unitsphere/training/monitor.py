@@ -11,21 +11,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unitsphere.data.shards import Shards
+from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
-from unitsphere.training.evaluate import evaluate_shards
+from unitsphere.training.corpus import Corpus
+from unitsphere.training.evaluate import evaluating
 from unitsphere.training.flops import flops_per_token, peak_flops
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job
 from unitsphere.training.stop import Preempted, StopSignals
 from unitsphere.training.tensors import rng_state
 
-Sampler = Callable[[Decoder, Tokenizer], str]
-"""Text sampled from a model in training, for samples.txt."""
+Sampler = Callable[[Transformer, Tokenizer, Batch], str]
+"""What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
 
 
 class RunMonitor:
@@ -37,18 +38,19 @@ class RunMonitor:
         out: Path,
         state: State,
         log: RunLog,
-        validation: Shards,
-        tokenizer: Tokenizer,
+        corpus: Corpus,
         stop: StopSignals,
         sampler: Sampler | None,
     ) -> None:
         self.job, self.out, self.log, self.stop = job, out, log, stop
-        self.validation, self.tokenizer, self.sampler = validation, tokenizer, sampler
+        self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.recorded = state.step, state.seconds
         self.saved = state.step
         self.peak = peak_flops(job.model.device, job.precision)
+        if job.config.objective == "seq2seq":
+            self.peak = None  # A pair is shorter than what it counts as: the figure would flatter.
         self.flops = flops_per_token(job.model, job.config.data.context)
         self.clock = time.perf_counter()
 
@@ -94,7 +96,7 @@ class RunMonitor:
         return {"loss": read[-1][0], "grad_norm": read[-1][1]}
 
     def record(self, step: int, values: dict[str, float], validates: bool) -> None:
-        """Write the record of `step`, with the validation loss if that is due."""
+        """Write the record of `step`, with the validation's figures if that is due."""
         before, seconds = self.recorded
         batch = self.job.config.train.batch_tokens
         rate = (step - before) * batch / (self.seconds - seconds)
@@ -102,29 +104,17 @@ class RunMonitor:
         if self.peak is not None:
             values["mfu"] = rate * self.flops / self.peak
         if validates:
-            values |= self.validate()
+            values |= self.corpus.validate(self.job.model, precision=self.job.precision).record()
         self.recorded = step, self.seconds
         place = {"step": step, "tokens": step * batch, "time": round(self.seconds, 4)}
         self.log.record(place | values)
 
-    def validate(self) -> dict[str, float]:
-        """Loss and bits per byte on the validation split."""
-        config, job = self.job.config, self.job
-        rows = config.train.micro_batch or config.train.batch_tokens // config.data.context
-        found = evaluate_shards(
-            job.model,
-            self.validation,
-            config.data.context,
-            rows,
-            config.train.eval_tokens,
-            job.precision,
-        )
-        return {"val_loss": found.loss, "val_bits_per_byte": found.bits_per_byte}
-
     def sample(self, step: int) -> None:
         """Sample text into samples.txt."""
         if self.sampler is not None:
-            self.log.sample(step, self.sampler(self.job.model, self.tokenizer))
+            corpus, model = self.corpus, self.job.model
+            with evaluating(model):
+                self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
     def save(self, step: int) -> None:
         """Save a checkpoint, unless this step has one, and delete those that are too old."""

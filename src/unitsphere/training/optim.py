@@ -8,8 +8,9 @@ from torch.nn import Parameter
 from torch.optim import Adam, AdamW, Muon, Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import roles
-from unitsphere.models.trunk import Decoder
+from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import MuonAdam
 
@@ -73,7 +74,7 @@ class OptimConfig:
             )
 
 
-def build_optimizer(model: Decoder, config: OptimConfig) -> Optimizer:
+def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Optimizer:
     """The optimizer over the model's parameters, in groups by their declared roles.
 
     Each group has its peak rate as "initial_lr" beside "lr". Adam is fused where torch has it: on
@@ -95,7 +96,7 @@ def build_optimizer(model: Decoder, config: OptimConfig) -> Optimizer:
 
 
 def build_adam(
-    model: Decoder,
+    model: Transformer | Classifier,
     config: OptimConfig,
     decayed: list[Parameter],
     free: list[Parameter],

@@ -3,19 +3,21 @@
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from unitsphere.data.prepare import tokenizer_spec
-from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
+from unitsphere.kernels import use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
+from unitsphere.training.compiling import compile_blocks, compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import constrain
-from unitsphere.training.corpus import Corpus, open_corpus
+from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
 from unitsphere.training.device import pick_device, pick_precision
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
@@ -40,7 +42,10 @@ __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: its last record, and whether this call trained at all."""
+    """How a run ended: its last record, and whether this call trained at all.
+
+    val_bits_per_byte is None where the objective has none, val_accuracy where it is not measured.
+    """
 
     out: Path
     step: int
@@ -48,8 +53,18 @@ class Result:
     seconds: float
     loss: float
     val_loss: float
-    val_bits_per_byte: float
+    val_bits_per_byte: float | None
+    val_accuracy: float | None
     trained: bool
+
+    def validation(self) -> str:
+        """The last validation in a few words."""
+        parts = [f"validation loss {self.val_loss:.4f}"]
+        if self.val_bits_per_byte is not None:
+            parts.append(f"{self.val_bits_per_byte:.4f} bits/byte")
+        if self.val_accuracy is not None:
+            parts.append(f"{self.val_accuracy:.1%} of the masked tokens right")
+        return ", ".join(parts)
 
 
 def train(
@@ -72,15 +87,16 @@ def train(
         if state is not None and state.step == config.train.steps:
             found = result(out, trained=False)
             print(
-                f"{out} is finished: {found.step} steps, validation loss {found.val_loss:.4f} "
-                f"({found.val_bits_per_byte:.4f} bits/byte); nothing to train",
+                f"{out} is finished: {found.step} steps, {found.validation()}; nothing to train",
                 file=sys.stderr,
             )
             return found
+        if compiles(config.train.compile, pick_device(config.train.device)):
+            keep_cache(out)
         corpus = open_corpus(config)
         state = state or first_state(corpus)
         check_data(out, state, corpus)
-        job = build_job(config, corpus)
+        job = build_job(config, corpus.batches)
         with disk_errors(out):
             write_config(out, config)
             write_environment(out, environment(job.model.device), state.step)
@@ -92,7 +108,8 @@ def train(
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that goes on keeps what it decided.
 
-    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer.
+    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
+    the objective.
     Raises UserError for values that do not go together.
     """
     tokens, context = config.train.batch_tokens, config.data.context
@@ -105,14 +122,13 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     if precision == "auto" and saved is not None:
         precision = saved.train.precision
     precision = pick_precision(precision, device)
-    tokenizer, model = tokenizer_spec(config.data), config.model
-    if model.vocab_size is None:
-        model = replace(model, vocab_size=vocab_size_of(tokenizer))
-    build_from(config.architecture, model, "meta")  # refuses a model that cannot be
+    model = replace(config.model, vocab_size=model_vocabulary(config))
+    # Refuses a model that cannot be.
+    build_from(config.architecture, model, "meta", objective=config.objective)
     return replace(
         config,
         model=model,
-        data=replace(config.data, tokenizer=tokenizer),
+        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
 
@@ -150,6 +166,7 @@ def run_from(
     state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
+    torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
     if state.step:
         folder = checkpoint.folder_of(out / "checkpoints", state.step)
         load_model(folder, job.model)
@@ -159,24 +176,27 @@ def run_from(
         stop = stack.enter_context(StopSignals())
         log = stack.enter_context(RunLog(out, state.step, job.config.train.steps, state.samples))
         log.say(headline(job, out, state, recipe))
-        monitor = RunMonitor(
-            job, out, state, log, corpus.validation, corpus.tokenizer, stop, sampler
-        )
+        monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
         train_steps(job, state.step, monitor)
 
 
-def build_job(config: RunConfig, corpus: Corpus) -> Job:
+def build_job(config: RunConfig, batches: Batches) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run."""
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
-    model = build_from(config.architecture, config.model, device, config.train.seed)
+    model = build_from(
+        config.architecture, config.model, device, config.train.seed, config.objective
+    )
     if precision == "bf16-storage":
         model.to(torch.bfloat16)
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
-    loss = torch.compile(model.loss) if config.train.compile else model.loss
-    return Job(config, model, loss, optimizer, corpus.batches, precision)
+    use_kernels(config.train.kernels)
+    if compiles(config.train.compile, device):
+        compile_blocks(model)
+    smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
+    return Job(config, model, smoothed, optimizer, batches, precision)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
@@ -206,6 +226,7 @@ def result(out: Path, trained: bool) -> Result:
         seconds=last["time"],
         loss=last["loss"],
         val_loss=last["val_loss"],
-        val_bits_per_byte=last["val_bits_per_byte"],
+        val_bits_per_byte=last.get("val_bits_per_byte"),
+        val_accuracy=last.get("val_accuracy"),
         trained=trained,
     )

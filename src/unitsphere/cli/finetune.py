@@ -1,0 +1,126 @@
+"""`unitsphere finetune`: a classification head on a run, and its scores on labelled text."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.parse import parse
+from unitsphere.data.tasks import TaskName
+from unitsphere.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetune:
+    """Train a run's model as a classifier, on GLUE-format TSV or JSONL.
+
+    A fifth of the data chooses the learning rate; the scores on --test, which
+    nothing else looks at, are a mean over seeds. The same command goes on where
+    it was stopped.
+
+    examples:
+      unitsphere finetune runs/mlm --task sst2 --data train.tsv --test dev.tsv
+      unitsphere finetune runs/mlm --task cola --data train.tsv --scratch
+      unitsphere finetune runs/mlm --data my.jsonl --text body --label topic
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """run folder of the pre-trained model"""
+    data: Annotated[Path, arg(metavar="FILE")]
+    """labelled examples to train on: .jsonl, or TSV"""
+    test: Annotated[Path | None, arg(metavar="FILE")] = None
+    """examples to report on; none: a fifth of --data, held out"""
+    task: TaskName | None = None
+    """names the fields, labels and deciding score of GLUE's files"""
+    text: Annotated[str | None, arg(metavar="FIELD")] = None
+    """field of the text; all as column numbers (from 1): a TSV file without a header"""
+    text2: Annotated[str | None, arg(metavar="FIELD")] = None
+    """field of the second text of a pair"""
+    label: Annotated[str | None, arg(metavar="FIELD")] = None
+    """field of the label: whole numbers or names"""
+    lr: Annotated[tuple[float, ...], arg(metavar="X [X …]")] = (3e-4, 1e-3, 3e-3)
+    """peak learning rates to choose from"""
+    epochs: int = 3
+    """times that each example is trained on"""
+    batch: int = 32
+    """examples an update"""
+    seed: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (0, 1, 2)
+    """seeds of the head and of the order of the examples"""
+    pool: Literal["first", "mean", "last"] | None = None
+    """what the head sees of the tokens' features; none: mean, or last for a causal model"""
+    scratch: bool = False
+    """the control: the same model from random weights"""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """folder to write; none: RUN/finetune/, by the task's or the file's name"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(argv: list[str]) -> int:
+    """Fine-tune and print the scores."""
+    args = parse(Finetune, argv, "finetune")
+    from torch import OutOfMemoryError
+
+    from unitsphere.training.finetune import finetune
+    from unitsphere.training.finetune_config import FinetuneConfig
+
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(FinetuneConfig)}
+    for name in ("run", "data", "test"):
+        given[name] = given[name] and str(given[name])
+    out = args.out or default_out(args)
+    try:
+        results = finetune(FinetuneConfig(**given), out)
+    except OutOfMemoryError as error:
+        raise UserError(
+            f"out of GPU memory: give --batch (examples an update, now {args.batch}) a lower value"
+        ) from error
+    if args.json:
+        print_json(results)
+    else:
+        show(results, out)
+    return 0
+
+
+def default_out(args: Finetune) -> Path:
+    """`RUN/finetune/NAME`, the control beside it."""
+    name = args.task or args.data.stem
+    return args.run / "finetune" / (f"{name}-scratch" if args.scratch else name)
+
+
+def show(results: dict[str, Any], out: Path) -> None:
+    """The rates on the tune part, the scores on the test part, and what to know of them."""
+    metric, best, test = results["metric"], results["best_lr"], results["test"]
+    print_table(
+        ("learning rate", f"tune {metric}", "tune loss"),
+        [[f"{one['lr']:g}", *tune_cells(one)] for one in results["rates"]],
+    )
+    if results["edge"]:
+        print(f"\n{best:g} is the {results['edge']} rate tried: a better one may lie beyond (--lr)")
+    seeds, size = len(test["seeds"]), results["examples"]["test"]
+    print(f"\n{size:,} test examples at {best:g}, {seeds} seed{'s' * (seeds > 1)}:\n")
+    print_table(
+        ("score × 100", "mean ± standard error", "majority class"),
+        [
+            [name, cell(mean), f"{100 * test['majority'][name]:.1f}"]
+            for name, mean in test["scores"].items()
+            if mean is not None
+        ],
+    )
+    print(f"\nin {out}")
+
+
+def tune_cells(rate: dict[str, Any]) -> tuple[str, str]:
+    """A rate's score and loss on the tune part."""
+    if rate["tune"] is None:
+        return "loss is no number", ""
+    return cell(rate["tune"]), f"{rate['tune_loss']:.4f}"
+
+
+def cell(mean: dict[str, Any]) -> str:
+    """A mean and its standard error, in hundredths."""
+    error = mean["standard_error"]
+    return f"{100 * mean['mean']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

@@ -1,0 +1,132 @@
+"""What is to be prepared: a source, what of it is text, and which part is held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unitsphere.data.manifest import VERSION
+from unitsphere.data.sources import (
+    PairFields,
+    Piece,
+    content_fingerprint,
+    read_documents,
+    read_pairs,
+)
+from unitsphere.data.tokenizer import is_name, load_tokenizer
+from unitsphere.errors import UserError
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that shapes the shards."""
+
+    source: str
+    files: Sequence[Path]
+    field: str | PairFields
+    """what holds the text of a JSONL line; or the two sides of a pair, in parallel JSONL"""
+    tokenizer: str
+    val_fraction: float
+    validation: Sequence[Path] = ()
+    """files that are the validation split; without any it is val_fraction of the source"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.val_fraction <= 1:
+            raise UserError(f"val_fraction is a share from 0 to 1, not {self.val_fraction}")
+
+    def fingerprint(self) -> str:
+        """Equal for equal contents and settings, wherever the files lie."""
+        named = is_name(self.tokenizer)
+        tokenizer = self.tokenizer if named else load_tokenizer(self.tokenizer).fingerprint
+        content = content_fingerprint(self.files)
+        held_out = self.val_fraction
+        if self.validation:
+            held_out = content_fingerprint(self.validation)
+        parts = [VERSION, content, self.field, tokenizer, held_out]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def pieces(
+        self, cut: int | None = None, on_bytes: Callable[[int], object] = lambda n: None
+    ) -> Iterator[Piece]:
+        """The source's text; `cut` is where its one document becomes two, in characters."""
+        pieces = self._read(self.files, on_bytes)
+        return pieces if cut is None else _cut_in_two(pieces, cut)
+
+    def validation_pieces(
+        self, on_bytes: Callable[[int], object] = lambda n: None
+    ) -> Iterator[Piece]:
+        """The text of the files that are the validation split."""
+        return self._read(self.validation, on_bytes)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the source holds pairs rather than documents."""
+        return isinstance(self.field, PairFields)
+
+    def holds_out(self, document: int) -> bool:
+        """Whether a document of the source is for validation; both sides of a pair are or neither.
+
+        One of the first two always is, the other never, so that both splits have one.
+        """
+        if self.validation:
+            return False
+        index = document // 2 if self.pairs else document
+        if index < 2 and 0 < self.val_fraction < 1:
+            return index == 1
+        return share_of("document", index) < self.val_fraction
+
+    def size(self) -> int:
+        """Bytes of the source's files."""
+        return _size(self.files)
+
+    def whole_size(self) -> int:
+        """Bytes of all that is read: the source's files and those of the validation."""
+        return self.size() + _size(self.validation)
+
+    def _read(self, files: Sequence[Path], on_bytes: Callable[[int], object]) -> Iterator[Piece]:
+        if isinstance(self.field, PairFields):
+            return read_pairs(files, self.field, on_bytes)
+        return read_documents(files, self.field, on_bytes)
+
+
+def share_of(what: str, index: int) -> float:
+    """A number in [0, 1) that depends on its arguments alone."""
+    digest = hashlib.blake2b(f"{what} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def _size(files: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def place_to_cut(job: Job) -> int | None:
+    """Where to cut a source of one document in two, in characters; None if it has several."""
+    length = 0
+    for document, text in job.pieces():
+        if document > 0:
+            return None
+        length += len(text)
+    if not length:
+        raise UserError(f"{job.source} is empty: there is no text to prepare")
+    if job.validation or not 0 < job.val_fraction < 1:
+        return None
+    return min(max(1, int(length * (1 - job.val_fraction))), length - 1)
+
+
+def _cut_in_two(pieces: Iterable[Piece], place: int) -> Iterator[Piece]:
+    """The one document as two, cut where a line begins near `place` (at `place` if none does)."""
+    seen = document = 0
+    for _, text in pieces:
+        if document == 0 and place < seen + len(text):
+            at = place - seen
+            end = text.find("\n", at, -1) + 1 or text.rfind("\n", 0, at) + 1 or at
+            if end:
+                yield Piece(0, text[:end])
+            yield Piece(1, text[end:])
+            document = 1
+        else:
+            yield Piece(document, text)
+        seen += len(text)

@@ -1,0 +1,184 @@
+"""Labelled text for classification: GLUE's TSV, headerless TSV, and JSONL.
+
+TSV is as GLUE writes it: UTF-8, a tab between columns, no quoting, so a quotation mark is itself.
+JSONL holds an object a line. Empty lines are skipped; every mistake names its line.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
+from pathlib import Path
+from typing import Any
+
+from unitsphere.config import did_you_mean
+from unitsphere.data.tasks import Fields
+from unitsphere.errors import UserError
+
+JSON_LINES = (".jsonl", ".json", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One labelled text, or pair of texts; `line` is where it stands in its file, from 1."""
+
+    text: str
+    text2: str | None
+    label: str
+    line: int
+
+
+def read_labelled(path: Path | str, fields: Fields) -> list[Example]:
+    """The examples of a .jsonl file, or of a TSV file of any other name, in order.
+
+    Labels are spelled as `fields.labels` has them first. Raises UserError, with the line's number,
+    for a field that is not there, a text or label that is none, and an unknown label.
+    """
+    path = Path(expanduser(path))
+    lines = _lines(path)
+    rows = _json_rows if path.suffix in JSON_LINES else _tsv_rows
+    examples = []
+    for number, values in rows(lines, fields, path):
+        where = f"line {number} of {path}"
+        text, label, *second = values
+        pair = _text(second[0], fields.text2, where) if second else None
+        spelled = _label(label, fields, where)
+        examples.append(Example(_text(text, fields.text, where), pair, spelled, number))
+    if not examples:
+        raise UserError(f"{path} holds no examples")
+    return examples
+
+
+def class_names(examples: Sequence[Example], fields: Fields) -> list[str]:
+    """The classes in order: the task's, or the file's labels sorted (numbers by value).
+
+    Raises UserError unless the examples hold at least two.
+    """
+    found = {example.label for example in examples}
+    if len(found) < 2:
+        raise UserError(f"all {len(examples)} labels are '{found.pop()}': nothing to tell apart")
+    if fields.labels:
+        return [spellings[0] for spellings in fields.labels]
+    return sorted(found, key=_order)
+
+
+def class_indices(
+    examples: Sequence[Example], classes: Sequence[str], path: Path | str
+) -> list[int]:
+    """Each example's class as its index in `classes`; UserError for a label that is none."""
+    index = {name: i for i, name in enumerate(classes)}
+    for example in examples:
+        if example.label not in index:
+            raise UserError(
+                f"line {example.line} of {path}: label '{example.label}' is not among those of "
+                f"the training data ({_listed(classes)})"
+            )
+    return [index[example.label] for example in examples]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not valid UTF-8 at byte {error.start}") from error
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _json_rows(
+    lines: Sequence[str], fields: Fields, path: Path
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {path}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is not valid JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where} is not a JSON object")
+        yield number, tuple(record[_field(names, record, where)] for names in fields.names())
+
+
+def _tsv_rows(
+    lines: Sequence[str], fields: Fields, path: Path
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    rows = [(n, line.split("\t")) for n, line in enumerate(lines, 1) if line]
+    if not rows:
+        return
+    first, header = rows[0]
+    headerless = _headerless(fields, header)
+    if headerless:
+        columns = [column - 1 for column in fields.columns]
+        if not 0 <= min(columns) <= max(columns) < len(header):
+            raise UserError(
+                f"{path} has {len(header)} columns, and {_listed(fields.columns)} are asked for"
+            )
+    else:
+        where = f"line {first} of {path}"
+        columns = [header.index(_field(names, header, where)) for names in fields.names()]
+    for number, row in rows[0 if headerless else 1 :]:
+        if len(row) != len(header):
+            raise UserError(
+                f"line {number} of {path} has {len(row)} columns, the first line {len(header)}"
+            )
+        yield number, tuple(row[column] for column in columns)
+
+
+def _headerless(fields: Fields, first: Sequence[str]) -> bool:
+    """Whether columns count: there never is a header, or the first line does not name a field."""
+    if not fields.header:
+        return True
+    named = any(name in first for names in fields.names() for name in names)
+    return bool(fields.columns) and not named and len(first) >= max(fields.columns)
+
+
+def _field(names: Sequence[str], known: Sequence[str] | dict[str, Any], where: str) -> str:
+    found = next((name for name in names if name in known), None)
+    if found is None:
+        wanted = " or ".join(f"'{name}'" for name in names)
+        hint = did_you_mean(names[0], known)
+        fields = "" if "known:" in hint else f"; its fields: {_listed(known)}"
+        raise UserError(f"{where} has no field {wanted}{hint}{fields}")
+    return found
+
+
+def _text(value: Any, names: Sequence[str], where: str) -> str:
+    """A field's text; UserError for what is none, and for what a tokenizer cannot take."""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: field '{names[0]}' is not text but {type(value).__name__}")
+    if not value.strip():
+        raise UserError(f"{where}: field '{names[0]}' is empty")
+    if "\0" in value:
+        raise UserError(f"{where}: field '{names[0]}' holds a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: field '{names[0]}' holds half a surrogate pair") from error
+    return value
+
+
+def _label(value: Any, fields: Fields, where: str) -> str:
+    """A label as text, spelled as the task spells it first."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+        raise UserError(f"{where}: label {value!r} is neither a whole number nor a name")
+    label = str(value).strip()
+    if not fields.labels:
+        return label
+    for spellings in fields.labels:
+        if label in spellings:
+            return spellings[0]
+    known = _listed([name for spellings in fields.labels for name in spellings])
+    raise UserError(f"{where}: label '{label}' is none of {known}")
+
+
+def _order(label: str) -> tuple[bool, int, str]:
+    number = label.removeprefix("-").isdecimal()
+    return not number, int(label) if number else 0, label
+
+
+def _listed(values: Any, most: int = 12) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")

@@ -1,0 +1,174 @@
+"""Beam search: of the targets that look best so far, several are followed at once.
+
+Targets are ranked as in Wu et al. 2016 (GNMT, arXiv 1609.08144, eq. 14, without the coverage
+penalty): s(Y) = log P(Y)/lp(Y) with lp(Y) = ((5 + |Y|)/6)^α. |Y| counts the separator at the end,
+whose probability is a part of P(Y). Vaswani et al. 2017 (arXiv 1706.03762, §6.1) use α = 0.6 and a
+beam of 4, the defaults here.
+
+At each step the 2·beam best continuations of a source's prefixes are looked at. Those of the
+first `beam` that end are finished targets; the best `beam` of those that do not end are followed.
+A source is done when it has `beam` finished targets, or when nothing that is followed could still
+beat the best of them.
+
+Shapes: B sources that are not done, K prefixes each (the beam), V vocabulary entries, t tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unitsphere.errors import UserError
+from unitsphere.inference.greedy import (
+    Hypothesis,
+    check_decoding,
+    encode,
+    next_log_probabilities,
+)
+from unitsphere.models.trunk import Transformer
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """lp(Y) = ((5 + |Y|)/6)^α, by which the log probability of a target is divided."""
+    return ((5 + length) / 6) ** alpha
+
+
+def beam_search(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    max_tokens: int,
+    separator: int,
+    beam: int = 4,
+    alpha: float = 0.6,
+    vocab_size: int | None = None,
+) -> list[Hypothesis]:
+    """The best target found for each source (token ids), by log P(Y)/lp(Y).
+
+    alpha: of the length penalty; 0 ranks by log P alone. A target ends at the separator, or is
+    ended after `max_tokens` tokens. Ids from `vocab_size` on are never written. Raises UserError
+    for settings out of range.
+    """
+    check_decoding(max_tokens)
+    if beam < 1 or not 0 <= alpha < float("inf"):
+        raise UserError(f"beam must be 1 or more, and length_penalty 0 or more: {beam} and {alpha}")
+    if not sources:
+        return []
+    search = _Search(model, sources, max_tokens, separator, beam, alpha, vocab_size)
+    return search.run()
+
+
+@dataclass
+class _Finished:
+    """The best finished target of a source, and how many there are."""
+
+    best: Hypothesis
+    score: float = -float("inf")
+    count: int = 0
+
+    def add(self, hypothesis: Hypothesis, score: float) -> None:
+        self.count += 1
+        if score > self.score:
+            self.best, self.score = hypothesis, score
+
+
+class _Search:
+    """The prefixes that are followed, and what has been finished."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[Sequence[int]],
+        max_tokens: int,
+        separator: int,
+        beam: int,
+        alpha: float,
+        vocab_size: int | None,
+    ) -> None:
+        self.model, self.max_tokens, self.separator = model, max_tokens, separator
+        self.beam, self.alpha, self.vocab_size = beam, alpha, vocab_size
+        n, device = len(sources), model.device
+        self.finished = [_Finished(Hypothesis([], -float("inf"))) for _ in sources]
+        self.open = list(range(n))  # which sources are not done: the B rows of what follows
+        self.tokens_BKt = torch.empty(n, beam, 0, dtype=torch.int64, device=device)
+        wide = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        self.totals_BK = torch.full((n, beam), -float("inf"), dtype=wide, device=device)
+        self.totals_BK[:, 0] = 0.0  # All prefixes are empty at first: one stands for them.
+        rows = torch.arange(n, device=device).repeat_interleave(beam)
+        self.memory = encode(model, sources, separator).select(rows)
+        self.cache = model.new_cache(n * beam, max_tokens + 1)
+
+    @torch.inference_mode()
+    def run(self) -> list[Hypothesis]:
+        """The best target of each source."""
+        for _ in range(self.max_tokens):
+            self.extend(self.log_probabilities())
+            if not self.open:
+                break
+        else:
+            self.end(self.log_probabilities())
+        return [found.best for found in self.finished]
+
+    def log_probabilities(self) -> Tensor:
+        """log p of each next token, [B, K, V]."""
+        length = self.tokens_BKt.shape[-1]
+        rows = len(self.open) * self.beam
+        if length:
+            last = self.tokens_BKt[:, :, -1].flatten()
+        else:
+            last = torch.full((rows,), self.separator, device=self.model.device)
+        log_p = next_log_probabilities(self.model, last, self.memory, self.cache)
+        return log_p[:, : self.vocab_size].unflatten(0, (-1, self.beam))
+
+    def extend(self, log_p_BKV: Tensor) -> None:
+        """Finish the prefixes that end among the best, and follow the best that do not."""
+        vocabulary = log_p_BKV.shape[-1]
+        totals = (self.totals_BK[:, :, None] + log_p_BKV).flatten(1)
+        totals, place = totals.topk(min(2 * self.beam, totals.shape[1]))
+        origin, token = place // vocabulary, place % vocabulary
+        ends = token == self.separator
+        self.finish(totals[:, : self.beam], origin, ends)
+        totals, order = totals.masked_fill(ends, -float("inf")).topk(self.beam)
+        origin, token = origin.gather(1, order), token.gather(1, order)
+        prefixes = self.tokens_BKt.gather(
+            1, origin[:, :, None].expand(-1, -1, self.tokens_BKt.shape[-1])
+        )
+        self.totals_BK = totals
+        self.tokens_BKt = torch.cat([prefixes, token[:, :, None]], -1)
+        self.keep(origin)
+
+    def finish(self, totals: Tensor, origin: Tensor, ends: Tensor) -> None:
+        """Note those of the continuations [B, K] that end; `origin` is the prefix of each."""
+        length = self.tokens_BKt.shape[-1] + 1
+        penalty = length_penalty(length, self.alpha)
+        real = ends[:, : totals.shape[1]] & totals.isfinite()
+        for row, place in real.nonzero().tolist():
+            total = float(totals[row, place])
+            tokens = self.tokens_BKt[row, origin[row, place]].tolist()
+            self.finished[self.open[row]].add(Hypothesis(tokens, total), total / penalty)
+
+    def keep(self, origin_BK: Tensor) -> None:
+        """Drop the sources that are done; bring cache and memory in the order of the prefixes."""
+        best = self.totals_BK[:, 0].tolist()
+        left = [row for row, source in enumerate(self.open) if not self.done(source, best[row])]
+        index = torch.tensor(left, dtype=torch.int64, device=origin_BK.device)
+        rows = (index[:, None] * self.beam + origin_BK[index]).flatten()
+        self.cache.select(rows)
+        self.memory = self.memory.select(rows)
+        self.open = [self.open[row] for row in left]
+        self.tokens_BKt, self.totals_BK = self.tokens_BKt[index], self.totals_BK[index]
+
+    def done(self, source: int, best: float) -> bool:
+        """Whether a source needs no more steps; `best` is the highest log P that is followed.
+
+        A longer target has no higher log P, and lp is largest for the longest.
+        """
+        found = self.finished[source]
+        bound = best / length_penalty(self.max_tokens + 1, self.alpha)
+        return found.count >= self.beam or found.score >= bound
+
+    def end(self, log_p_BKV: Tensor) -> None:
+        """End every prefix where it is."""
+        totals = self.totals_BK + log_p_BKV[:, :, self.separator]
+        origin = torch.arange(self.beam, device=totals.device).expand_as(totals)
+        self.finish(totals, origin, torch.ones_like(totals, dtype=torch.bool))

@@ -1,0 +1,129 @@
+"""The steps of an optimizer's constrained matrices by the kernel, in the optimizer's place."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from unitsphere.kernels.adam import ADAM_PROJECT
+from unitsphere.kernels.registry import mode, refuse, serves
+
+PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
+
+
+class Bounded(Protocol):
+    """A constraint: vectors along `dim` have the length `radius` (sphere) or at most that."""
+
+    @property
+    def kind(self) -> Literal["sphere", "ball"]:
+        """sphere or ball"""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """the axis along which the vectors lie"""
+        ...
+
+    @property
+    def radius(self) -> float:
+        """their length"""
+        ...
+
+
+@torch.no_grad()
+def fused_step(
+    optimizer: Optimizer,
+    held: Iterable[tuple[Tensor, Bounded]],
+    shadows: Mapping[Tensor, Tensor] | None = None,
+) -> dict[Tensor, Tensor]:
+    """Step and project those matrices of an Adam or AdamW that the kernel can serve.
+
+    Call it right before `optimizer.step()`, with the gradients that the step will use (of a
+    closure they are still to come: do not call it then). It moves torch's own state, so a
+    `state_dict` is the same as without it. Returns weight -> gradient for what it stepped: the
+    gradient was taken off the weight so that `optimizer.step()` leaves the weight alone, and is
+    the caller's to put back. What is not returned is for `optimizer.step()` and a projection.
+
+    `shadows` maps weights to narrow copies that are brought up to date. Sharded weights are
+    stepped where a shard holds whole vectors.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    ready = []
+    for weight, bound in held:
+        if weight.grad is None or mode() == "off":
+            continue
+        group, shadow = groups[id(weight)], (shadows or {}).get(weight)
+        reason = _unsupported(optimizer, group) or _split(weight, bound.dim)
+        if reason is not None:
+            refuse(ADAM_PROJECT.name, reason, weight.device.type)
+            continue
+        arguments = _arguments(weight, _state(optimizer, group, weight), group, bound, shadow)
+        if serves(ADAM_PROJECT, *arguments):
+            ready.append((weight, arguments))
+    if not ready:
+        return {}
+    steps = [arguments[4] for _, arguments in ready]
+    torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+    kernel = ADAM_PROJECT.load()
+    for _, arguments in ready:
+        kernel(*arguments)
+    return {weight: _put_aside(weight) for weight, _ in ready}
+
+
+def _put_aside(weight: Tensor) -> Tensor:
+    gradient, weight.grad = weight.grad, None
+    assert gradient is not None
+    return gradient
+
+
+def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+    if not isinstance(optimizer, Adam):
+        return f"{type(optimizer).__name__} is not Adam"
+    if getattr(optimizer, "grad_scale", None) is not None:
+        return "a GradScaler leaves its scaling to the optimizer"
+    flags = [flag for flag in PLAIN_FLAGS if group[flag]]
+    return f"Adam's {' and '.join(flags)} is not in the kernel" if flags else None
+
+
+def _split(weight: Tensor, dim: int) -> str | None:
+    """Why the shards of a weight cannot be stepped one by one; None for whole weights."""
+    for placement in getattr(weight, "placements", ()):
+        if placement.is_partial() or placement.is_shard(dim % weight.dim()):
+            return "a vector is spread over several shards"
+    return None
+
+
+def _state(optimizer: Optimizer, group: Mapping[str, Any], weight: Tensor) -> dict[str, Tensor]:
+    """Adam's state of a weight, begun as `torch.optim.Adam` begins it."""
+    state = optimizer.state[weight]
+    if not state:
+        on_device = group["fused"] or group["capturable"]
+        device = weight.device if on_device else "cpu"
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+    return state
+
+
+def _arguments(
+    weight: Tensor,
+    state: Mapping[str, Tensor],
+    group: Mapping[str, Any],
+    bound: Bounded,
+    shadow: Tensor | None,
+) -> tuple[Any, ...]:
+    assert weight.grad is not None
+    tensors = [_local(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
+    numbers = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
+    kind, dim, radius = bound.kind, bound.dim, bound.radius
+    decoupled = group["decoupled_weight_decay"]
+    narrow = None if shadow is None else _local(shadow)
+    return (*tensors, state["step"], *numbers, kind, dim, radius, decoupled, narrow)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This process's shard, or the tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -1,0 +1,1 @@
+"""The Triton code: imported only when a kernel serves."""

@@ -1,0 +1,120 @@
+"""Cross-entropy of a linear head, a chunk of tokens at a time: the logits never exist at once.
+
+The forward pass makes the gradients too, from each chunk's logits while they are there, so the
+backward pass only multiplies them by what comes from above: no matrix product more than the plain
+way has. For logits z = W h of one token with target t, label smoothing ε and z-loss coefficient c
+
+    loss     = lse − (1 − ε) z_t − ε mean(z) + c lse²,   lse = log Σ exp z
+    dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V
+
+Shapes: N tokens, V vocabulary entries, d width, C tokens of a chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_BYTES = {"cpu": 2**23, "cuda": 2**30}
+"""Size of a chunk's logits: on a CPU what its caches hold is fastest, a GPU wants large ones."""
+
+
+def chunk_rows(vocabulary: int, d: int, device: torch.device) -> int:
+    """C: as many tokens as fit the chunk, but no fewer than d.
+
+    Each chunk adds to the whole gradient of W, which costs V·d; C = d keeps that below the
+    matrix products' V·d·C.
+    """
+    return max(d, CHUNK_BYTES.get(device.type, 2**28) // (4 * vocabulary))
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum of the loss above over the scored tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h_Nd: Tensor,
+        weight_Vd: Tensor,
+        targets_N: Tensor,
+        scored_N: Tensor,
+        compute: torch.dtype,
+        rows: int,
+        smoothing: float,
+        z_loss: float,
+        with_gradients: bool,
+    ) -> Tensor:
+        """Matrix products in `compute`, everything else in fp32 or wider.
+
+        `targets_N` are within the vocabulary; `scored_N` is 1 for a token that counts, else 0.
+        """
+        wide = torch.promote_types(compute, torch.float32)
+        W_Vd = weight_Vd.to(compute)
+        total = h_Nd.new_zeros((), dtype=wide)
+        made: list[Tensor] = []
+        if with_gradients:
+            made = [torch.empty_like(h_Nd), torch.zeros_like(weight_Vd, dtype=wide)]
+        for start in range(0, len(h_Nd), rows):
+            part = slice(start, start + rows)
+            h_Cd, targets_C, scored_C = h_Nd[part].to(compute), targets_N[part], scored_N[part]
+            z_CV = (h_Cd @ W_Vd.T).to(wide)
+            loss_C, lse_C = chunk_loss_(z_CV, targets_C, smoothing, z_loss)
+            total += (loss_C * scored_C).sum()
+            if made:
+                chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
+                z_CV = z_CV.to(compute)
+                made[0][part] = z_CV @ W_Vd
+                add_product_(made[1], z_CV.T, h_Cd)
+            del z_CV  # before the next chunk's are made
+        if made:
+            ctx.save_for_backward(made[0], made[1].to(weight_Vd.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients that were made in the forward pass, times the one from above."""
+        (above,) = grads
+        grad_h, grad_W = ctx.saved_tensors
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 7)
+
+
+def chunk_loss_(
+    z_CV: Tensor, targets_C: Tensor, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """Each token's loss and lse, [C]; leaves exp(z − max z) in `z_CV`."""
+    picked_C = z_CV.gather(1, targets_C[:, None])[:, 0]
+    loss_C = -(1 - smoothing) * picked_C
+    if smoothing:
+        loss_C -= smoothing * z_CV.mean(1)
+    top_C1 = z_CV.amax(1, keepdim=True)
+    z_CV.sub_(top_C1).exp_()
+    lse_C = z_CV.sum(1).log() + top_C1[:, 0]
+    return loss_C + lse_C + z_loss * lse_C.square(), lse_C
+
+
+def chunk_gradient_(
+    z_CV: Tensor,
+    lse_C: Tensor,
+    targets_C: Tensor,
+    scored_C: Tensor,
+    smoothing: float,
+    z_loss: float,
+) -> None:
+    """Turn the exp(z − max z) of `chunk_loss_` into the gradient of the logits, in place."""
+    factor_C = scored_C * (1 + 2 * z_loss * lse_C) / z_CV.sum(1)
+    z_CV.mul_(factor_C[:, None])
+    if smoothing:
+        z_CV.sub_(scored_C[:, None] * (smoothing / z_CV.shape[1]))
+    z_CV.scatter_add_(1, targets_C[:, None], (smoothing - 1) * scored_C[:, None])
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, the sum in the dtype of `total`."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

@@ -1,0 +1,37 @@
+"""Linear maps whose outputs are scaled."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+TOKENS_PER_WIDTH = 5
+"""From this many tokens for each dimension of the input on, folding pays."""
+
+
+def folds(x: Tensor) -> bool:
+    """Whether a scale of the outputs for x [..., d] is cheaper in the weight than in the outputs.
+
+    Folded, the scale costs passes over the weight's rows of d, and its gradient is a sum along
+    them; else passes over the outputs, and a sum over all tokens. Measured (docs/results/speed.md):
+    folding pays from about 5·d tokens on.
+    """
+    return x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
+
+
+def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
+    """(x Wᵀ) ⊙ scale for x [..., d_in], W [d_out, d_in] and a scale [d_out], scalar or number.
+
+    Many tokens are multiplied by the scaled weight: the same numbers but for rounding, and no pass
+    over the outputs in either direction (`folds` has the rule).
+    """
+    if folds(x):
+        return F.linear(x, fold(weight, scale))
+    return F.linear(x, weight) * scale
+
+
+def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
+    """scale ⊙ weight, row by row: a linear layer's outputs are scaled by its weight's rows."""
+    if scale is None:
+        return weight
+    if isinstance(scale, Tensor) and scale.dim() == 1:
+        return scale[:, None] * weight
+    return scale * weight

@@ -1,0 +1,110 @@
+"""A fine-tuning's folder.
+
+config.json         what was trained, on what: all that another call must share to go on
+tokenizer.json      the run's
+model.safetensors   the classifier at the best rate, with the first seed
+results.json        every score (finetune_results.py)
+parts/              a rate and seed each: tune scores, test scores; weights while needed
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from unitsphere.config import read_json, to_dict
+from unitsphere.data.tasks import Fields
+from unitsphere.errors import UserError
+from unitsphere.models.classifier import Classifier, Pool
+from unitsphere.training.finetune_config import FinetuneConfig
+from unitsphere.training.finetune_data import Parts, fingerprint
+from unitsphere.training.load import LoadedRun
+from unitsphere.training.tensors import model_tensors
+
+CONFIG, RESULTS = "config.json", "results.json"
+MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"
+TOLD = ("run", "data", "test")
+"""Keys of config.json that are only told: paths, whose contents are compared instead."""
+
+
+def save_weights(path: Path, model: Classifier, tag: str) -> None:
+    """Write every tensor once, and what the file holds; it is complete or absent."""
+    aside = path.with_name(f".{path.name}.writing")
+    save_file(model_tensors(model), aside, metadata={"trained": tag})
+    aside.replace(path)
+
+
+def weights_of(path: Path) -> str | None:
+    """What a file of weights holds, or None if there is no file."""
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as file:
+        return file.metadata().get("trained")
+
+
+def load_weights(path: Path, model: Classifier) -> None:
+    """Fill the model in place; UserError unless the file holds its tensors."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    tensors = model_tensors(model)
+    if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
+        raise UserError(f"{path} does not hold the tensors of the model in {CONFIG} beside it")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
+
+
+def check_settings(out: Path, settings: dict[str, Any]) -> None:
+    """Raise UserError unless `out` is empty, or holds a fine-tuning with these settings."""
+    if not any(not path.name.startswith(".") for path in out.iterdir()):
+        return
+    saved = read_json(out / CONFIG) if (out / CONFIG).is_file() else None
+    if not isinstance(saved, dict) or "data_sha256" not in saved:
+        raise UserError(f"{out} is not empty and holds no fine-tuning: give another --out")
+    odd = [key for key in settings if key not in TOLD and saved.get(key) != settings[key]]
+    if odd:
+        raise UserError(
+            f"{out} holds a fine-tuning with another {', '.join(odd)}: repeat its own settings to "
+            "go on with it, or give another --out"
+        )
+
+
+def settings_of(
+    config: FinetuneConfig, run: LoadedRun, fields: Fields, parts: Parts, pool: Pool, length: int
+) -> dict[str, Any]:
+    """config.json: all that decides the results but the rates and seeds."""
+    test = config.test and fingerprint(config.test)
+    settings = {
+        "run": config.run,
+        "data": config.data,
+        "test": config.test,
+        "start": "random" if config.scratch else weights_fingerprint(run.model),
+        "data_sha256": fingerprint(config.data),
+        "test_sha256": test,
+        "task": config.task,
+        "fields": to_dict(fields),
+        "classes": parts.classes,
+        "pool": pool,
+        "length": length,
+        "epochs": config.epochs,
+        "batch": config.batch,
+        "objective": run.model.objective,
+        "model": to_dict(run.config),
+    }
+    return json.loads(json.dumps(settings))  # tuples as the lists that a file gives back
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """sha256 over the model's tensors."""
+    whole = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        whole.update(name.encode())
+        whole.update(tensor.float().cpu().numpy().tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,118 @@
+"""The trainings of a fine-tuning, one for each rate and seed, kept on the disk as they finish."""
+
+import copy
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from unitsphere.config import from_dict, read_json, to_dict
+from unitsphere.models.classifier import Classifier, Pool
+from unitsphere.models.registry import build_from
+from unitsphere.training.environment import commit
+from unitsphere.training.finetune_data import Parts
+from unitsphere.training.finetune_fit import Fit, Labelled, class_logits, fit
+from unitsphere.training.finetune_folder import MODEL, load_weights, save_weights, weights_of
+from unitsphere.training.finetune_results import Scored, Tuned
+from unitsphere.training.load import LoadedRun
+from unitsphere.training.log import replace as write
+from unitsphere.training.scores import scores
+
+
+class Trials:
+    """Trains and scores on demand; what is on the disk already is read from there.
+
+    `body`, the pre-trained model, is copied and stays as it is; with `scratch` a model of the
+    same config starts at random from each seed instead.
+    """
+
+    def __init__(
+        self, out: Path, run: LoadedRun, parts: Parts, how: Fit, pool: Pool, scratch: bool
+    ) -> None:
+        self.out, self.run, self.parts, self.how = out, run, parts, how
+        self.pool: Pool = pool
+        self.scratch = scratch
+        (out / "parts").mkdir(exist_ok=True)
+
+    def tuned(self, lr: float, seed: int) -> Tuned:
+        """Scores on the tune part, after training if need be."""
+        path = self._path(lr, seed, "tune.json")
+        if not path.is_file():
+            self._train(lr, seed)
+        return from_dict(Tuned, read_json(path), f"{path}: ")
+
+    def tested(self, lr: float, seed: int) -> Scored:
+        """Scores on the test part. Only the best rate is asked for them."""
+        path = self._path(lr, seed, "test.json")
+        if not path.is_file():
+            scored = self._score(self._trained(lr, seed), self.parts.test)
+            write(path, json.dumps(to_dict(scored)) + "\n")
+        return from_dict(Scored, read_json(path), f"{path}: ")
+
+    def keep(self, lr: float, seed: int) -> None:
+        """Make this classifier the folder's model, and drop the weights of all others."""
+        final = self.out / MODEL
+        if weights_of(final) != weights_tag(lr, seed):
+            self._trained(lr, seed)
+            self._path(lr, seed, "safetensors").replace(final)
+        for path in (self.out / "parts").glob("*.safetensors"):
+            path.unlink()
+
+    def forget(self, lr: float) -> None:
+        """Drop the weights of a rate that is not the best, of every seed."""
+        for path in (self.out / "parts").glob(f"lr-{lr!r}-seed-*.safetensors"):
+            path.unlink()
+
+    def _path(self, lr: float, seed: int, ending: str) -> Path:
+        return self.out / "parts" / f"lr-{lr!r}-seed-{seed}.{ending}"
+
+    def _trained(self, lr: float, seed: int) -> Classifier:
+        """The trained classifier; trained again, to the same weights, if they were dropped."""
+        path = self._path(lr, seed, "safetensors")
+        if not path.is_file():
+            self._train(lr, seed)
+        classifier = self._start(seed)
+        load_weights(path, classifier)
+        return classifier
+
+    def _start(self, seed: int) -> Classifier:
+        config, trained = self.run.config, self.run.model
+        if self.scratch:
+            body = build_from(
+                config.architecture,
+                config.model,
+                trained.device,
+                seed,
+                objective=trained.objective,
+            )
+        else:
+            body = copy.deepcopy(trained).float().requires_grad_(True)
+        return Classifier(body, len(self.parts.classes), self.pool)
+
+    def _train(self, lr: float, seed: int) -> None:
+        begun = time.perf_counter()
+        classifier = self._start(seed)
+        finite = fit(classifier, self.parts.train, self.how, lr, seed)
+        tune = self._score(classifier, self.parts.tune)
+        tune = tune if finite and math.isfinite(tune.loss) else None
+        seconds = time.perf_counter() - begun
+        save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
+        result = Tuned(tune, round(seconds, 3), commit())
+        write(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
+        said = f"tune loss {tune.loss:.4f}" if tune else "the loss became no number"
+        print(f"lr {lr:g}, seed {seed}: {said}, {seconds:.0f}s", file=sys.stderr)
+
+    def _score(self, classifier: Classifier, part: Labelled) -> Scored:
+        logits = class_logits(classifier, part.tokens, self.how.separator)
+        found = scores(part.truth, logits.argmax(-1).tolist(), len(self.parts.classes))
+        loss = float(F.cross_entropy(logits, torch.tensor(part.truth)))
+        return Scored(**found, loss=loss)
+
+
+def weights_tag(lr: float, seed: int) -> str:
+    """What a file of weights says of itself."""
+    return f"lr {lr!r}, seed {seed}"

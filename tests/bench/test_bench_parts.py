@@ -1,0 +1,114 @@
+"""Kernels, generation and data: what is reported of very little."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from unitsphere.bench import kernels
+from unitsphere.bench.arms import ON_CPU
+from unitsphere.bench.data import bench_data
+from unitsphere.bench.generate import Load, bench_generation, built, random_prompts
+from unitsphere.bench.kernels import CASES, Shape, bench_kernels
+from unitsphere.bench.loss import Head, bench_loss
+from unitsphere.cli import main
+from unitsphere.kernels.registry import REGISTRY
+
+TINY = dataclasses.replace(
+    ON_CPU, d_model=16, n_layers=1, n_heads=2, context=8, tokens=16, vocab_size=32, device="cpu"
+)
+SHAPE = Shape(tokens=32, d=64, d_k=16, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_every_registered_kernel_has_a_case_that_it_takes():
+    assert set(CASES) == set(REGISTRY)
+    for name, case in CASES.items():
+        made = case(SHAPE)
+        assert REGISTRY[name].refusal(*made.arguments) is None
+        assert made.moved > 0
+
+
+@pytest.mark.parametrize("name", ["lerp_norm", "rope_norm"])
+def test_the_bytes_are_those_of_what_goes_in_and_comes_out(name):
+    case = CASES[name](SHAPE)
+    large = [t for t in case.leaves if t.numel() > 64]
+    out = REGISTRY[name].plain(*case.arguments)
+    assert case.moved == 4 * (out.numel() + sum(t.numel() for t in large))
+
+
+def test_kernels_are_reported_as_shares_of_a_copy(monkeypatch):
+    monkeypatch.setattr(kernels, "copy_rate", lambda size, device: 1e9)
+    monkeypatch.setattr(kernels, "timed", lambda call, count, device: [call() is None, 2.0, 3.0])
+    report = bench_kernels(SHAPE, rounds=1)
+    json.dumps(report)
+    found = {(row["name"], row["pass"]) for row in report["kernels"]}
+    ways = {(name, way) for name in ("lerp_norm", "rope_norm") for way in ("forward", "backward")}
+    assert found == ways | {("adam_project_", "forward")}
+    for row in report["kernels"]:
+        assert row["ms"] == 2
+        assert row["share_of_copy"] == pytest.approx(row["bytes"] / 2e-3 / 1e9)
+
+
+def test_the_loss_in_chunks_needs_less_memory_than_the_plain_one():
+    head = Head(tokens=8192, d=8, vocab_size=512, bf16=False, device=torch.device("cpu"))
+    report = bench_loss(head, rounds=1)
+    paths = report["paths"]
+    assert report["logits_bytes"] == 4 * 8192 * 512
+    assert paths["plain"]["peak_bytes"] > 2 * report["logits_bytes"]
+    assert paths["chunked"]["peak_bytes"] < 0.6 * report["logits_bytes"]  # two chunks of half
+    assert set(report["refused"]) | set(paths) == {"plain", "chunked", "torch", "liger"}
+    assert "GPU" in report["refused"]["liger"]
+
+
+def test_generation_is_reported_by_load():
+    loads = [Load(1, 4), Load(3, 4)]
+    report = bench_generation(["gpt-plus", "ngpt"], TINY, loads, tokens=2, rounds=2)
+    json.dumps(report)
+    assert [(load["batch"], load["context"]) for load in report["loads"]] == [(1, 4), (3, 4)]
+    for load in report["loads"]:
+        arm = load["arms"]["ngpt"]
+        assert arm["tokens_per_second"] == pytest.approx(1e3 * load["batch"] / arm["ms_a_token"])
+        assert set(load["ratios"]) == {"ngpt/gpt-plus"}
+    prompts = random_prompts(Load(3, 4), 32, 0)
+    assert (len(prompts), len(prompts[0])) == (3, 4)
+    assert prompts != random_prompts(Load(3, 4), 32, 1)
+    assert not built("ngpt", TINY, torch.device("cpu")).training
+
+
+def test_data_is_reported_as_a_share_of_a_step(tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "the {n} brown foxes"}}\n' for n in range(50)))
+    report = bench_data(str(text), "bytes", "ngpt", TINY, batches=3, steps=2)
+    json.dumps(report)
+    loader = report["loader"]
+    assert report["prepare"]["bytes"] == sum(len(f"the {n} brown foxes") for n in range(50))
+    assert loader["share_of_step"] == pytest.approx(loader["ms"] / loader["step_ms"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench loss --tokens 64 --d_model 16 --vocab 512 --rounds 1 --device cpu",
+        "bench kernels --tokens 32 --d_model 64 --rounds 1 --device cpu",
+        "bench generate --d_model 16 --layers 1 --heads 2 --vocab 32 --batch 1 --context 4 "
+        "--new 1 --rounds 1 --device cpu --arms gpt-plus ngpt",
+        "bench data --source TEXT --tokenizer bytes --tokens 16 --context 8 --batches 2 --steps 1 "
+        "--device cpu",
+    ],
+)
+def test_each_part_prints_a_table_or_json(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "copy_rate", lambda size, device: 1e9)
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "the {n} brown foxes"}}\n' for n in range(50)))
+    words = [str(text) if word == "TEXT" else word for word in command.split()]
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+    assert main([*words, "--json"]) == 0
+    assert "environment" in json.loads(capsys.readouterr().out)
+
+
+def test_a_mistake_in_a_part_is_one_line(capsys):
+    for words in ("kernels --rounds 0", "generate --batch 4 0", "data --source nowhere.txt"):
+        assert main(["bench", *words.split()]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith("unitsphere: error: ")

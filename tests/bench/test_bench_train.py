@@ -1,0 +1,220 @@
+"""The training bench on models so small that its figures mean nothing: what is told is tested."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unitsphere.bench import gate, steps, train
+from unitsphere.bench.arms import ON_CPU, arm_config, arm_kernels, sizes_for
+from unitsphere.bench.ceilings import Ceilings, copy_rate, drift, matmul_rate
+from unitsphere.bench.figure import draw_training
+from unitsphere.bench.memory import held_bytes, kernels_of, peak_of
+from unitsphere.bench.show import training_notes, training_rows
+from unitsphere.bench.steps import RandomBatches, Stepper, timed
+from unitsphere.bench.train import Protocol, bench_training
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.kernels import mode
+from unitsphere.models.registry import build
+from unitsphere.training.loop import train_steps
+
+CPU = torch.device("cpu")
+TINY = dataclasses.replace(
+    ON_CPU, d_model=16, n_layers=1, n_heads=2, context=8, tokens=16, vocab_size=32, device="cpu"
+)
+OPTIONS = "--device cpu --d_model 16 --layers 1 --heads 2 --context 8 --tokens 16 --vocab 32"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Ceilings at once, and a clock by which an arm's number is its time."""
+    monkeypatch.setattr(train, "ceilings", lambda device: Ceilings(1e9, 1e10))
+
+
+@pytest.fixture
+def report(quick):
+    protocol = Protocol(warmup=1, rounds=2, steps=1)
+    return bench_training(["gpt-plus", "ngpt", "angpt:model.tied=true"], TINY, protocol)
+
+
+def test_the_report_has_the_contract_s_form(report):
+    json.dumps(report)
+    assert list(report["arms"]) == ["gpt-plus", "ngpt", "angpt:model.tied=true"]
+    assert set(report["ratios"]) == {"ngpt/gpt-plus", "angpt:model.tied=true/gpt-plus"}
+    for arm in report["arms"].values():
+        assert arm["tokens_per_second"] == pytest.approx(16e3 / arm["ms"])
+        assert arm["mfu"] is None
+        assert arm["kernels"] is None
+        assert len(arm["rounds_ms"]) == 2
+    for ratio in [*report["ratios"].values(), report["noise"]]:
+        assert ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert report["environment"]["sizes"]["precision"] == "fp32"
+    tied, untied = (report["arms"][a]["parameters"] for a in ("angpt:model.tied=true", "ngpt"))
+    assert tied < untied
+
+
+def test_the_figures_are_those_of_the_rounds(quick, monkeypatch):
+    """Arm number n takes n·10 ms plus the round's own delay: medians and ratios follow."""
+    numbers = {}
+    calls = []
+
+    def clock(step, count, device):
+        number = numbers.setdefault(step.__self__, len(numbers) + 1)
+        calls.append(number)
+        return [10.0 * number + 100 * (len(calls) > 6)] * count
+
+    monkeypatch.setattr(train, "timed", clock)
+    found = bench_training(["gpt-plus", "ngpt"], TINY, Protocol(1, 2, 4))
+    assert calls == [1, 2, 3, 1, 2, 3, 2, 3, 1]  # warm-up, two rounds in rotating order
+    assert found["arms"]["gpt-plus"]["rounds_ms"] == [10, 110]
+    assert found["noise"]["median"] == pytest.approx((20 / 10 + 120 / 110) / 2)
+    assert found["ratios"]["ngpt/gpt-plus"]["median"] == pytest.approx((30 / 10 + 130 / 110) / 2)
+    assert found["noise"]["floor"] == pytest.approx(1)
+    assert not found["ratios"]["ngpt/gpt-plus"]["tie"]
+
+
+def test_people_are_told_the_same(report, tmp_path):
+    rows = training_rows(report)
+    assert [row[0] for row in rows] == list(report["arms"])
+    assert rows[0][-2:] == ["1", ""]
+    assert "n/a" in rows[1]
+    report["ceilings"]["drifted"] = True
+    notes = "\n".join(training_notes(report))
+    assert "is a tie" in notes
+    assert "the ceilings moved" in notes
+    path = draw_training(report, tmp_path / "figures" / "speed.svg")
+    assert all(f"<!-- {name} -->" in path.read_text() for name in report["arms"])
+
+
+def test_a_step_is_the_training_code_s_own():
+    stepper = Stepper(arm_config("ngpt", TINY))
+    mine = [stepper.step().item() for _ in range(3)]
+    job = Stepper(arm_config("ngpt", TINY)).job
+    shown = []
+    short = dataclasses.replace(job.config.train, steps=3)
+    monitor = SimpleNamespace(after=lambda step, loss, norm, lr: shown.append(loss.item()))
+    job = dataclasses.replace(job, config=dataclasses.replace(job.config, train=short))
+    train_steps(job, 0, monitor)
+    assert mine[:1] == shown[:1]
+    assert mine == pytest.approx(shown, rel=1e-2)  # the schedule of a short run ends sooner
+    times = timed(stepper.step, 2, CPU)
+    assert len(times) == 2
+    assert min(times) > 0
+    assert stepper.done == 5
+
+
+def test_an_arm_has_its_kernels_while_it_steps(monkeypatch):
+    seen = []
+    monkeypatch.setattr(steps, "update", lambda job, step: (seen.append(mode()), None, None))
+    Stepper(arm_config("ngpt", TINY), "off").step()
+    Stepper(arm_config("ngpt", TINY)).step()
+    assert [*seen, mode()] == ["off", "auto", "auto"]
+
+
+def test_batches_are_random_and_shifted_by_one():
+    batches = RandomBatches(97, 8, 4)
+    batch = batches.batch(1)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert batch.inputs.unique().numel() > 10
+    assert not torch.equal(batch.inputs, batches.batch(2).inputs)
+
+
+def test_the_gate_passes_what_agrees_and_stops_what_does_not():
+    assert gate.compare("x", [2.0, 1.0], [2.0, 1.0001], 1e-3) == pytest.approx(1e-4, rel=1e-2)
+    with pytest.raises(UserError, match="at step 2 its loss"):
+        gate.compare("x", [2.0, 1.1], [2.0, 1.0], 1e-3)
+    with pytest.raises(UserError, match="computes something else"):
+        gate.compare("x", [float("nan")], [2.0], 1e-3)
+
+
+def test_an_arm_is_compared_with_fp32_unless_it_is_that():
+    config = arm_config("ngpt", TINY)
+    assert gate.check("ngpt", config, "auto", gate.first_losses(Stepper(config))) is None
+    narrow = arm_config("ngpt", dataclasses.replace(TINY, precision="bf16"))
+    losses = gate.first_losses(Stepper(narrow))
+    off = gate.check("ngpt", narrow, "off", losses)
+    assert off is not None
+    assert 0 < off < 2e-2
+    with pytest.raises(UserError, match="computes something else"):
+        gate.check("ngpt", narrow, "off", [1.5 * loss for loss in losses])
+
+
+def test_sizes_and_arms_are_checked():
+    assert sizes_for(CPU, {"d_model": 64, "context": None}).d_model == 64
+    assert sizes_for(torch.device("cuda"), {}).compile
+    with pytest.raises(UserError, match="no multiple of --context"):
+        sizes_for(CPU, {"tokens": 100, "context": 64})
+    with pytest.raises(UserError, match="--vocab must be at least 1"):
+        sizes_for(CPU, {"vocab_size": 0})
+    config = arm_config("gpt-plus:model.g=fixed,optim.lr=0.5", TINY)
+    assert (config.model.g, config.optim.lr, config.model.d_ff) == ("fixed", 0.5, None)
+    assert arm_config("ngpt:kernels=off", TINY) == arm_config("ngpt", TINY)
+    assert [arm_kernels(arm) for arm in ("ngpt", "ngpt:kernels=off")] == ["auto", "off"]
+    with pytest.raises(UserError, match="kernels=on of an arm is no mode"):
+        arm_kernels("ngpt:kernels=on")
+    with pytest.raises(UserError, match="no KEY=VALUE"):
+        arm_config("ngpt:compile", TINY)
+    with pytest.raises(UserError, match="unknown recipe 'gpt3'"):
+        arm_config("gpt3", TINY)
+
+
+def test_the_peak_counts_what_lives_at_once():
+    def call():
+        a = torch.ones(1 << 18)  # 1 MiB
+        b = a + 1
+        del a
+        c = torch.cat([b, b])
+        del b
+        return c.sum()
+
+    assert peak_of(call, CPU) == pytest.approx(3 * 2**20, rel=1e-3)
+    assert kernels_of(call, CPU) is None
+
+
+def test_what_is_held_is_weights_and_state():
+    model = build("gpt", vocab_size=8, d_model=4, n_layers=1, n_heads=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    size = 4 * sum(p.numel() for p in model.parameters())
+    assert held_bytes(model, optimizer) == size
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert held_bytes(model, optimizer) == 2 * size
+
+
+def test_ceilings_are_rates():
+    assert 1e6 < copy_rate(2**20, CPU) < 1e13
+    assert 1e6 < matmul_rate(64, torch.float32, CPU) < 1e15
+    assert drift(Ceilings(100, 10), Ceilings(99, 10.5)) == pytest.approx(0.05)
+
+
+def test_the_verb_prints_one_json_document_or_a_table(quick, capsys, tmp_path):
+    command = ["bench", *OPTIONS.split(), "--rounds", "1", "--arms", "gpt-plus", "ngpt"]
+    figure = tmp_path / "a.png"
+    assert main([*command, "--json", "--figure", str(figure)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) >= {"environment", "noise", "arms", "ratios"}
+    assert found["environment"]["threads"] == 1
+    assert figure.stat().st_size > 1000
+    assert main(command) == 0
+    assert "ngpt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--rounds 0", "--rounds must be at least 1"),
+        ("--figure speed.doc", "must end in .png"),
+        ("--arms ngpt ngpt", "given twice"),
+        ("--arms nonesuch", "unknown recipe"),
+        ("--heads 3", "not divisible"),
+    ],
+)
+def test_a_mistake_is_one_line(quick, capsys, options, said):
+    given = OPTIONS.replace("--heads 2", "") if "heads" in options else OPTIONS
+    assert main(["bench", *given.split(), *options.split()]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert said in last

@@ -1,0 +1,50 @@
+"""The exact counts that docs/architectures.md gives, with an MLP that is not four times as wide."""
+
+import pytest
+from design_cases import DESIGNS, make
+
+d, L, H, f, V, P = 12, 3, 3, 20, 29, 17
+SIZES = {"d_model": d, "n_layers": L, "n_heads": H, "d_ff": f, "vocab_size": V}
+SWIGLU, PLAIN = 4 * d * d + 3 * d * f, 4 * d * d + 2 * d * f
+CROSS = 4 * d * d
+
+LAYER = {  # beside the matrices: of a layer, of the whole model, of a sublayer across, of a memory
+    "gpt": (2 * d, d, d, d),
+    "gpt+": (2 * d + H, d, d + H, d),
+    "ngpt": (3 * d + 2 * f, V, 2 * d, 0),
+    "angpt": (2 * d + H, V, d + H, 0),
+    "normformer": (9 * d + f + 2 * d + 2 * f + H, 2 * d, 6 * d + 2 * d + H, 2 * d),
+    "pre-ln": (9 * d + f, 2 * d, 6 * d, 2 * d),
+    "post-ln": (9 * d + f, 0, 6 * d, 0),
+    "rezero": (1, 0, 0, 0),
+    "lnscaling": (2 * d + H, d, d + H, d),
+    "dyt": (2 * (d + 1) + H, d + 2, d + 1 + H, d + 1),
+}
+
+
+def count(design, objective="clm", **numbers):
+    model = make(design, objective, device="meta", **{**SIZES, **numbers})
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_counts_of_the_table(design):
+    layer, whole, across, memory = LAYER[design]
+    layer += PLAIN if DESIGNS[design][0] == "normformer" else SWIGLU
+    for tied, tables in ((True, V * d), (False, 2 * V * d)):
+        causal = L * layer + whole + tables
+        assert count(design, tied=tied) == count(design, "mlm", tied=tied) == causal
+        both = causal + L * layer + L * (CROSS + across) + memory
+        assert count(design, "seq2seq", tied=tied) == both
+
+
+def test_counts_of_the_switches_that_add_parameters():
+    for numbers, extra in (
+        ({"res_scale": True}, L * d),
+        ({"qkv_ln": True}, 6 * L * d),
+        ({"positions": "learned", "max_positions": P}, P * d),
+    ):
+        assert count("normformer", **numbers) - count("normformer") == extra
+    across = count("normformer", "seq2seq", qkv_ln=True) - count("normformer", "seq2seq")
+    assert across == 3 * 6 * L * d  # encoder, decoder, across
+    assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

@@ -1,0 +1,223 @@
+"""Oracle of DyT: DyT(x) = gamma * tanh(alpha x) + beta in place of each norm of GPT.
+
+The sublayers are GPT's (`reference.gpt`): h = h + ATTN(DyT_A(h)), h = h + MLP(DyT_M(h)), RoPE,
+softmax factor 1/sqrt(d_k), SwiGLU, no bias in them.
+
+| tensor                             | shape                          | starts at   |
+|------------------------------------|--------------------------------|-------------|
+| E_in, E_out                        | [V, d]; E_out only if not tied |             |
+| embed_scale                        | []                             | sqrt(d)     |
+| layers.{i}.DyT_A.alpha, DyT_M.alpha| []                             | 0.5         |
+| layers.{i}.DyT_A.gamma, DyT_M.gamma| [d]                            | 1           |
+| layers.{i}.DyT_A.beta, DyT_M.beta  | [d]; only with bias            | 0           |
+| layers.{i}.W_q, W_k, W_v, W_o      | [d, d]                         |             |
+| layers.{i}.W_u, W_nu               | [d_f, d]; W_nu is the gate     |             |
+| layers.{i}.W_oMLP                  | [d, d_f]                       |             |
+| DyT_final.alpha, .gamma, .beta     | as above                       | as above    |
+
+With qk_norm the attention is GPT+'s, and each layer (and cross) has its g: [H], [] or fixed.
+
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above), DyT_encoder.alpha, .gamma, .beta for the
+DyT that ends the encoder, and in each decoder layer DyT_X.alpha, .gamma, .beta and cross.W_q, .W_k,
+.W_v, .W_o. h = h + CROSS(DyT_X(h), memory), where memory = DyT_encoder(the encoder's last h).
+
+Decisions where the equation is silent:
+- embed_scale multiplies what goes in, h = embed_scale E_in[token], source and target alike; a tied
+  head uses E_in bare;
+- every DyT has its own scalar alpha, used as stored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference import basics, gpt
+from reference.basics import Tensors, linear, of_layer, under
+
+
+@dataclass(frozen=True)
+class Settings:
+    """GPT's trunk with DyT for its norms."""
+
+    n_layers: int
+    n_heads: int
+    bias: bool = True  # beta
+    qk_norm: bool = False
+    g: str = "head"  # head | layer | fixed, with QK norm only
+    rotary_fraction: float = 1.0
+    tied: bool = False
+    causal: bool = True
+    seq2seq: bool = False
+
+    def trunk(self) -> gpt.Settings:
+        """What GPT's sublayers read."""
+        return gpt.Settings(
+            self.n_layers,
+            self.n_heads,
+            qk_norm=self.qk_norm,
+            g=self.g,
+            rotary_fraction=self.rotary_fraction,
+        )
+
+    def g_shape(self) -> tuple[int, ...] | None:
+        """Of GPT+'s g, if it is learned."""
+        learned = {"head": (self.n_heads,), "layer": (), "fixed": None}[self.g]
+        return learned if self.qk_norm else None
+
+
+def dyt_shapes(name: str, d: int, bias: bool) -> dict[str, tuple[int, ...] | None]:
+    """The tensors of one DyT."""
+    return {f"{name}.alpha": (), f"{name}.gamma": (d,), f"{name}.beta": (d,) if bias else None}
+
+
+def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that `forward` reads."""
+    s = settings
+    layer: dict[str, tuple[int, ...] | None] = {
+        **dyt_shapes("DyT_A", d, s.bias),
+        "W_q": (d, d),
+        "W_k": (d, d),
+        "W_v": (d, d),
+        "W_o": (d, d),
+        **dyt_shapes("DyT_M", d, s.bias),
+        "W_u": (d_f, d),
+        "W_nu": (d_f, d),
+        "W_oMLP": (d, d_f),
+        "g": s.g_shape(),
+    }
+    cross = dyt_shapes("DyT_X", d, s.bias)
+    cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {"cross.g": s.g_shape()}
+    table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d), "embed_scale": ()}
+    table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
+    table |= dyt_shapes("DyT_encoder", d, s.bias) if s.seq2seq else {}
+    table |= dyt_shapes("DyT_final", d, s.bias)
+    table |= {"E_out": None if s.tied else (V, d)}
+    return basics.stored(table)
+
+
+def dyt(x: Tensor, p: Tensors, name: str, bias: bool) -> Tensor:
+    """gamma * tanh(alpha x) (+ beta)."""
+    y = p[f"{name}.gamma"] * torch.tanh(p[f"{name}.alpha"] * x)
+    return y + p[f"{name}.beta"] if bias else y
+
+
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    x = dyt(h, p, "DyT_A", s.bias)
+    states = [h + gpt.attention(x, p, s.trunk(), positions, see)]
+    if memory is not None and see_memory is not None:
+        x = dyt(states[-1], p, "DyT_X", s.bias)
+        h_X = gpt.attention(x, under(p, "cross"), s.trunk(), positions, see_memory, memory)
+        states.append(states[-1] + h_X)
+    x = dyt(states[-1], p, "DyT_M", s.bias)
+    states.append(states[-1] + gpt.mlp(x, p))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [tensors["embed_scale"] * tensors["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+    return dyt(h, tensors, "DyT_encoder", settings.bias)
+
+
+def hidden_states(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    basics.require_double(tensors)
+    basics.require_memory(settings.seq2seq, memory)
+    if positions is None:
+        positions = basics.positions_of(tokens, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
+
+
+def forward(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> Tensor:
+    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
+    E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
+    return linear(dyt(h, tensors, "DyT_final", settings.bias), E_out)
+
+
+def loss(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
+) -> Tensor:
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

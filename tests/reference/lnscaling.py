@@ -1,0 +1,214 @@
+"""Oracle of LN-scaling: h = h + F(RMSNorm(h) / sqrt(l)) in layer l = 1 ... L, otherwise GPT.
+
+The sublayers F and RMSNorm are GPT's (`reference.gpt`): RoPE, softmax factor 1/sqrt(d_k), SwiGLU,
+no bias, a learned gain in each RMSNorm.
+
+| tensor                   | shape                           |
+|--------------------------|---------------------------------|
+| E_in, E_out              | [V, d]; E_out only if not tied  |
+| layers.{i}.gain_A        | [d]                             |
+| layers.{i}.W_q, W_k, W_v | [d, d]                          |
+| layers.{i}.W_o           | [d, d]                          |
+| layers.{i}.gain_M        | [d]                             |
+| layers.{i}.W_u, W_nu     | [d_f, d]; W_nu is the gate      |
+| layers.{i}.W_oMLP        | [d, d_f]                        |
+| gain_final               | [d]                             |
+
+With qk_norm the attention is GPT+'s, and each layer (and cross) has its g: [H], [] or fixed.
+
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above), the gain_encoder [d] of the RMSNorm that
+ends the encoder, and in each decoder layer gain_X [d] and cross.W_q, .W_k, .W_v, .W_o.
+h = h + CROSS(RMSNorm_X(h) / sqrt(l), memory), where memory = RMSNorm(the encoder's last h).
+
+layers.{i} and encoder.{i} are layer l = i + 1. Decisions where the equation is silent:
+- 1/sqrt(l) multiplies the norm's output, gain included; every sublayer of a layer has its l;
+- neither the RMSNorm before the head nor the memory is scaled.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from reference import basics, gpt
+from reference.basics import Tensors, linear, of_layer, under
+
+
+@dataclass(frozen=True)
+class Settings:
+    """GPT's trunk; the scale has no switch."""
+
+    n_layers: int
+    n_heads: int
+    qk_norm: bool = False
+    g: str = "head"  # head | layer | fixed, with QK norm only
+    rotary_fraction: float = 1.0
+    eps: float = 1e-6
+    tied: bool = False
+    causal: bool = True
+    seq2seq: bool = False
+
+    def trunk(self) -> gpt.Settings:
+        """What GPT's sublayers read."""
+        return gpt.Settings(
+            self.n_layers,
+            self.n_heads,
+            qk_norm=self.qk_norm,
+            g=self.g,
+            rotary_fraction=self.rotary_fraction,
+        )
+
+    def g_shape(self) -> tuple[int, ...] | None:
+        """Of GPT+'s g, if it is learned."""
+        learned = {"head": (self.n_heads,), "layer": (), "fixed": None}[self.g]
+        return learned if self.qk_norm else None
+
+
+def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that `forward` reads: GPT's (the scale is a constant)."""
+    layer: dict[str, tuple[int, ...] | None] = {
+        "gain_A": (d,),
+        "W_q": (d, d),
+        "W_k": (d, d),
+        "W_v": (d, d),
+        "W_o": (d, d),
+        "gain_M": (d,),
+        "W_u": (d_f, d),
+        "W_nu": (d_f, d),
+        "W_oMLP": (d, d_f),
+        "g": settings.g_shape(),
+    }
+    cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
+    cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {"cross.g": settings.g_shape()}
+    table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
+    table |= basics.stack_shapes(settings.n_layers, settings.seq2seq, layer, cross)
+    table |= {"gain_encoder": (d,) if settings.seq2seq else None}
+    table |= {"gain_final": (d,), "E_out": None if settings.tied else (V, d)}
+    return basics.stored(table)
+
+
+def scaled_norm(h: Tensor, gain: Tensor, eps: float, layer: int) -> Tensor:
+    """RMSNorm(h) / sqrt(layer); layers count from 1."""
+    return gpt.rms_norm(h, gain, eps) / math.sqrt(layer)
+
+
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    layer: int,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    x = scaled_norm(h, p["gain_A"], s.eps, layer)
+    states = [h + gpt.attention(x, p, s.trunk(), positions, see)]
+    if memory is not None and see_memory is not None:
+        x = scaled_norm(states[-1], p["gain_X"], s.eps, layer)
+        h_X = gpt.attention(x, under(p, "cross"), s.trunk(), positions, see_memory, memory)
+        states.append(states[-1] + h_X)
+    x = scaled_norm(states[-1], p["gain_M"], s.eps, layer)
+    states.append(states[-1] + gpt.mlp(x, p))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [tensors["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, i + 1, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+    return gpt.rms_norm(h, tensors["gain_encoder"], settings.eps)
+
+
+def hidden_states(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    basics.require_double(tensors)
+    basics.require_memory(settings.seq2seq, memory)
+    if positions is None:
+        positions = basics.positions_of(tokens, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
+
+
+def forward(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> Tensor:
+    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
+    E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
+    return linear(gpt.rms_norm(h, tensors["gain_final"], settings.eps), E_out)
+
+
+def loss(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
+) -> Tensor:
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

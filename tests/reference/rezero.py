@@ -1,0 +1,179 @@
+"""Oracle of ReZero: h = h + a F(h), one learned scalar a per layer, and no norm anywhere.
+
+The sublayers F are GPT's (`reference.gpt`): RoPE, softmax factor 1/sqrt(d_k), SwiGLU, no bias.
+
+| tensor                   | shape                           |
+|--------------------------|---------------------------------|
+| E_in, E_out              | [V, d]; E_out only if not tied  |
+| layers.{i}.a             | []; starts at 0                 |
+| layers.{i}.W_q, W_k, W_v | [d, d]                          |
+| layers.{i}.W_o           | [d, d]                          |
+| layers.{i}.W_u, W_nu     | [d_f, d]; W_nu is the gate      |
+| layers.{i}.W_oMLP        | [d, d_f]                        |
+
+With seq2seq also "encoder.{i}.*" (as layers.{i}.* above) and in each decoder layer cross.W_q, .W_k,
+.W_v, .W_o. h = h + a CROSS(h, memory), where memory is the encoder's last h as it is.
+
+Decisions where the equation is silent:
+- the sublayers of a layer share its one a;
+- nothing is normalised before the head or after the encoder either, and embeddings are not scaled.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from reference import basics, gpt
+from reference.basics import Tensors, linear, of_layer, under
+
+
+@dataclass(frozen=True)
+class Settings:
+    """GPT's trunk without its norms."""
+
+    n_layers: int
+    n_heads: int
+    rotary_fraction: float = 1.0
+    tied: bool = False
+    causal: bool = True
+    seq2seq: bool = False
+
+    def trunk(self) -> gpt.Settings:
+        """What GPT's sublayers read."""
+        return gpt.Settings(self.n_layers, self.n_heads, rotary_fraction=self.rotary_fraction)
+
+
+def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that `forward` reads."""
+    layer: dict[str, tuple[int, ...] | None] = {
+        "a": (),
+        "W_q": (d, d),
+        "W_k": (d, d),
+        "W_v": (d, d),
+        "W_o": (d, d),
+        "W_u": (d_f, d),
+        "W_nu": (d_f, d),
+        "W_oMLP": (d, d_f),
+    }
+    cross: dict[str, tuple[int, ...] | None] = {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
+    table |= basics.stack_shapes(settings.n_layers, settings.seq2seq, layer, cross)
+    table |= {"E_out": None if settings.tied else (V, d)}
+    return basics.stored(table)
+
+
+def block(
+    h: Tensor,
+    p: Tensors,
+    s: Settings,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+    h_A = gpt.attention(h, p, s.trunk(), positions, see)
+    states = [h + p["a"] * h_A]
+    if memory is not None and see_memory is not None:
+        cross = under(p, "cross")
+        h_X = gpt.attention(states[-1], cross, s.trunk(), positions, see_memory, memory)
+        states.append(states[-1] + p["a"] * h_X)
+    states.append(states[-1] + p["a"] * gpt.mlp(states[-1], p))
+    return states
+
+
+def stack_states(
+    tensors: Tensors,
+    s: Settings,
+    stack: str,
+    tokens: Tensor,
+    positions: Tensor,
+    see: Tensor,
+    memory: Tensor | None = None,
+    see_memory: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
+    states = [tensors["E_in"][tokens]]
+    for i in range(s.n_layers):
+        p = of_layer(tensors, i, stack)
+        states += block(states[-1], p, s, positions, see, memory, see_memory)
+    return states
+
+
+def encode(
+    tensors: Tensors,
+    settings: Settings,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
+    basics.require_double(tensors)
+    if positions is None:
+        positions = basics.positions_of(source, None)
+    see = basics.visible_source(source, source_mask)
+    return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
+
+
+def hidden_states(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> list[Tensor]:
+    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    basics.require_double(tensors)
+    basics.require_memory(settings.seq2seq, memory)
+    if positions is None:
+        positions = basics.positions_of(tokens, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
+    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
+
+
+def forward(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    left_padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> Tensor:
+    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+
+    memory and source_mask: `encode`'s result and argument, with seq2seq.
+    """
+    h = hidden_states(
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+    )[-1]
+    return linear(h, tensors["E_in"] if settings.tied else tensors["E_out"])
+
+
+def loss(
+    tensors: Tensors,
+    settings: Settings,
+    tokens: Tensor,
+    targets: Tensor,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    **where: Tensor | None,
+) -> Tensor:
+    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
+
+    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
+    """
+    if source is not None:
+        where |= {"memory": encode(tensors, settings, source, source_mask)}
+        where |= {"source_mask": source_mask}
+    logits = forward(tensors, settings, tokens, **where)
+    return basics.cross_entropy(logits, targets, label_smoothing)

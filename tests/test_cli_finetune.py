@@ -1,0 +1,109 @@
+"""`unitsphere finetune` through the command line: its table, its JSON, and its mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unitsphere.cli import main
+
+RECIPE = """
+architecture = "angpt"
+[model]
+d_model = 32
+n_layers = 1
+n_heads = 2
+[data]
+source = "text.txt"
+tokenizer = "bytes"
+context = 32
+cache = "cache"
+[train]
+steps = 2
+batch_tokens = 128
+device = "cpu"
+precision = "fp32"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A small run, and labelled texts: pairs and single ones."""
+    folder = tmp_path_factory.mktemp("finetune")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 100)
+        Path("tiny.toml").write_text(RECIPE)
+        rows = [f"text number {i}\t{'yes' if i % 3 else 'no'}\n" for i in range(60)]
+        Path("mine.tsv").write_text("body\tkind\n" + "".join(rows))
+        pairs = (
+            {"sentence1": f"a {i}", "sentence2": f"b {i}" * 9, "label": i % 2} for i in range(40)
+        )
+        Path("rte.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        assert main(["train", "tiny.toml", "--out", "run"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    capfd.readouterr()
+
+
+QUICK = ["--epochs", "1", "--lr", "1e-3", "1e-2", "--seed", "0", "1"]
+MINE = ["--data", "mine.tsv", "--text", "body", "--label", "kind"]
+
+
+def test_the_table_and_the_folder(capfd):
+    assert main(["finetune", "run", *MINE, *QUICK]) == 0
+    printed = capfd.readouterr()
+    for words in ("learning rate", "tune accuracy", "12 test examples", "2 seeds", "majority"):
+        assert words in printed.out
+    assert "rate tried: a better one may lie beyond" in printed.out
+    assert "2 classes; examples: 39 to train, 9 to tune, 12 to test" in printed.err
+    assert Path("run/finetune/mine/model.safetensors").is_file()
+
+
+def test_json_is_one_document_and_says_what_was_cut(capfd):
+    command = ["finetune", "run", "--task", "rte", "--data", "rte.jsonl", "--out", "rte", "--json"]
+    assert main([*command, *QUICK, "--scratch"]) == 0
+    printed = capfd.readouterr()
+    found = json.loads(printed.out)
+    assert printed.err.count("truncated") == 1
+    assert found["truncated"] > 0
+    assert (found["start"], found["metric"], found["classes"]) == ("random", "accuracy", ["0", "1"])
+    assert [rate["lr"] for rate in found["rates"]] == [1e-3, 1e-2]
+    assert found["test"]["scores"]["f1"].keys() == {"mean", "standard_error"}
+    assert len(found["test"]["seeds"]) == 2
+
+
+def test_help_has_an_example(capfd):
+    with pytest.raises(SystemExit) as stop:
+        main(["finetune", "--help"])
+    assert not stop.value.code
+    assert "unitsphere finetune runs/mlm --task sst2" in capfd.readouterr().out
+
+
+MISTAKES = {
+    "no data": (["run"], "finetune needs --data"),
+    "no run": (["none", *MINE], "none is no run folder"),
+    "no file": (["run", "--task", "sst2", "--data", "none.tsv"], "cannot read none.tsv"),
+    "no fields": (["run", "--data", "mine.tsv"], "--task"),
+    "a wrong field": (["run", "--task", "sst2", "--data", "mine.tsv"], "line 1 of mine.tsv"),
+    "a wrong label": (["run", "--task", "rte", *MINE, "--text2", "body"], "line 2 of mine.tsv"),
+    "a wrong task": (["run", "--task", "sst3", "--data", "mine.tsv"], "one of sst2"),
+    "a rate of nothing": (["run", *MINE, "--lr", "0"], "--lr takes numbers above 0"),
+    "a pool that is none": (["run", *MINE, "--pool", "max"], "one of first, mean, last"),
+    "the run's own folder": (["run", *MINE, "--out", "run"], "holds no fine-tuning"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(mistake, capfd):
+    argv, message = MISTAKES[mistake]
+    assert main(["finetune", *argv]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.splitlines()
+    assert line.startswith("unitsphere: error: ")
+    assert message in line

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from unitsphere.models.registry import build
+from unitsphere.training.flops import flops_per_token, peak_flops, peak_of_chip
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2250e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_the_peak_of_a_chip_is_known_by_its_name(name, peak):
+    assert peak_of_chip(name) == peak
+
+
+def test_a_cpu_and_fp32_have_no_known_peak():
+    assert peak_flops(torch.device("cpu"), "bf16") is None
+    assert peak_flops(torch.device("cuda"), "fp32") is None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ["gpt", "ngpt", "angpt"])
+def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tied):
+    """Counted from shapes: q, k, v, o, u, ν, out and the head; attention over T/2 keys."""
+    d, layers, V, T = 32, 3, 64, 16
+    model = build(architecture, vocab_size=V, d_model=d, n_layers=layers, n_heads=2, tied=tied)
+    forward = layers * (2 * (4 * d * d + 3 * 4 * d * d) + 2 * 2 * d * T / 2) + 2 * d * V
+    assert flops_per_token(model, T) == 3 * forward
+
+
+def test_an_encoder_sees_everything_and_an_encoder_decoder_is_two_stacks_and_looks_across():
+    d, layers, V, T = 32, 3, 64, 16
+    sizes = {"vocab_size": V, "d_model": d, "n_layers": layers, "n_heads": 2}
+    mlm, both = (build("ngpt", objective=objective, **sizes) for objective in ("mlm", "seq2seq"))
+    block, attention, head = 2 * 16 * d * d, 2 * 2 * d * T, 2 * d * V
+    assert flops_per_token(mlm, T) == 3 * (layers * (block + attention) + head)
+    across = 2 * 4 * d * d + attention
+    decoder, encoder = block + attention // 2 + across, block + attention
+    assert flops_per_token(both, T) == 3 * (layers * (encoder + decoder) + head)
