@@ -40,6 +40,7 @@ TRAINING = [
     "tests/training/test_schedule.py",
     "tests/training/test_optim.py",
     "tests/training/test_optim_groups.py",
+    "tests/training/test_remembered.py",
     "tests/training/test_constraint.py",
     "tests/training/test_frobenius.py",
     "tests/training/test_cpr.py",
