@@ -31,7 +31,7 @@ from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.sources import find_files, read_documents
 from unitsphere.errors import UserError
 from unitsphere.report.table import markdown
-from unitsphere.studies.executor import Interrupted, run_jobs
+from unitsphere.studies.executor import Interrupted, Job, run_jobs
 from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished, train_job, wanted
 from unitsphere.training.config import RunConfig
@@ -42,6 +42,8 @@ from unitsphere.training.recipes import load_recipe
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GRID_RATIO = math.sqrt(2)
 GROWTHS = 6
+DIVERGED = "gradient norm"
+"""what the last line of a run says that ended because its loss or gradient was not finite"""
 
 
 @dataclass
@@ -92,12 +94,12 @@ def rounded(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def grown(rates: Sequence[float], best: float) -> float | None:
+def grown(rates: Sequence[float], best: float, ratio: float = GRID_RATIO) -> float | None:
     """The rate to add when the best lies at an edge of the grid; None when it is bracketed."""
     ordered = sorted(rates)
     if best == ordered[-1]:
-        return rounded(best * GRID_RATIO)
-    return rounded(best / GRID_RATIO) if best == ordered[0] else None
+        return rounded(best * ratio)
+    return rounded(best / ratio) if best == ordered[0] else None
 
 
 def tuning_source(config: RunConfig, folder: Path) -> Path:
@@ -148,16 +150,22 @@ def run_missing(
                 prepared(config.data)
                 name = f"{arm.folder} {rate:g} #{seed}"
                 jobs.append(train_job(name, arm.recipe, keys, run, config.train.steps))
-    if jobs:
-        print(f"{len(jobs)} of {len(runs)} runs to train", file=sys.stderr, flush=True)
-        with display(workers, sys.stderr) as show:
-            states = run_jobs(jobs, workers, show)
-        for state in states:
-            if state.status == "failed" and "gradient norm" not in (state.error or ""):
-                raise UserError(f"{state.job.name} failed: {state.error} (log: {state.job.log})")
+    print(f"{len(jobs)} of {len(runs)} runs to train", file=sys.stderr, flush=True)
+    train_all(jobs, workers)
     for arm in arms:
         for rate in arm.rates:
             arm.results[rate] = {s: bits_of(runs[arm.folder, rate, s]) for s in seeds}
+
+
+def train_all(jobs: Sequence[Job], workers: int) -> None:
+    """Run the jobs; one may diverge, any other failure is a UserError."""
+    if not jobs:
+        return
+    with display(workers, sys.stderr) as show:
+        states = run_jobs(jobs, workers, show)
+    for state in states:
+        if state.status == "failed" and DIVERGED not in (state.error or ""):
+            raise UserError(f"{state.job.name} failed: {state.error} (log: {state.job.log})")
 
 
 def bits_of(run: Path) -> float | None:
@@ -185,11 +193,7 @@ def sweep(
 def document(arms: Sequence[Arm], seeds: Sequence[int], config: RunConfig) -> dict[str, Any]:
     """Everything that was found, and how to find it again."""
     return {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "machine": f"{cpu_model()}, {os.cpu_count()} cores, one thread a run",
-        "python": sys.version.split()[0],
-        "torch": package_version("torch"),
+        **provenance(),
         "steps": config.train.steps,
         "tokens": config.train.steps * config.train.batch_tokens,
         "seeds": list(seeds),
@@ -210,6 +214,17 @@ def document(arms: Sequence[Arm], seeds: Sequence[int], config: RunConfig) -> di
             }
             for arm in arms
         ],
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """The command line, and what it ran on."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores, one thread a run",
+        "python": sys.version.split()[0],
+        "torch": package_version("torch"),
     }
 
 
@@ -311,14 +326,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 75
     config = wanted(arms[0].recipe, {**common, **arms[0].overrides}, args.out / "none")
     found = document(arms, range(args.seeds), config)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    json_path, page_path = (args.results.with_suffix(ending) for ending in (".json", ".md"))
-    json_path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    page_path.write_text(page(found), encoding="utf-8")
     for arm in arms:
         print(f"{arm.folder}: {arm.best():g} -> {arm.mean(arm.best()):.4f} bits per byte")
-    print(f"{json_path}, {page_path}")
+    write(found, page(found), args.results)
     return 0
+
+
+def write(found: Mapping[str, Any], text: str, results: Path) -> None:
+    """The figures as JSON and as a page, at `results` with the two endings."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    json_path, page_path = (results.with_suffix(ending) for ending in (".json", ".md"))
+    json_path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    page_path.write_text(text, encoding="utf-8")
+    print(f"{json_path}, {page_path}")
 
 
 if __name__ == "__main__":

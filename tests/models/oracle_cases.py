@@ -162,6 +162,7 @@ CASES = {
             ("", {"tied": False}),
             ("-tied", {"tied": True}),
             ("-half-rotary", {"rotary_fraction": 0.5}),
+            *((f"-plus-g-{g}", {**PLUS, "g": g}) for g in ("head", "layer", "fixed")),
         )
     },
     "dyt-no-beta": ("dyt", {**BARE, "beta": False}, dyt, dyt.Settings(L, H, bias=False)),

@@ -15,6 +15,8 @@ softmax factor 1/sqrt(d_k), SwiGLU, no bias in them.
 | layers.{i}.W_oMLP                  | [d, d_f]                       |             |
 | DyT_final.alpha, .gamma, .beta     | as above                       | as above    |
 
+With qk_norm the attention is GPT+'s, and each layer (and cross) has its g: [H], [] or fixed.
+
 With seq2seq also "encoder.{i}.*" (as layers.{i}.* above), DyT_encoder.alpha, .gamma, .beta for the
 DyT that ends the encoder, and in each decoder layer DyT_X.alpha, .gamma, .beta and cross.W_q, .W_k,
 .W_v, .W_o. h = h + CROSS(DyT_X(h), memory), where memory = DyT_encoder(the encoder's last h).
@@ -41,6 +43,8 @@ class Settings:
     n_layers: int
     n_heads: int
     bias: bool = True  # beta
+    qk_norm: bool = False
+    g: str = "head"  # head | layer | fixed, with QK norm only
     rotary_fraction: float = 1.0
     tied: bool = False
     causal: bool = True
@@ -48,7 +52,18 @@ class Settings:
 
     def trunk(self) -> gpt.Settings:
         """What GPT's sublayers read."""
-        return gpt.Settings(self.n_layers, self.n_heads, rotary_fraction=self.rotary_fraction)
+        return gpt.Settings(
+            self.n_layers,
+            self.n_heads,
+            qk_norm=self.qk_norm,
+            g=self.g,
+            rotary_fraction=self.rotary_fraction,
+        )
+
+    def g_shape(self) -> tuple[int, ...] | None:
+        """Of GPT+'s g, if it is learned."""
+        learned = {"head": (self.n_heads,), "layer": (), "fixed": None}[self.g]
+        return learned if self.qk_norm else None
 
 
 def dyt_shapes(name: str, d: int, bias: bool) -> dict[str, tuple[int, ...] | None]:
@@ -69,9 +84,11 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "W_u": (d_f, d),
         "W_nu": (d_f, d),
         "W_oMLP": (d, d_f),
+        "g": s.g_shape(),
     }
     cross = dyt_shapes("DyT_X", d, s.bias)
     cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {"cross.g": s.g_shape()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d), "embed_scale": ()}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= dyt_shapes("DyT_encoder", d, s.bias) if s.seq2seq else {}

@@ -14,6 +14,8 @@ no bias, a learned gain in each RMSNorm.
 | layers.{i}.W_oMLP        | [d, d_f]                        |
 | gain_final               | [d]                             |
 
+With qk_norm the attention is GPT+'s, and each layer (and cross) has its g: [H], [] or fixed.
+
 With seq2seq also "encoder.{i}.*" (as layers.{i}.* above), the gain_encoder [d] of the RMSNorm that
 ends the encoder, and in each decoder layer gain_X [d] and cross.W_q, .W_k, .W_v, .W_o.
 h = h + CROSS(RMSNorm_X(h) / sqrt(l), memory), where memory = RMSNorm(the encoder's last h).
@@ -38,6 +40,8 @@ class Settings:
 
     n_layers: int
     n_heads: int
+    qk_norm: bool = False
+    g: str = "head"  # head | layer | fixed, with QK norm only
     rotary_fraction: float = 1.0
     eps: float = 1e-6
     tied: bool = False
@@ -46,7 +50,18 @@ class Settings:
 
     def trunk(self) -> gpt.Settings:
         """What GPT's sublayers read."""
-        return gpt.Settings(self.n_layers, self.n_heads, rotary_fraction=self.rotary_fraction)
+        return gpt.Settings(
+            self.n_layers,
+            self.n_heads,
+            qk_norm=self.qk_norm,
+            g=self.g,
+            rotary_fraction=self.rotary_fraction,
+        )
+
+    def g_shape(self) -> tuple[int, ...] | None:
+        """Of GPT+'s g, if it is learned."""
+        learned = {"head": (self.n_heads,), "layer": (), "fixed": None}[self.g]
+        return learned if self.qk_norm else None
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -61,9 +76,11 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "W_u": (d_f, d),
         "W_nu": (d_f, d),
         "W_oMLP": (d, d_f),
+        "g": settings.g_shape(),
     }
     cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
     cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {"cross.g": settings.g_shape()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(settings.n_layers, settings.seq2seq, layer, cross)
     table |= {"gain_encoder": (d,) if settings.seq2seq else None}

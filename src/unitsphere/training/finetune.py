@@ -32,7 +32,7 @@ from unitsphere.training.log import replace as write
 
 POOLS: dict[str, Pool] = {"mlm": "mean", "clm": "last"}
 """How a body's features are pooled unless asked otherwise: a causal one has seen all at its last
-token; for an encoder see docs/results/glue.md."""
+token; in masked pre-training no token of an encoder learns to stand for the whole text."""
 
 
 def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
