@@ -32,9 +32,9 @@ MODELS = [  # the cheapest first: one failure is enough
     "tests/models/test_oracles.py",
     "tests/models/test_contract.py",
     "tests/models/test_contract_objectives.py",
-    "tests/models/test_oracles_objectives.py",
     "tests/models/test_edges_starts.py",
     "tests/models/test_edges_dtype.py",
+    "tests/models/test_oracles_objectives.py",
 ]
 TRAINING = [
     "tests/training/test_schedule.py",
