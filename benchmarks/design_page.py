@@ -20,7 +20,8 @@ def page(found: Mapping[str, Any]) -> str:
         f"{data['tokenizer']}, context {data['context']}, fp32, the same batches in the same "
         "order and the same schedule (10% warm-up, then linear) for all. Each design's settings "
         "are in the JSON beside this page.\n\n"
-        "It shows that a design trains here, and how its result hangs on the rate. It ranks none: "
+        "It shows that each design trains here and, where it has several rates, how its result "
+        "hangs on the rate. It ranks none: "
         f"one seed, {found['tokens'] / 1e6:.1f}M tokens and one size, the best of a few rates on "
         "the very documents that are reported, and initial scales that were tuned only for GPT+ "
         "and nGPT (GPT+'s spread serves the other unconstrained designs).\n\n"
@@ -28,9 +29,9 @@ def page(found: Mapping[str, Any]) -> str:
         f"Machine: {found['machine']}, torch {found['torch']}\n\n"
         f"{markdown(head, rows)}\n"
         + (f"Not run: {missing}.\n\n" if missing else "")
-        + "“edge”: the best rate is the lowest or highest that was tried, so a better one may lie "
-        "beyond it; “unfinished”: some of its rates were not run, so the same holds. Figures of "
-        "several seeds at the quickstart's size, with their spread, are in "
+        + "“edge”: the best rate is the lowest or highest that was run, so a better one may lie "
+        "beyond it; “the only one”: no other was run. What the command would run and has not is "
+        "“not run”. Figures of several seeds at the quickstart's size, with their spread, are in "
         "[quickstart-sweep.md](quickstart-sweep.md).\n"
     )
 
@@ -48,12 +49,18 @@ def lowest(arm: Mapping[str, Any]) -> float:
 
 def row(arm: Mapping[str, Any]) -> list[str]:
     """One line of the table."""
-    rates, best = arm["rates"], arm["best"]
-    unfinished = any(rate["bits_per_byte"] == "not run" for rate in rates)
-    mark = " (edge)" if arm["at_edge"] else " (unfinished)" if unfinished else ""
-    figure = ["–", "–"] if best is None else [f"{lowest(arm):.3f}", f"{best:g}{mark}"]
-    cells = ", ".join(rate_cell(rate, best) for rate in rates)
+    best = arm["best"]
+    figure = ["–", "–"] if best is None else [f"{lowest(arm):.3f}", f"{best:g}{mark(arm)}"]
+    cells = ", ".join(rate_cell(rate, best) for rate in arm["rates"])
     return [arm["title"], f"{arm['parameters']:,}", arm["optim"]["name"], *figure, cells]
+
+
+def mark(arm: Mapping[str, Any]) -> str:
+    """What is to be said of an arm's best rate: nothing, if lower and higher ones were run."""
+    ran = [rate["lr"] for rate in arm["rates"] if rate["bits_per_byte"] != "not run"]
+    if len(ran) == 1:
+        return " (the only one)"
+    return " (edge)" if arm["best"] in (min(ran), max(ran)) else ""
 
 
 def rate_cell(rate: Mapping[str, Any], best: float | None) -> str:

@@ -174,7 +174,6 @@ def record(arm: Arm) -> dict[str, Any]:
         "optim": dict(arm.design.optim),
         "parameters": sum(count_parameters(config.architecture, config.model).values()),
         "best": arm.best(),
-        "at_edge": arm.beyond() is not None,
         "rates": [{"lr": rate, "bits_per_byte": value} for rate, value in arm.results.items()],
     }
 

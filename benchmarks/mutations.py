@@ -40,6 +40,7 @@ TRAINING = [
     "tests/training/test_schedule.py",
     "tests/training/test_optim.py",
     "tests/training/test_optim_groups.py",
+    "tests/training/test_remembered.py",
     "tests/training/test_constraint.py",
     "tests/training/test_frobenius.py",
     "tests/training/test_cpr.py",
@@ -49,6 +50,8 @@ TRAINING = [
 SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}
 """Folder of the source -> the tests that its mutants meet."""
 EXTRA = {"models/constraint.py": TRAINING}
+LIKELY = {"models/context.py": "objectives", "models/trunk.py": "objectives"}
+"""What the tests that most likely notice have in their names, where it is not the file's name."""
 
 
 def suite(file: str) -> list[str]:
@@ -85,7 +88,7 @@ class FirstFailure:
         self.likely, self.name = likely, ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Tests that name the mutant's file come first."""
+        """Tests that most likely notice come first."""
         items.sort(key=lambda item: self.likely not in item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -116,7 +119,7 @@ def _in_child(folder: str, file: str) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        plugin = FirstFailure(Path(file).stem)
+        plugin = FirstFailure(LIKELY.get(file, Path(file).stem))
         sys.path.insert(0, folder)
         with open(os.devnull, "w") as void, contextlib.redirect_stdout(void):
             options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)]

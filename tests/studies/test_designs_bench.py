@@ -74,32 +74,37 @@ def test_one_rate_is_added_only_beyond_an_edge_and_once_all_ran(designs):
     assert arm(designs, {1.0: "diverged", 2.0: "diverged"}).beyond() is None
 
 
-def test_a_row_shows_the_best_the_edge_and_what_has_no_figure(designs):
+def record(best: float | None, *values: float | str) -> dict:
+    rates = zip([0.004, 0.008, 0.016], values, strict=True)
+    return {
+        "title": "GPT",
+        "parameters": 1311872,
+        "optim": {"name": "adamw"},
+        "best": best,
+        "rates": [{"lr": lr, "bits_per_byte": value} for lr, value in rates],
+    }
+
+
+def test_a_row_shows_the_best_rate_and_every_other(designs):
     row = sys.modules["design_page"].row
-    rates = [
-        {"lr": 0.004, "bits_per_byte": 1.90512},
-        {"lr": 0.008, "bits_per_byte": 1.95},
-        {"lr": 0.016, "bits_per_byte": "diverged"},
-    ]
-    record = {"title": "GPT", "parameters": 1311872, "optim": {"name": "adamw"}, "rates": rates}
-    assert row(record | {"best": 0.004, "at_edge": True}) == [
+    assert row(record(0.008, 1.95, 1.90512, "diverged")) == [
         "GPT",
         "1,311,872",
         "adamw",
         "1.905",
-        "0.004 (edge)",
-        "**0.004: 1.905**, 0.008: 1.950, 0.016: diverged",
+        "0.008",
+        "0.004: 1.950, **0.008: 1.905**, 0.016: diverged",
     ]
-    rates[1]["bits_per_byte"] = "not run"
-    unfinished = row(record | {"best": 0.004, "at_edge": False})
-    assert unfinished[4] == "0.004 (unfinished)"
-    assert "0.008: not run" in unfinished[5]
-    del rates[:2]
-    assert row(record | {"best": None, "at_edge": False})[3:] == [
-        "–",
-        "–",
-        "0.016: diverged",
-    ]
+    last = row(record(None, "diverged", "diverged", "not run"))[3:]
+    assert last == ["–", "–", "0.004: diverged, 0.008: diverged, 0.016: not run"]
+
+
+def test_a_best_rate_that_is_not_bracketed_is_marked(designs):
+    row = sys.modules["design_page"].row
+    assert row(record(0.004, 1.90, 1.95, "diverged"))[4] == "0.004 (edge)"
+    assert row(record(0.016, 2.1, 2.0, 1.9))[4] == "0.016 (edge)"
+    assert row(record(0.008, 2.1, 2.0, "not run"))[4] == "0.008 (edge)"
+    assert row(record(0.008, "not run", 2.0, "not run"))[4] == "0.008 (the only one)"
 
 
 @pytest.fixture
