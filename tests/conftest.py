@@ -1,8 +1,16 @@
-"""The suite begins with the signals' own meanings: nohup and some CI runners ignore a few."""
+"""The suite begins with the signals' own meanings: nohup and some CI runners ignore a few.
 
+Without a GPU Triton interprets kernels. It reads that when it is imported, which the compiler does.
+"""
+
+import os
 import signal
 
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(number) == signal.SIG_IGN:

@@ -252,7 +252,7 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "ruff" else real(name))
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["missing"] == ["pip install 'unitsphere[dev]'"]
+    assert "pip install 'unitsphere[dev]'" in report["missing"]
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "missing" in out

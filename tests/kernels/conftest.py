@@ -1,19 +1,12 @@
-"""Kernels are tested on a GPU where there is one, else by Triton's interpreter."""
+"""Kernels run on a GPU where there is one, else in Triton's interpreter (tests/conftest.py)."""
 
 import importlib.util
-import os
-import sys
 
 import pytest
-import torch
 
 from unitsphere.kernels import using_kernels
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
-    if "triton" in sys.modules:
-        raise pytest.UsageError("Triton was imported before tests/kernels: set TRITON_INTERPRET=1")
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 
 @pytest.fixture(autouse=True)
