@@ -137,6 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import unitsphere.kernels  # noqa: F401  (fills the registry)
-
     main()

@@ -17,6 +17,8 @@ from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.constraint import constrain
 from unitsphere.training.optim import DECAYED, OptimConfig, build_optimizer
 
+OTHERS = ["rezero", "lnscaling", "dyt"]
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_forward_loss_and_gradients(case):
@@ -39,7 +41,7 @@ def test_forward_loss_and_gradients(case):
             assert distance(p.grad, wanted, share * largest) < bound, (name, dtype)
 
 
-@pytest.mark.parametrize("case", ["gpt", "gpt-plus", "ngpt", "angpt", "normformer"])
+@pytest.mark.parametrize("case", ["gpt", "gpt-plus", "ngpt", "angpt", "normformer", *OTHERS])
 def test_left_padding(case):
     model, oracle, settings, tensors = setup(case)
     tokens, _ = batch(rows=3)
@@ -63,6 +65,7 @@ def masks(time=7):
 
 
 MASKED = ["gpt", "gpt-plus", "ngpt", "angpt", "angpt-attention-factor", "pre-ln", "post-ln-learned"]
+MASKED += OTHERS
 
 
 @pytest.mark.parametrize("kind", masks())
@@ -99,6 +102,7 @@ def test_a_mask_with_left_padding(case):
 
 
 STEPPED = ["gpt", "gpt-plus", "ngpt", "ngpt-ball", "angpt", "normformer", "post-ln-learned"]
+STEPPED += [*OTHERS, "gpt-tied", "ngpt-tied", "angpt-tied"]
 
 
 @pytest.mark.parametrize("case", STEPPED)
@@ -106,7 +110,7 @@ def test_one_optimizer_step_with_the_constraint(case):
     model, oracle, settings, tensors = setup(case)
     architecture = CASES[case][0]
     config = OptimConfig(name="adam", lr=0.05, beta2=0.99, eps=1e-9)
-    if architecture in ("gpt", "normformer"):
+    if architecture not in ("ngpt", "angpt"):
         config = OptimConfig(name="adamw", lr=0.05, weight_decay=0.1)
     optimizer = build_optimizer(model, config)
     constrain(model, optimizer)

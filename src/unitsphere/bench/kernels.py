@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import unitsphere.kernels  # noqa: F401  (fills the registry)
 from unitsphere.bench.ceilings import copy_rate
 from unitsphere.bench.statistics import rotated
 from unitsphere.bench.steps import clock_name, timed

@@ -1,5 +1,6 @@
 """BLEU of a corpus, by sacrebleu (Post 2018, arXiv 1804.08771), so that scores can be compared."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,9 +32,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 
 def check_sacrebleu() -> None:
     """Raise a `UserError` unless sacrebleu is there: to be called before a long decoding."""
-    try:
-        import sacrebleu  # noqa: F401
-    except ModuleNotFoundError as error:
+    if importlib.util.find_spec("sacrebleu") is None:
         raise UserError(
             "BLEU needs sacrebleu: pip install 'unitsphere[translate]', or leave it out (--beam 0)"
-        ) from error
+        )

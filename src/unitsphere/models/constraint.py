@@ -5,13 +5,12 @@ its local name. Optimizers form their groups by role, and `training.constrain` p
 is constrained; nothing is guessed from names or shapes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from unitsphere.ops.project import project_ball_, project_sphere_
+from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
 Role = Literal["matrix", "embedding", "head", "gain", "scale", "bias"]
 Kind = Literal["sphere", "ball"]
@@ -50,12 +49,6 @@ class Constraint:
     def project_(self, weight: Tensor) -> Tensor:
         """Move `weight` to the nearest point that satisfies the constraint, in place."""
         return PROJECTIONS[self.kind](weight, self.dim, self.radius)
-
-
-PROJECTIONS: dict[Kind, Callable[[Tensor, int, float], Tensor]] = {
-    "sphere": project_sphere_,
-    "ball": project_ball_,
-}
 
 
 @runtime_checkable

@@ -5,9 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unitsphere.ops.project import project_ball_, project_sphere_
-
-PROJECTIONS = {"sphere": project_sphere_, "ball": project_ball_}
+from unitsphere.ops.project import PROJECTIONS
 
 
 @torch.no_grad()

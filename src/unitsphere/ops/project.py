@@ -36,3 +36,7 @@ def project_tangent_(gradient: Tensor, weight: Tensor, dim: Axes) -> Tensor:
     square = w.square().sum(dim, keepdim=True)
     share = (w * gradient).sum(dim, keepdim=True) / square.masked_fill_(square == 0, 1)
     return gradient.sub_(w.mul(share).to(gradient.dtype))
+
+
+PROJECTIONS = {"sphere": project_sphere_, "ball": project_ball_}
+"""The projections by the constraint's kind."""
