@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
@@ -92,8 +91,6 @@ class Transformer(nn.Module):
         must see one. `memory` is what `encode` made of the source; seq2seq needs it.
         """
         h, head = self.features(tokens, cache, left_padding, mask, memory), self.head()
-        if head.scale is None:
-            return F.linear(h, head.weight)
         return scaled_linear(h, head.weight, head.scale)
 
     def features(
@@ -174,15 +171,19 @@ class Transformer(nn.Module):
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 
         `mask` is that of `forward`, `source` and `source_mask` are those of `encode`.
-        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary.
+        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary;
+        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5).
         """
         memory = None if source is None else self.encode(source, source_mask)
         h, head = self.features(tokens, mask=mask, memory=memory), self.head()
-        return linear_cross_entropy(h, head.weight, targets, head.scale, reduction, label_smoothing)
+        return linear_cross_entropy(
+            h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
+        )
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""
