@@ -39,6 +39,14 @@ def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tie
     assert flops_per_token(model, T) == 3 * forward
 
 
+def test_shared_heads_of_keys_have_smaller_products_and_the_same_scores():
+    d, layers, T = 32, 3, 16
+    sizes = {"vocab_size": 64, "d_model": d, "n_layers": layers, "n_heads": 4}
+    full, shared = (build("ngpt", n_kv_heads=n, **sizes) for n in (None, 1))
+    saved = 2 * (d - d // 4) * d
+    assert flops_per_token(full, T) - flops_per_token(shared, T) == 6 * layers * saved
+
+
 def test_an_encoder_sees_everything_and_an_encoder_decoder_is_two_stacks_and_looks_across():
     d, layers, V, T = 32, 3, 64, 16
     sizes = {"vocab_size": V, "d_model": d, "n_layers": layers, "n_heads": 2}

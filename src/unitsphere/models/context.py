@@ -20,7 +20,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class Cache:
-    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H, length, d_k].
+    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H_kv, length, d_k].
 
     Of a decoder that looks at a memory also the memory's, computed once.
     """
@@ -33,7 +33,7 @@ class Cache:
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Append k, v [batch, H, new, d_k] to a layer; all of its keys and values so far."""
+        """Append k, v [batch, H_kv, new, d_k] to a layer; all of its keys and values so far."""
         if layer == len(self.keys):
             self.keys.append(torch.zeros(self.shape[1:], dtype=k.dtype, device=self.device))
             self.values.append(torch.zeros(self.shape[1:], dtype=v.dtype, device=self.device))
@@ -77,7 +77,7 @@ class Context(Protocol):
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
     ) -> KeysValues:
-        """What the layer's queries look at, [batch, H, keys, d_k] each, made by `project`."""
+        """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`."""
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

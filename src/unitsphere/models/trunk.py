@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
-from unitsphere.models.parts import Resets
+from unitsphere.models.parts import Resets, kv_heads
 from unitsphere.ops.attention import visible
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
@@ -186,7 +186,8 @@ class Transformer(nn.Module):
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""
-        shape = (len(self.blocks), batch, self.config.n_heads, length, self.d_k)
+        heads = kv_heads(self.config.n_heads, self.config.n_kv_heads)
+        shape = (len(self.blocks), batch, heads, length, self.d_k)
         return Cache(shape, self.device)
 
     @torch.no_grad()

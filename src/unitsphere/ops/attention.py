@@ -18,13 +18,23 @@ def merge_heads(x: Tensor) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool
 ) -> Tensor:
-    """softmax(q kᵀ · scale + M) v (nGPT eq. 13).
+    """softmax(q kᵀ · scale + M) v (nGPT eq. 13), with H_kv heads of keys for H of queries.
 
-    q is [batch, H, queries, d_k]; k and v are [batch, H, keys, d_k]. `mask` is true where a
-    query may look, broadcast to [batch, H, queries, keys]. `causal` needs no mask: query i
-    looks at keys 0..i.
+    q is [batch, H, queries, d_k]; k and v are [batch, H_kv, keys, d_k], H_kv a divisor of H: head
+    i of the queries looks at head i // (H/H_kv) of the keys. `mask` is true where a query may
+    look, broadcast to [batch, H, queries, keys]. `causal` needs no mask: query i looks at keys
+    0..i.
+
+    Groups are left to SDPA (`enable_gqa`), which reads a key once for its group. Only under a
+    mask on a GPU are k and v repeated: its kernel for masks takes no groups.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    grouped = q.shape[-3] != k.shape[-3]
+    if grouped and mask is not None and q.is_cuda:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
 
 
 def visible(
