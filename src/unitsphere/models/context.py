@@ -10,11 +10,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import rope_norm
 from unitsphere.ops.attention import attention
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope
+from unitsphere.ops.sight import counted
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -95,7 +97,7 @@ class SelfContext:
 
     positions: Tensor
     table: tuple[Tensor, Tensor]
-    mask: Tensor | None
+    mask: Tensor | BlockMask | None
     causal: bool
     cache: Cache | None
 
@@ -163,8 +165,8 @@ class CrossContext:
         return seen(self.memory.mask, k)
 
 
-def seen(mask: Tensor | None, k: Tensor) -> Tensor:
+def seen(mask: Tensor | BlockMask | None, k: Tensor) -> Tensor:
     """How many of the keys k a mask lets through; all of them without one."""
-    return (
-        torch.tensor(k.shape[-2], device=k.device) if mask is None else mask.sum(-1, keepdim=True)
-    )
+    if mask is None:
+        return torch.tensor(k.shape[-2], device=k.device)
+    return counted(mask, k.device)

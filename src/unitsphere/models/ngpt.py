@@ -65,6 +65,8 @@ class NGPTConfig:
     """attention heads; must divide d_model"""
     n_kv_heads: int | None = None
     """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05)
@@ -135,8 +137,9 @@ class Attention(nn.Module):
 
 def shared(s_qk: Tensor | float, group: int) -> Tensor | float:
     """s_qk of the query heads, [H, 1, d_k], of that of their keys, [H_kv, 1, d_k]."""
-    one_for_all = group == 1 or not isinstance(s_qk, Tensor) or s_qk.dim() == 0
-    return s_qk if one_for_all else s_qk.repeat_interleave(group, dim=0)
+    if group == 1 or not isinstance(s_qk, Tensor) or s_qk.dim() == 0:
+        return s_qk
+    return s_qk.repeat_interleave(group, dim=0)
 
 
 class MLP(nn.Module):
