@@ -57,7 +57,8 @@ def attention(
     query i looks at keys 0..i.
 
     Groups are left to the kernels, which read a key once for its group. Only under a mask on a
-    GPU are k and v repeated: SDPA's kernel for masks takes no groups.
+    GPU are k and v repeated: not in every version of torch does SDPA's kernel for masks take
+    groups.
     """
     grouped = q.shape[-3] != k.shape[-3]
     if isinstance(mask, BlockMask):
