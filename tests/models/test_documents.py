@@ -93,7 +93,9 @@ def test_the_keys_that_angpt_counts_are_those_of_the_document(monkeypatch):
     assert counts[0].flatten().tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 4, 4]
 
 
-def test_a_cache_does_not_know_documents():
-    model = packed("gpt")
-    with pytest.raises(UserError, match="documents are kept apart in whole sequences"):
-        model(tokens(1, TIME), model.new_cache(1, TIME), documents=DOCUMENTS)
+def test_caches_and_pairs_do_not_know_documents():
+    model, both, x = packed("gpt"), packed("gpt", "seq2seq"), tokens(1, TIME)
+    with pytest.raises(UserError, match="neither with a cache nor with seq2seq"):
+        model(x, model.new_cache(1, TIME), documents=DOCUMENTS)
+    with pytest.raises(UserError, match="neither with a cache nor with seq2seq"):
+        both(x, memory=both.encode(x), documents=DOCUMENTS)

@@ -124,8 +124,11 @@ class Transformer(nn.Module):
             )
         if cache is not None and self.objective == "mlm":
             raise UserError("an encoder (objective mlm) sees whole texts: it has no cache")
-        if cache is not None and documents is not None:
-            raise UserError("documents are kept apart in whole sequences: leave out the cache")
+        if documents is not None and (cache is not None or memory is not None):
+            raise UserError(
+                "documents are kept apart in whole sequences of text: they go neither with a "
+                "cache nor with seq2seq"
+            )
         causal = self.objective != "mlm"
         context = self._context(tokens, cache, left_padding, mask, causal, documents)
         across = None if memory is None else CrossContext(memory, cache)
