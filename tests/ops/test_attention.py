@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unitsphere.ops.attention import attention
+from unitsphere.ops.attention import attention, compiled
 
 
 def heads(n_queries=5, n_keys=7, H=4, H_kv=2, dtype=torch.float64):
@@ -47,3 +47,16 @@ def test_a_head_of_keys_serves_its_group_of_queries(kind, H_kv):
         gradients, torch.autograd.grad((wanted * weight).sum(), (q, k, v)), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_what_needs_the_compiler_is_compiled_once_and_is_part_of_what_is_being_compiled():
+    def double(x):
+        return 2 * x
+
+    torch._dynamo.reset()
+    apart = compiled(double)
+    assert apart is not double
+    assert apart is compiled(double)
+    within = torch.compile(lambda x: compiled(double)(x) + 1, backend="eager", fullgraph=True)
+    assert within(torch.ones(2)).tolist() == [3.0, 3.0]
+    torch._dynamo.reset()
