@@ -179,10 +179,10 @@ def narrowed(case, changes):
     return architecture, {**numbers, **changes}, oracle, replace(settings, **changes)
 
 
-NARROWED = ["gpt", "gpt-plus", "ngpt", "ngpt-s_qk-scalar", "ngpt-no-qk-norm", "rezero"]
+NARROWED = ["gpt", "gpt-plus", "ngpt", "ngpt-no-qk-norm", "rezero"]
 NARROWED += ["angpt-attention-factor", "lnscaling-plus-g-head", "dyt-plus-g-head"]
 NARROWED += ["normformer-qkv-ln-rotary", "post-ln-learned"]
-CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("gpt", "ngpt", "angpt", "pre-ln")}
+CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("ngpt", "angpt")}
 CASES |= {f"{case}-narrow": narrowed(case, NARROW) for case in NARROWED}
 CASES |= {"ngpt-one-key": narrowed("ngpt", {"n_heads": 4, "n_kv_heads": 1})}
 

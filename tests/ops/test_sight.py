@@ -72,7 +72,11 @@ def flex_with_gradients(monkeypatch):
     monkeypatch.setattr(attentions, "compiled", lambda function: function)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "sight",
+    [Sight(True, 4), Sight(True, None, DOCUMENTS), Sight(True, 4, DOCUMENTS), Sight(False, 4)],
+    ids=["window", "documents", "both", "two-sided"],
+)
 @PLAIN_FLEX
 @pytest.mark.usefixtures("flex_with_gradients")
 def test_flex_attention_and_sdpa_agree(sight):
@@ -95,6 +99,16 @@ def test_nothing_special_needs_no_mask():
     assert visible(Sight(False), 2, TIME, CPU) is None
     assert visible(Sight(True), 2, TIME, CPU) is not None
     assert visible(Sight(True, 4), 1, TIME, CPU) is not None
+
+
+def test_a_query_with_nothing_but_padding_in_its_window_sees_itself_alone():
+    real = (torch.arange(TIME) < 4)[None, None, None]
+    see = visible(Sight(False, 2), TIME, TIME, CPU, mask=real)
+    assert isinstance(see, torch.Tensor)
+    places = torch.arange(TIME)
+    near = ((places - places[:, None]).abs() < 2) & real[0, 0]
+    near[5:] = torch.eye(TIME).bool()[5:]  # position 4 still sees 3
+    assert torch.equal(see[0, 0], near)
 
 
 def test_blocks_are_for_whole_sequences_without_padding():
