@@ -9,6 +9,7 @@ from torch.nn.attention import flex_attention as flex
 from unitsphere.models import trunk
 from unitsphere.ops import attention as attentions
 
+PLAIN_FLEX = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 TIME = 10
 NARROW = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "window": 4}
 
@@ -43,6 +44,7 @@ def numbers_of(design):
     return NARROW | own
 
 
+@PLAIN_FLEX
 @pytest.mark.parametrize("design", ["ngpt", "angpt"])
 def test_blocks_of_a_compiled_model_give_what_a_mask_gives_in_one_graph(design, on_blocks):
     model = scattered(make(design, **numbers_of(design)))
@@ -57,6 +59,7 @@ def test_blocks_of_a_compiled_model_give_what_a_mask_gives_in_one_graph(design, 
     assert not counters["graph_break"]
 
 
+@PLAIN_FLEX
 def test_the_blocks_are_made_once_for_all_layers(on_blocks, monkeypatch):
     made, create = [], trunk.visible
     monkeypatch.setattr(trunk, "visible", lambda *a: made.append(create(*a)) or made[-1])
@@ -64,3 +67,5 @@ def test_the_blocks_are_made_once_for_all_layers(on_blocks, monkeypatch):
     model = make("ngpt", **NARROW).requires_grad_(False)
     model(tokens(2, TIME))
     assert [type(mask).__name__ for mask in made] == ["BlockMask"]
+    model(tokens(2, TIME), model.new_cache(2, TIME))  # compiling would cost more than a prompt
+    assert type(made[-1]).__name__ == "Tensor"

@@ -180,7 +180,7 @@ class Transformer(nn.Module):
         if left_padding is not None:  # one table a row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
         sight = Sight(causal, self._window(past + new), documents)
-        blocks = takes_blocks(tokens.device, self.d_k, wide)
+        blocks = cache is None and takes_blocks(tokens.device, self.d_k, wide)
         see = visible(sight, new, past + new, tokens.device, left_padding, mask, blocks)
         return SelfContext(positions, table, see, causal, cache)
 
