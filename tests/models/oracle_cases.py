@@ -169,6 +169,24 @@ CASES = {
 }
 
 
+FEW = {"n_heads": 4, "n_kv_heads": 2}
+NARROW = {**FEW, "window": 3}
+
+
+def narrowed(case, changes):
+    """A case with other heads of keys, and a window."""
+    architecture, numbers, oracle, settings = CASES[case]
+    return architecture, {**numbers, **changes}, oracle, replace(settings, **changes)
+
+
+NARROWED = ["gpt", "gpt-plus", "ngpt", "ngpt-no-qk-norm", "rezero"]
+NARROWED += ["angpt-attention-factor", "lnscaling-plus-g-head", "dyt-plus-g-head"]
+NARROWED += ["normformer-qkv-ln-rotary", "post-ln-learned"]
+CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("ngpt", "angpt")}
+CASES |= {f"{case}-narrow": narrowed(case, NARROW) for case in NARROWED}
+CASES |= {"ngpt-one-key": narrowed("ngpt", {"n_heads": 4, "n_kv_heads": 1})}
+
+
 def oracle_name(architecture, name):
     """The oracle's name of a parameter: blocks.0.attention.W_q.weight -> layers.0.W_q."""
     parts = name.replace("blocks.", "layers.").removesuffix(".weight").split(".")
@@ -204,7 +222,7 @@ def setup(case, objective="clm"):
     sizes = {"vocab_size": V, "d_model": D, "n_layers": L, "n_heads": H, "d_ff": D_FF}
     if numbers.get("positions") == "learned":
         sizes["max_positions"] = T_MAX
-    model = build(architecture, objective=objective, **sizes, **numbers)
+    model = build(architecture, objective=objective, **{**sizes, **numbers})
     generator = torch.Generator().manual_seed(2)
     role = roles(model)
     with torch.no_grad():

@@ -42,7 +42,8 @@ def test_encoder_with_padding_at_the_end(case):
     targets = targets.masked_fill(~real, -100)
     mask = real[:, None, None, :]
     wanted = oracle.forward(tensors, settings, tokens, mask=real[:, None])
-    assert distance(model(tokens, mask=mask), wanted) < 1e-10
+    seen = real | (settings.window is None)  # in a window padding may see nothing at all
+    assert distance(model(tokens, mask=mask)[seen], wanted[seen]) < 1e-10
     expected = oracle.loss(tensors, settings, tokens, targets, mask=real[:, None])
     expected.backward()
     agree(case, model, tensors, lambda: model.loss(tokens, targets, mask=mask), expected)

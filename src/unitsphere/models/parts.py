@@ -253,6 +253,16 @@ def head_size(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
+def kv_heads(n_heads: int, n_kv_heads: int | None) -> int:
+    """Heads of keys and values: n_heads if none are given; a `UserError` unless they divide it."""
+    if n_kv_heads is not None and (n_kv_heads < 1 or n_heads % n_kv_heads):
+        raise UserError(
+            f"model.n_heads {n_heads} is not divisible by model.n_kv_heads {n_kv_heads}: "
+            "change one of them"
+        )
+    return n_heads if n_kv_heads is None else n_kv_heads
+
+
 def mlp_size(d_ff: int | None, d_model: int) -> int:
     """The MLP's width: 4·d_model if none is given; a `UserError` unless it is positive."""
     if d_ff is not None and d_ff < 1:

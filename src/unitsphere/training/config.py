@@ -108,6 +108,12 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        if self.data.document_mask and self.objective != "clm":
+            raise UserError(
+                f"data.document_mask is for objective clm, not {self.objective}: leave it out"
+            )
+
 
 @functools.cache
 def run_config_type(name: str) -> type[RunConfig]:

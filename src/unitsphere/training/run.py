@@ -10,7 +10,7 @@ import torch
 
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
-from unitsphere.kernels import use_kernels
+from unitsphere.kernels import use_attention_of, use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
@@ -193,6 +193,7 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     use_kernels(config.train.kernels)
+    use_attention_of(device)
     if compiles(config.train.compile, device):
         compile_blocks(model)
     loss = partial(
