@@ -100,9 +100,10 @@ class Attention(nn.Module):
         self.d_k, self.attention_factor = head_size(d, config.n_heads), config.attention_factor
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_q, self.W_k, self.W_v, self.W_p = (
-            Linear(d, d, std=std, bound=in_axis) for _ in range(4)
+        self.W_q, self.W_k, self.W_v = (
+            Linear(d, d, std=std, bound=in_axis, unit_input=True) for _ in range(3)
         )
+        self.W_p = Linear(d, d, std=std, bound=in_axis)
         self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
@@ -137,7 +138,9 @@ class MLP(nn.Module):
         computed = nu_acf(config.activation, z_std)
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_u, self.W_z = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_z = (
+            Linear(d, d_ff, std=std, bound=in_axis, unit_input=True) for _ in range(2)
+        )
         self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -106,8 +106,10 @@ class Attention(nn.Module):
         self.d_k, self.qk_norm = head_size(d, config.n_heads), config.qk_norm
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=in_axis) for _ in range(3))
-        self.W_o = Linear(d, d, std=std_out, bound=out_axis)
+        self.W_q, self.W_k, self.W_v = (
+            Linear(d, d, std=std, bound=in_axis, unit_input=True) for _ in range(3)
+        )
+        self.W_o = Linear(d, d, std=std_out, bound=out_axis, unit_input=True)  # means of v's
         self.s_qk = Scale(config.s_qk, (config.n_heads, 1, self.d_k), d)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
@@ -137,7 +139,9 @@ class MLP(nn.Module):
         d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_nu = (
+            Linear(d, d_ff, std=std, bound=in_axis, unit_input=True) for _ in range(2)
+        )
         self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
         self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
+from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
@@ -31,8 +32,11 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free.
+    `bound` must be given: None says that W is free. `unit_input` says that no element of x is
+    beyond 1. `fp8`, set by `training.fp8.use_fp8`, makes the products in FP8.
     """
+
+    fp8: Bounded | None = None
 
     def __init__(
         self,
@@ -42,16 +46,20 @@ class Linear(nn.Module):
         std: float,
         bound: Bound | None,
         bias: bool = False,
+        unit_input: bool = False,
         role: Role = "matrix",
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
-        self.std, self.bound = std, bound
+        self.std, self.bound, self.unit_input = std, bound, unit_input
         self.role: Role = role
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
+        if self.fp8 is not None:
+            y = fp8_linear(x, self.matrix(), scale, self.fp8)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
         if scale is None:
             return F.linear(x, self.matrix(), self.bias)
         return scaled_linear(x, self.matrix(), scale)
