@@ -57,7 +57,7 @@ def product_table() -> str:
     """A row a size and way of scaling."""
     rows = []
     for d_in, d_out in ((128, 512), (1024, 1024), (1024, 4096)):
-        for name, bounded in (("static", Bounded(True, True)), ("dynamic", Bounded())):
+        for name, bounded in (("static", Bounded(1.0, 1.0)), ("dynamic", Bounded())):
             errors = product_errors(d_in, d_out, bounded)
             rows.append([f"{d_in} → {d_out}", name, *(f"{100 * e:.2f}%" for e in errors)])
     return markdown(["size", "scales of x and W", "y", "dx", "dW"], rows)
@@ -90,7 +90,7 @@ class Largest:
     def __init__(self, model: nn.Module) -> None:
         self.element = self.length = 0.0
         for layer in model.modules():
-            if isinstance(layer, Linear) and layer.unit_input:
+            if isinstance(layer, Linear) and layer.input_bound:
                 layer.register_forward_pre_hook(self.look)
 
     def look(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from unitsphere.models.parts import Linear
 from unitsphere.ops.fp8 import DY_TYPE, MULTIPLE, X_TYPE, Bounded, fp8_linear, rounded
 
-STATIC, DYNAMIC = Bounded(x=True, weight=True), Bounded()
+STATIC, DYNAMIC = Bounded(x=1.0, weight=1.0), Bounded()
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < (2, 13), reason="torch multiplies FP8 on a CPU from 2.13 on"
@@ -49,15 +49,15 @@ def test_static_scales_cost_what_dynamic_ones_cost(d_in, d_out):
     assert errors[STATIC] == pytest.approx(errors[DYNAMIC], rel=0.03)
 
 
-@pytest.mark.parametrize("bounded", [STATIC, DYNAMIC, Bounded(x=True), Bounded(weight=True)])
+@pytest.mark.parametrize("bounded", [STATIC, DYNAMIC, Bounded(x=4.0), Bounded(weight=2.0)])
 def test_the_products_are_those_of_the_rounded_numbers(bounded):
     x, weight, dy = unit_rows(48, 32), unit_rows(64, 32, seed=1), 1e-6 * unit_rows(48, 64)
 
     def as_rounded(a, scale, kind):
         return (a * scale).to(kind).double() / scale
 
-    x_scale = 256 if bounded.x else 448 / x.abs().max()
-    w_scale = 256 if bounded.weight else 448 / weight.abs().max()
+    x_scale = 256 / bounded.x if bounded.x else 448 / x.abs().max()
+    w_scale = 256 / bounded.weight if bounded.weight else 448 / weight.abs().max()
     x8, w8 = as_rounded(x, x_scale, X_TYPE), as_rounded(weight, w_scale, X_TYPE)
     dy8 = as_rounded(dy, 57344 / dy.abs().max(), DY_TYPE)
     wanted = x8 @ w8.T, dy8 @ w8, dy8.T @ x8

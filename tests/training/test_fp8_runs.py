@@ -29,7 +29,7 @@ from unitsphere.training.run import build_job, resolve, train
 
 CPU = torch.device("cpu")
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}
-FREE, WEIGHT, BOTH = Bounded(), Bounded(weight=True), Bounded(x=True, weight=True)
+FREE, WEIGHT, BOTH, LONG = Bounded(), Bounded(None, 1.0), Bounded(1.0, 1.0), Bounded(4.0, 1.0)
 TINY = dataclasses.replace(
     ON_CPU, d_model=32, n_layers=1, n_heads=2, context=16, tokens=32, vocab_size=32, device="cpu"
 )
@@ -68,7 +68,7 @@ def test_what_is_bounded_has_static_scales():
     model = make("angpt")
     use_fp8(model)
     static = ["attention.W_q", "attention.W_k", "attention.W_v", "mlp.W_u", "mlp.W_z"]
-    expected = dict.fromkeys(static, BOTH) | dict.fromkeys(["attention.W_p", "mlp.W_d"], WEIGHT)
+    expected = dict.fromkeys(static, LONG) | dict.fromkeys(["attention.W_p", "mlp.W_d"], WEIGHT)
     assert settings(model) == expected | {"W_h": None}
 
 
@@ -91,6 +91,17 @@ def test_scales_follow_the_constraint_that_a_run_keeps():
         model = make(architecture)
         use_fp8(model, kind)
         assert settings(model)["attention.W_o"] == expected
+
+
+def test_where_h_may_grow_so_does_its_bound_or_there_is_none():
+    for architecture, numbers, expected in [
+        ("ngpt", {"residual": "lerp_nu"}, LONG),
+        ("ngpt", {"residual": "slerp"}, BOTH),
+        ("angpt", {"nu_alpha": False}, WEIGHT),  # h of length 71 was seen
+    ]:
+        model = make(architecture, **numbers)
+        use_fp8(model)
+        assert settings(model)["attention.W_q"] == expected
 
 
 def test_the_encoder_too_and_sizes_that_fp8_does_not_take_are_logged(caplog):
@@ -151,7 +162,7 @@ def test_thirty_steps_lose_little_and_keep_the_constraint(architecture, numbers,
 @emulates
 @pytest.mark.parametrize("architecture", ["ngpt", "angpt"])
 def test_inputs_with_a_static_scale_stay_far_from_its_end(architecture, tiny, emulated):
-    """Before clamping, 448/256 = 1.75: anGPT's h is longer than 1, no element of it is near."""
+    """What is clamped is beyond 1.75 times the bound."""
     job, _ = watched(tiny(architecture), "fp8")
     largest = {}
 
@@ -159,11 +170,11 @@ def test_inputs_with_a_static_scale_stay_far_from_its_end(architecture, tiny, em
         largest[name] = inputs[0].abs().amax().item()
 
     for name, layer in job.model.named_modules():
-        if isinstance(layer, Linear) and layer.unit_input:
+        if isinstance(layer, Linear) and layer.input_bound:
             layer.register_forward_pre_hook(functools.partial(look, name=name))
     job.model(open_corpus(job.config).batches.batch(0).inputs)
     assert len(largest) == 2 * (6 if architecture == "ngpt" else 5)
-    assert 0.1 < max(largest.values()) < 1
+    assert 0.1 < max(largest.values()) < 1  # the length is the bound, an element is less
 
 
 @emulates

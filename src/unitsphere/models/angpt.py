@@ -48,7 +48,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import lerp
+from unitsphere.ops.residual import LONGEST, lerp
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class ANGPTConfig:
     """use the input embedding as output head"""
 
 
+def h_bound(config: ANGPTConfig) -> float | None:
+    """Beyond what no element of h lies: how long h becomes, unless ν(α) is left out."""
+    return LONGEST if config.nu_alpha else None
+
+
 class Attention(nn.Module):
     """h_A before its norm: h looks at itself, or across at a memory."""
 
@@ -101,7 +106,7 @@ class Attention(nn.Module):
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
         self.W_q, self.W_k, self.W_v = (
-            Linear(d, d, std=std, bound=in_axis, unit_input=True) for _ in range(3)
+            Linear(d, d, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(3)
         )
         self.W_p = Linear(d, d, std=std, bound=in_axis)
         self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
@@ -139,7 +144,7 @@ class MLP(nn.Module):
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
         self.W_u, self.W_z = (
-            Linear(d, d_ff, std=std, bound=in_axis, unit_input=True) for _ in range(2)
+            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
         )
         self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
 

@@ -32,8 +32,8 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free. `unit_input` says that no element of x is
-    beyond 1. `fp8`, set by `training.fp8.use_fp8`, makes the products in FP8.
+    `bound` must be given: None says that W is free. `input_bound` says beyond what no
+    element of x lies, for FP8. `fp8`, set by `training.fp8.use_fp8`, makes the products in FP8.
     """
 
     fp8: Bounded | None = None
@@ -46,13 +46,13 @@ class Linear(nn.Module):
         std: float,
         bound: Bound | None,
         bias: bool = False,
-        unit_input: bool = False,
+        input_bound: float | None = None,
         role: Role = "matrix",
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
-        self.std, self.bound, self.unit_input = std, bound, unit_input
+        self.std, self.bound, self.input_bound = std, bound, input_bound
         self.role: Role = role
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:

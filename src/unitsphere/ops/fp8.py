@@ -15,7 +15,8 @@ A tensor is multiplied by one scale before it is rounded, and the product divide
 | dy | 57344/(largest), 57344 being e5m2's largest number |
 
 256 is a power of two, so scaling rounds nothing, and leaves 1.75 times the bound before an element
-is clamped: what rounding adds to a unit vector fits. Sums are in fp32. A CPU computes the same
+is clamped: what rounding adds to a unit vector fits. FP8 is floating point: a bound that is a few
+times too wide costs nothing but the smallest elements. Sums are in fp32. A CPU computes the same
 products from the rounded numbers in fp32, slowly: good for looking at the rounding.
 """
 
@@ -41,10 +42,10 @@ X_TYPE, DY_TYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
 @dataclass(frozen=True)
 class Bounded:
-    """Which factors of a linear map are known to have no element beyond 1."""
+    """Beyond what no element of x and of W is known to lie; None: nothing is known."""
 
-    x: bool = False
-    weight: bool = False
+    x: float | None = None
+    weight: float | None = None
 
 
 class Rounded(NamedTuple):
@@ -62,16 +63,16 @@ def fp8_linear(
     The scale is always folded into the weight, whose bound is then the largest |scale|. d_in and
     d_out must be multiples of 16. The result has the type of a plain product.
     """
-    bound: Tensor | float | None = None
-    if bounded.weight:
-        bound = 1.0 if scale is None else abs(scale)
-        bound = bound.detach().amax() if isinstance(bound, Tensor) else bound
+    w_bound: Tensor | float | None = bounded.weight
+    if w_bound is not None and scale is not None:
+        largest = scale.detach().abs().amax() if isinstance(scale, Tensor) else abs(scale)
+        w_bound = w_bound * largest
     rows = x.reshape(-1, x.shape[-1])
     missing = -len(rows) % MULTIPLE  # dW sums over the rows: zeros make them a multiple too
     if missing:
         rows = F.pad(rows, (0, 0, 0, missing))
-    dtype, x_bound = product_dtype(x, weight), 1.0 if bounded.x else None
-    y = _Linear.apply(rows, fold(weight, scale), x_bound, bound, dtype)
+    dtype = product_dtype(x, weight)
+    y = _Linear.apply(rows, fold(weight, scale), bounded.x, w_bound, dtype)
     return y[: len(rows) - missing].reshape(*x.shape[:-1], -1)
 
 
