@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+NO_LENGTH = 1e-30  # vectors no longer than this count as zero
+
 Axes = int | tuple[int, ...]
 """One axis: a matrix is a set of vectors along it. Both: the whole matrix is one vector."""
 
@@ -15,8 +17,7 @@ def _length(weight: Tensor, dim: Axes) -> Tensor:
 @torch.no_grad()
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
-    length = _length(weight, dim)
-    return weight.mul_(radius / length.masked_fill_(length == 0, 1))
+    return weight.mul_(radius / _length(weight, dim).clamp_(min=NO_LENGTH))
 
 
 @torch.no_grad()
