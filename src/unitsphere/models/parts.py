@@ -1,8 +1,8 @@
 """The few modules that architectures share. Each declares its parameters (see constraint.py)."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,11 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free.
+    `bound` must be given: None says that W is free; its `dim` is an axis of W.
+
+    The parameter is W, or Wᵀ where W is bounded along dim 0 (`turned`): bounded vectors are rows of
+    what is stored, so that a projection runs along the memory and shards of rows hold whole
+    vectors. A state_dict has W either way.
     """
 
     def __init__(
@@ -45,30 +49,58 @@ class Linear(nn.Module):
         role: Role = "matrix",
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.turned = bound is not None and bound.dim == 0
+        self.weight = nn.Parameter(torch.empty((d_in, d_out) if self.turned else (d_out, d_in)))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
-        self.std, self.bound = std, bound
+        self.std, self.bound = std, replace(bound, dim=1) if bound else None
         self.role: Role = role
+        if self.turned:
+            self.register_state_dict_post_hook(_show_turned)
+            self.register_load_state_dict_pre_hook(_take_turned)
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
-        if scale is None:
+        if self.bias is not None:
             return F.linear(x, self.matrix(), self.bias)
         return scaled_linear(x, self.matrix(), scale)
 
     def matrix(self) -> Tensor:
-        """W as the forward pass uses it."""
-        return as_used(self.weight, self.bound)
+        """W [d_out, d_in] as the forward pass uses it."""
+        used = as_used(self.weight, self.bound)
+        return used.t() if self.turned else used
 
+    @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
         """W from N(0, std²), b = 0."""
-        nn.init.normal_(self.weight, std=self.std, generator=generator)
+        drawn = torch.empty_like(self.matrix(), memory_format=torch.contiguous_format)
+        nn.init.normal_(drawn, std=self.std, generator=generator)
+        self.weight.copy_(drawn.t() if self.turned else drawn)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def declare(self) -> dict[str, Declaration]:
-        """The weight by its role and bound; a bias is free."""
+        """The stored weight by its role and bound; a bias is free."""
         return {"weight": Declaration(self.role, self.bound), "bias": Declaration("bias")}
+
+
+def _show_turned(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """What is stored as Wᵀ leaves as W."""
+    state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
+
+
+def _take_turned(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """W comes back as Wᵀ; a missing one is torch's to name."""
+    if f"{prefix}weight" in state:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
+
+
+def turned(model: nn.Module) -> set[str]:
+    """The names of a model's parameters that are stored as the transpose of what they are."""
+    return {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, module in model.named_modules()
+        if isinstance(module, Linear) and module.turned
+    }
 
 
 class Embedding(nn.Module):
@@ -135,7 +167,9 @@ class Scale(nn.Module):
 
     def forward(self) -> Tensor | float:
         """The effective value: `shape`, a scalar tensor, or the constant."""
-        return self.init if self.stored is None else self.stored * self.factor
+        if self.stored is None:
+            return self.init
+        return self.stored if self.factor == 1 else self.stored * self.factor
 
     def reset(self, generator: torch.Generator) -> None:
         """Set the stored tensor to s_scale, so that the effective value is s_init."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
@@ -102,8 +101,6 @@ class Transformer(nn.Module):
         """
         h = self.features(tokens, cache, left_padding, mask, memory, documents)
         head = self.head()
-        if head.scale is None:
-            return F.linear(h, head.weight)
         return scaled_linear(h, head.weight, head.scale)
 
     def features(
@@ -198,17 +195,21 @@ class Transformer(nn.Module):
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
         documents: Tensor | None = None,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 
         `mask` and `documents` are those of `forward`, `source` and `source_mask` of `encode`.
-        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary.
+        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary;
+        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5).
         """
         memory = None if source is None else self.encode(source, source_mask)
         h = self.features(tokens, mask=mask, memory=memory, documents=documents)
         head = self.head()
-        return linear_cross_entropy(h, head.weight, targets, head.scale, reduction, label_smoothing)
+        return linear_cross_entropy(
+            h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
+        )
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""

@@ -17,13 +17,13 @@ def folds(x: Tensor) -> bool:
     return x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
 
 
-def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
-    """(x Wᵀ) ⊙ scale for x [..., d_in], W [d_out, d_in] and a scale [d_out], scalar or number.
+def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float | None) -> Tensor:
+    """(x Wᵀ) ⊙ scale for x [..., d_in], W [d_out, d_in], a scale [d_out], scalar, number or none.
 
     Many tokens are multiplied by the scaled weight: the same numbers but for rounding, and no pass
     over the outputs in either direction (`folds` has the rule).
     """
-    if folds(x):
+    if scale is None or folds(x):
         return F.linear(x, fold(weight, scale))
     return F.linear(x, weight) * scale
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -31,6 +32,9 @@ class TrainConfig:
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
+    z_loss: float = 0.0
+    """weight of (log Σ exp logits)², added to each training target's loss (PaLM: 1e-4); the loss of
+    a record includes it, validations and evaluations never do"""
     precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
     """bf16: autocast over fp32 master weights; auto: bf16 where the device computes in it, else
     fp32; bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
@@ -58,6 +62,8 @@ class TrainConfig:
             raise UserError(
                 f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
             )
+        if not 0 <= self.z_loss < math.inf:
+            raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
         for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:

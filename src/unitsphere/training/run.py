@@ -196,8 +196,10 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     use_attention_of(device)
     if compiles(config.train.compile, device):
         compile_blocks(model)
-    smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
-    return Job(config, model, smoothed, optimizer, batches, precision)
+    loss = partial(
+        model.loss, label_smoothing=config.train.label_smoothing, z_loss=config.train.z_loss
+    )
+    return Job(config, model, loss, optimizer, batches, precision)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
