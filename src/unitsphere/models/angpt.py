@@ -49,7 +49,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import lerp
+from unitsphere.ops.residual import LONGEST, lerp
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,11 @@ class ANGPTConfig:
     """use the input embedding as output head"""
 
 
+def h_bound(config: ANGPTConfig) -> float | None:
+    """Beyond what no element of h lies: how long h becomes, unless ν(α) is left out."""
+    return LONGEST if config.nu_alpha else None
+
+
 class Attention(nn.Module):
     """h_A before its norm: h looks at itself, or across at a memory."""
 
@@ -106,9 +111,12 @@ class Attention(nn.Module):
         self.d_k, self.attention_factor = head_size(d, config.n_heads), config.attention_factor
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_q = Linear(d, d, std=std, bound=in_axis)
+
+        def of_h(d_out: int) -> Linear:
+            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
+
         d_kv = self.n_kv_heads * self.d_k
-        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=in_axis) for _ in range(2))
+        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
         self.W_p = Linear(d, d, std=std, bound=in_axis)
         self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
 
@@ -141,7 +149,9 @@ class MLP(nn.Module):
         computed = nu_acf(config.activation, z_std)
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_u, self.W_z = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_z = (
+            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
+        )
         self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
 
     def forward(self, h: Tensor) -> Tensor:

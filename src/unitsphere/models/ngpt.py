@@ -46,7 +46,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.residual import lerp, riemannian, slerp
+from unitsphere.ops.residual import LONGEST, lerp, riemannian, slerp
 
 RESIDUALS = {"lerp": lerp_norm, "slerp": slerp, "riemannian": riemannian, "lerp_nu": lerp}
 
@@ -102,6 +102,11 @@ def bound(config: NGPTConfig, dim: int) -> Bound:
     return Bound(dim, config.bound, in_forward=config.normalize_in_forward)
 
 
+def h_bound(config: NGPTConfig) -> float:
+    """Beyond what no element of h lies, nor of v = W_v h and of means of v's, the heads."""
+    return LONGEST if config.residual == "lerp_nu" else 1.0
+
+
 class Attention(nn.Module):
     """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
@@ -112,10 +117,13 @@ class Attention(nn.Module):
         self.d_k, self.qk_norm = head_size(d, config.n_heads), config.qk_norm
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_q = Linear(d, d, std=std, bound=in_axis)
+
+        def of_h(d_out: int) -> Linear:
+            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
+
         d_kv = self.n_kv_heads * self.d_k
-        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=in_axis) for _ in range(2))
-        self.W_o = Linear(d, d, std=std_out, bound=out_axis)
+        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
+        self.W_o = Linear(d, d, std=std_out, bound=out_axis, input_bound=h_bound(config))
         self.s_qk = Scale(config.s_qk, (self.n_kv_heads, 1, self.d_k), d)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
@@ -151,7 +159,9 @@ class MLP(nn.Module):
         d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_nu = (
+            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
+        )
         self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
         self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
 

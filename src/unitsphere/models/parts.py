@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
+from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
@@ -31,12 +32,16 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free; its `dim` is an axis of W.
+    `bound` must be given: None says that W is free; its `dim` is an axis of W. `input_bound` says
+    beyond what no element of x lies, for FP8; `fp8`, set by `training.fp8.use_fp8`, makes the
+    products in FP8.
 
     The parameter is W, or Wᵀ where W is bounded along dim 0 (`turned`): bounded vectors are rows of
     what is stored, so that a projection runs along the memory and shards of rows hold whole
     vectors. A state_dict has W either way.
     """
+
+    fp8: Bounded | None = None
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Linear(nn.Module):
         std: float,
         bound: Bound | None,
         bias: bool = False,
+        input_bound: float | None = None,
         role: Role = "matrix",
     ) -> None:
         super().__init__()
@@ -53,6 +59,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty((d_in, d_out) if self.turned else (d_out, d_in)))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
         self.std, self.bound = std, replace(bound, dim=1) if bound else None
+        self.input_bound = input_bound
         self.role: Role = role
         if self.turned:
             self.register_state_dict_post_hook(_show_turned)
@@ -60,6 +67,9 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
+        if self.fp8 is not None:
+            y = fp8_linear(x, self.matrix(), scale, self.fp8)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
         if self.bias is not None:
             return F.linear(x, self.matrix(), self.bias)
         return scaled_linear(x, self.matrix(), scale)

@@ -195,8 +195,8 @@ class Transformer(nn.Module):
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
         documents: Tensor | None = None,
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 

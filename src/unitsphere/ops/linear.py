@@ -1,5 +1,6 @@
 """Linear maps whose outputs are scaled."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,3 +36,10 @@ def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
     if isinstance(scale, Tensor) and scale.dim() == 1:
         return scale[:, None] * weight
     return scale * weight
+
+
+def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """In which type a matrix product of the two is computed: autocast's where that is on."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return torch.promote_types(x.dtype, weight.dtype)

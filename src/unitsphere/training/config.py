@@ -14,7 +14,7 @@ from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
 
-Precision = Literal["fp32", "bf16", "bf16-storage"]
+Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class TrainConfig:
     z_loss: float = 0.0
     """weight of (log Σ exp logits)², added to each training target's loss (PaLM: 1e-4); the loss of
     a record includes it, validations and evaluations never do"""
-    precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """bf16: autocast over fp32 master weights; auto: bf16 where the device computes in it, else
-    fp32; bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
+    fp32; fp8: bf16, and the blocks' matrices multiply in FP8 where the GPU can, else as auto;
+    bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
     eval_every: int = 100
     """steps between validations; 0: at the end only"""
     eval_tokens: int | None = None

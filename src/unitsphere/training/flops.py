@@ -49,7 +49,10 @@ def flops_per_token(model: Transformer, context: int) -> int:
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """Peak operations a second of the device in that precision, or None where it is not known."""
+    """Peak operations a second of the device in that precision, or None where it is not known.
+
+    That of bf16 for fp8 too: attention and the head stay in bf16, so one definition serves both.
+    """
     if device.type != "cuda" or precision == "fp32":
         return None
     return peak_of_chip(torch.cuda.get_device_name(device))
