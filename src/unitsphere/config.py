@@ -111,7 +111,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def differences(a: Any, b: Any) -> list[str]:
     """`key: a -> b` for every leaf in which two configs of one type differ."""
-    left, right = _flatten(to_dict(a)), _flatten(to_dict(b))
+    left, right = flatten(to_dict(a)), flatten(to_dict(b))
     return [
         f"{key}: {left.get(key)!r} -> {right.get(key)!r}"
         for key in sorted(left.keys() | right.keys())
@@ -119,9 +119,10 @@ def differences(a: Any, b: Any) -> list[str]:
     ]
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value for every leaf of a nested dict."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         nested = isinstance(value, Mapping)
-        flat |= _flatten(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {prefix + key: value}
     return flat

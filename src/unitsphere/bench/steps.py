@@ -27,7 +27,11 @@ class RandomBatches:
 
     def batch(self, step: int) -> Batch:
         """Inputs and targets of a step, int64 [rows, context] each."""
-        windows = self.windows[step % POOL]
+        return self.rows(step, 0, self.windows.shape[1])
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of them from `first` on."""
+        windows = self.windows[step % POOL, first : first + count]
         return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 

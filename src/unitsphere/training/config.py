@@ -11,6 +11,8 @@ from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.parallel.config import ParallelConfig
+from unitsphere.training.recompute import Recompute
 from unitsphere.training.schedule import ScheduleConfig
 
 Precision = Literal["fp32", "bf16", "bf16-storage"]
@@ -25,7 +27,7 @@ class TrainConfig:
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
-    """sequences that go through the model at once, the rest accumulates; none: the whole batch"""
+    """sequences that go through the model at once on each process, the rest accumulates; none: all"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
     label_smoothing: float = 0.0
@@ -46,6 +48,9 @@ class TrainConfig:
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
+    recompute: Recompute = "none"
+    """what of the blocks is computed again in the backward pass instead of kept: none; selective:
+    all but matrix products and attention; full"""
     compile: bool | None = None
     """compile the blocks with torch.compile; none: on a GPU"""
     kernels: Mode = "auto"
@@ -72,6 +77,7 @@ class TrainConfig:
 FREE_KEYS = frozenset(
     {
         "data.cache",
+        *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
         "train.compile",
         "train.kernels",
         "train.device",
@@ -80,6 +86,7 @@ FREE_KEYS = frozenset(
         "train.keep_last",
         "train.log_every",
         "train.micro_batch",
+        "train.recompute",
         "train.sample_every",
         "train.save_every",
     }
@@ -101,6 +108,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 @functools.cache

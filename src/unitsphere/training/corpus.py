@@ -23,6 +23,7 @@ from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.evaluate import Evaluation, evaluate_shards
 from unitsphere.training.evaluate_pairs import cut_batch, evaluate_pair_split
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
@@ -35,11 +36,17 @@ class Batches(Protocol):
         """The batch of a step."""
         ...
 
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` of its rows from `first` on, shaped as in the whole batch."""
+        ...
+
 
 class Validation(Protocol):
     """Scores a model on the validation data, as often as it is asked and always the same way."""
 
-    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
+    def __call__(
+        self, model: Transformer, *, precision: Precision, layout: Layout = SINGLE
+    ) -> Evaluation: ...
 
 
 @dataclass(frozen=True)

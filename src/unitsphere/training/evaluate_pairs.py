@@ -20,6 +20,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 from unitsphere.training.evaluate import Evaluation, score, summary
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def evaluate_pairs(
     context: int,
     rows: int,
     precision: Precision = "fp32",
+    layout: Layout = SINGLE,
 ) -> PairEvaluation:
     """Score pairs, `rows` of them at once. Raises UserError if there are none."""
     count = cut_sources = cut_targets = 0
@@ -52,7 +54,8 @@ def evaluate_pairs(
             size += pair.target_bytes * min(1.0, context / max(len(pair.target), 1))
             yield pair
 
-    totals = score(model, pair_batches(counted(), separator, context, rows), True, precision)
+    batches = pair_batches(counted(), separator, context, rows)
+    totals = score(model, batches, True, precision, layout)
     if not count:
         raise UserError("there are no pairs to evaluate: the source holds none")
     found = summary(totals, round(size), True)
@@ -68,6 +71,7 @@ def evaluate_pair_split(
     rows: int,
     max_tokens: int | None = None,
     precision: Precision = "fp32",
+    layout: Layout = SINGLE,
 ) -> PairEvaluation:
     """Score a prepared split; with `max_tokens` only as many pairs, spread evenly over it, as hold
     about that number of target tokens.
@@ -79,7 +83,8 @@ def evaluate_pair_split(
         wanted = min(max(wanted, 1), count)
         chosen = [i * count // wanted for i in range(wanted)]
     separator = pairs.shards.separator
-    return evaluate_pairs(model, (pairs[i] for i in chosen), separator, context, rows, precision)
+    some = (pairs[i] for i in chosen)
+    return evaluate_pairs(model, some, separator, context, rows, precision, layout)
 
 
 def text_pairs(texts: Iterable[TextPair], tokenizer: Tokenizer) -> Iterator[Pair]:

@@ -5,16 +5,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from unitsphere.config import flatten, from_dict, to_dict
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.kernels import use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
-from unitsphere.training.compiling import compile_blocks, compiles, keep_cache
+from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
@@ -33,6 +35,11 @@ from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
+from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
+from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degrees
+from unitsphere.training.parallel.parallelize import parallelize
+from unitsphere.training.parallel.processes import own_device, processes
+from unitsphere.training.parallel.quiet import QuietLog
 from unitsphere.training.schedule import warmup_steps
 from unitsphere.training.stop import Preempted, StopSignals
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
@@ -77,32 +84,78 @@ def train(
     or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
     `Preempted` when a signal stopped the run and it was saved.
     """
-    out = Path(out)
-    with locked(out):
-        saved = saved_config(out)
-        config = resolve(config, saved)
-        if saved is not None:
-            check_same(out, saved, config)
-        state = last_state(out)
+    with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
+        out = Path(out)
+        where(layout, layout.first, lambda: stack.enter_context(locked(out)))
+        config = agreed_config(layout, config, out)
+        state = agreed_state(layout, out)
         if state is not None and state.step == config.train.steps:
             found = result(out, trained=False)
-            print(
-                f"{out} is finished: {found.step} steps, {found.validation()}; nothing to train",
-                file=sys.stderr,
-            )
+            if layout.first:
+                print(
+                    f"{out} is finished: {found.step} steps, {found.validation()}; "
+                    "nothing to train",
+                    file=sys.stderr,
+                )
             return found
-        if compiles(config.train.compile, pick_device(config.train.device)):
+        if compiles(config.train.compile, own_device(config.train.device)):
             keep_cache(out)
-        corpus = open_corpus(config)
+        corpus = one_by_one(layout, partial(open_corpus, config))
+        check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         state = state or first_state(corpus)
-        check_data(out, state, corpus)
-        job = build_job(config, corpus.batches)
+        everywhere(layout, partial(check_data, out, state, corpus))
+        layout = everywhere(layout, partial(place, layout, config))
+        corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
+        job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
         with disk_errors(out):
-            write_config(out, config)
-            write_environment(out, environment(job.model.device), state.step)
-            corpus.tokenizer.save(out / "tokenizer.json")
+            where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
             run_from(state, job, corpus, out, recipe, sampler)
         return result(out, trained=True)
+
+
+def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
+    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+
+    Raises UserError where it is not.
+    """
+
+    def decide() -> RunConfig:
+        saved = saved_config(out)
+        resolved = resolve(config, saved)
+        if saved is not None:
+            check_same(out, saved, resolved)
+        return resolved
+
+    resolved = everywhere(layout, decide)
+    check_alike(layout, "config", flatten(to_dict(resolved)))
+    return resolved
+
+
+def agreed_state(layout: Layout, out: Path) -> State | None:
+    """The state that the first process found in `out`, in all of them."""
+
+    def find() -> dict[str, Any] | None:
+        state = last_state(out)
+        return None if state is None else to_dict(state)
+
+    found = on_first(layout, find)
+    return None if found is None else from_dict(State, found)
+
+
+def place(layout: Layout, config: RunConfig) -> Layout:
+    """This process's place once the degrees of parallelism are decided by the model's size."""
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    found = degrees(config.parallel, layout.world, count)
+    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
+    return layout.with_degrees(found, own_device(config.train.device).type)
+
+
+def begin_folder(out: Path, job: Job, corpus: Corpus, state: State) -> None:
+    """Write what a run folder says of itself."""
+    write_config(out, job.config)
+    write_environment(out, environment(job.model.device), state.step)
+    corpus.tokenizer.save(out / "tokenizer.json")
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
@@ -166,7 +219,8 @@ def run_from(
     state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
-    torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
+    # Dropout draws from the default generators, for other rows other numbers.
+    torch.manual_seed(job.config.train.seed + job.layout.data_rank)
     if state.step:
         folder = checkpoint.folder_of(out / "checkpoints", state.step)
         load_model(folder, job.model)
@@ -174,29 +228,37 @@ def run_from(
         set_rng_state(state.rng, state.rng_device, job.model.device)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
-        log = stack.enter_context(RunLog(out, state.step, job.config.train.steps, state.samples))
+        log = stack.enter_context(
+            RunLog(out, state.step, job.config.train.steps, state.samples)
+            if job.layout.first
+            else QuietLog(out)
+        )
         log.say(headline(job, out, state, recipe))
         monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
         train_steps(job, state.step, monitor)
 
 
-def build_job(config: RunConfig, batches: Batches) -> Job:
+def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run."""
-    device = pick_device(config.train.device)
+    device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
     model = build_from(
         config.architecture, config.model, device, config.train.seed, config.objective
     )
     if precision == "bf16-storage":
         model.to(torch.bfloat16)
+    use_kernels(config.train.kernels)
+    loss = parallelize(
+        model,
+        layout,
+        config.train.recompute,
+        compiles(config.train.compile, device),
+        label_smoothing=config.train.label_smoothing,
+    )
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
-    use_kernels(config.train.kernels)
-    if compiles(config.train.compile, device):
-        compile_blocks(model)
-    smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
-    return Job(config, model, smoothed, optimizer, batches, precision)
+    return Job(config, model, loss, optimizer, batches, precision, layout)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:

@@ -22,15 +22,24 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
-def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """The model's tensors into one safetensors file, the optimizer's into another."""
+def write_tensors(
+    folder: Path, model: nn.Module, optimizer: Optimizer, layout: Layout = SINGLE
+) -> None:
+    """The model's tensors into one safetensors file, the optimizer's into another.
+
+    Of several processes each writes its shards into two files of its own: call it in all of them.
+    """
     tensors = model_tensors(model) | optimizer_tensors(model, optimizer)
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
+    several = layout.world > 1
     with single_process():
-        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files)
-        save(tensors, storage_writer=writer, no_dist=True)
+        writer = HuggingFaceStorageWriter(
+            str(folder), fqn_to_index_mapping=files, save_distributed=several
+        )
+        save(tensors, storage_writer=writer, no_dist=not several, process_group=layout.group)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -71,6 +80,11 @@ def load_model(folder: Path, model: nn.Module) -> None:
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Give the optimizer the state that a complete checkpoint holds."""
     tensors = empty_tensors(folder, "optim.")
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        of = parameters[name.removeprefix("optim.").rpartition(".")[0]]
+        if of.shape == tensor.shape:  # then it is spread over processes as the parameter is
+            tensors[name] = torch.empty_like(of, dtype=tensor.dtype)
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
