@@ -12,6 +12,7 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
+from unitsphere.training.stop import seconds_of
 
 Precision = Literal["fp32", "bf16", "bf16-storage"]
 
@@ -42,6 +43,13 @@ class TrainConfig:
     """steps between checkpoints; 0: at the end only"""
     keep_last: int = 2
     """checkpoints to keep"""
+    keep_every: int | None = None
+    """steps between checkpoints that are saved and kept for good"""
+    async_save: bool = True
+    """train on while a copy of the state is written; it takes as much of the host's memory"""
+    time_limit: str | None = None
+    """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
+    status 75 before it is over"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
@@ -58,10 +66,19 @@ class TrainConfig:
             raise UserError(
                 f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
             )
-        for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
+        for name in (
+            "steps",
+            "batch_tokens",
+            "micro_batch",
+            "eval_tokens",
+            "keep_last",
+            "keep_every",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
+        if self.time_limit is not None:
+            seconds_of(self.time_limit)
         if self.log_every < 1:
             raise UserError(f"train.log_every must be at least 1: {self.log_every}")
         for name in ("seed", "eval_every", "save_every", "sample_every"):
@@ -72,16 +89,19 @@ class TrainConfig:
 FREE_KEYS = frozenset(
     {
         "data.cache",
+        "train.async_save",
         "train.compile",
         "train.kernels",
         "train.device",
         "train.eval_every",
         "train.eval_tokens",
+        "train.keep_every",
         "train.keep_last",
         "train.log_every",
         "train.micro_batch",
         "train.sample_every",
         "train.save_every",
+        "train.time_limit",
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it

@@ -37,9 +37,14 @@ class Batches(Protocol):
 
 
 class Validation(Protocol):
-    """Scores a model on the validation data, as often as it is asked and always the same way."""
+    """Scores a model on the validation data, as often as it is asked and always the same way.
 
-    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
+    `between` is called before each batch.
+    """
+
+    def __call__(
+        self, model: Transformer, *, precision: Precision, between: Callable[[], None]
+    ) -> Evaluation: ...
 
 
 @dataclass(frozen=True)

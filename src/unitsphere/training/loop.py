@@ -23,7 +23,11 @@ from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):
-    """What happens between two steps."""
+    """What happens between two steps, and between two micro-batches of one."""
+
+    def between(self) -> None:
+        """Called between two micro-batches; the run stops here by an exception."""
+        ...
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Called when `step` updates have been made, with what the last of them showed."""
@@ -45,12 +49,14 @@ class Job:
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
     for step in range(first, job.config.train.steps):
-        monitor.after(step + 1, *update(job, step))
+        monitor.after(step + 1, *update(job, step, monitor.between))
 
 
-def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+def update(
+    job: Job, step: int, between: Callable[[], None] = lambda: None
+) -> tuple[Tensor, Tensor, float]:
     """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
-    loss = backward(job, job.batches.batch(step))
+    loss = backward(job, job.batches.batch(step), between)
     grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
     job.optimizer.step()
@@ -58,15 +64,18 @@ def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
     return loss, grad_norm, lr
 
 
-def backward(job: Job, batch: Batch) -> Tensor:
+def backward(job: Job, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
     """Gradients of the mean loss over a batch's targets; that loss, detached.
 
     The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
-    its targets, so the parts give the whole batch's gradient, up to rounding.
+    its targets, so the parts give the whole batch's gradient, up to rounding. `between` is called
+    between two of them.
     """
     scored = max(batch.scored, 1)  # a stretch of empty documents has nothing to mask
     total = torch.zeros((), device=job.model.device)
-    for part in batch.split(job.config.train.micro_batch or len(batch)):
+    for index, part in enumerate(batch.split(job.config.train.micro_batch or len(batch))):
+        if index:
+            between()
         part = part.to(job.model.device)
         with autocast(job.model.device, job.precision):
             loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored

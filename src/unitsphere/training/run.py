@@ -33,8 +33,9 @@ from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
+from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import warmup_steps
-from unitsphere.training.stop import Preempted, StopSignals
+from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
@@ -77,14 +78,15 @@ def train(
     or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
     `Preempted` when a signal stopped the run and it was saved.
     """
-    out = Path(out)
+    out, limit = Path(out), config.train.time_limit
+    stop = Stop(None if limit is None else seconds_of(limit))
     with locked(out):
         saved = saved_config(out)
         config = resolve(config, saved)
         if saved is not None:
             check_same(out, saved, config)
         state = last_state(out)
-        if state is not None and state.step == config.train.steps:
+        if state is not None and state.step == config.train.steps and not state.unfinished:
             found = result(out, trained=False)
             print(
                 f"{out} is finished: {found.step} steps, {found.validation()}; nothing to train",
@@ -101,7 +103,7 @@ def train(
             write_config(out, config)
             write_environment(out, environment(job.model.device), state.step)
             corpus.tokenizer.save(out / "tokenizer.json")
-            run_from(state, job, corpus, out, recipe, sampler)
+            run_from(state, job, corpus, out, stop, recipe, sampler)
         return result(out, trained=True)
 
 
@@ -163,7 +165,13 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
 
 
 def run_from(
-    state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
     torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
@@ -172,11 +180,15 @@ def run_from(
         load_model(folder, job.model)
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
+    train, logged = job.config.train, state.step - bool(state.unfinished)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
-        log = stack.enter_context(RunLog(out, state.step, job.config.train.steps, state.samples))
+        stack.enter_context(stop)
+        log = stack.enter_context(RunLog(out, logged, train.steps, state.samples))
+        saver = Saver(out / "checkpoints", train.keep_last, train.keep_every, train.async_save)
+        stack.enter_context(saver)
         log.say(headline(job, out, state, recipe))
-        monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
+        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
+        monitor.resume()
         train_steps(job, state.step, monitor)
 
 

@@ -26,7 +26,16 @@ from unitsphere.errors import UserError
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """The model's tensors into one safetensors file, the optimizer's into another."""
-    tensors = model_tensors(model) | optimizer_tensors(model, optimizer)
+    write_named(folder, named_tensors(model, optimizer))
+
+
+def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by their names there."""
+    return model_tensors(model) | optimizer_tensors(model, optimizer)
+
+
+def write_named(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """`write_tensors` of what `named_tensors` gave, or of a copy of it."""
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
     with single_process():
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files)
