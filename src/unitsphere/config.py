@@ -1,8 +1,8 @@
 """Typed configs: strict load from TOML or JSON, and dump. Knows no project type.
 
-A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s or further
-such dataclasses. A key that the dataclass lacks, or a value of the wrong type, is a
-`UserError` that names the key and its nearest match: a misspelt setting never trains in silence.
+A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s, lists or dicts of
+these, or further such dataclasses. A key that the dataclass lacks, or a value of the wrong type, is
+a `UserError` that names the key and its nearest match: a misspelt setting never trains in silence.
 """
 
 import dataclasses
@@ -97,6 +97,11 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
         if value is None and types.NoneType in options:
             return None
         return _convert(next(o for o in options if o is not types.NoneType), value, where)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _convert(options[1], v, f"{where}.{key}") for key, v in value.items()}
+    if origin is list and isinstance(value, list):
+        return [_convert(options[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    kind = origin or kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if (kind is int and isinstance(value, bool)) or not isinstance(value, kind):

@@ -14,6 +14,7 @@ from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute
 from unitsphere.training.schedule import ScheduleConfig
+from unitsphere.training.stop import seconds_of
 
 Precision = Literal["fp32", "bf16", "bf16-storage"]
 
@@ -27,7 +28,7 @@ class TrainConfig:
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
-    """sequences that go through the model at once on each process, the rest accumulates; none: all"""
+    """sequences that go through the model at once on a process, the rest accumulates; none: all"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
     label_smoothing: float = 0.0
@@ -44,6 +45,13 @@ class TrainConfig:
     """steps between checkpoints; 0: at the end only"""
     keep_last: int = 2
     """checkpoints to keep"""
+    keep_every: int | None = None
+    """steps between checkpoints that are saved and kept for good"""
+    async_save: bool = True
+    """train on while a copy of the state is written; it takes as much of the host's memory"""
+    time_limit: str | None = None
+    """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
+    status 75 before it is over"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
@@ -63,10 +71,19 @@ class TrainConfig:
             raise UserError(
                 f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
             )
-        for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
+        for name in (
+            "steps",
+            "batch_tokens",
+            "micro_batch",
+            "eval_tokens",
+            "keep_last",
+            "keep_every",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
+        if self.time_limit is not None:
+            seconds_of(self.time_limit)
         if self.log_every < 1:
             raise UserError(f"train.log_every must be at least 1: {self.log_every}")
         for name in ("seed", "eval_every", "save_every", "sample_every"):
@@ -78,17 +95,20 @@ FREE_KEYS = frozenset(
     {
         "data.cache",
         *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
+        "train.async_save",
         "train.compile",
         "train.kernels",
         "train.device",
         "train.eval_every",
         "train.eval_tokens",
+        "train.keep_every",
         "train.keep_last",
         "train.log_every",
         "train.micro_batch",
         "train.recompute",
         "train.sample_every",
         "train.save_every",
+        "train.time_limit",
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it

@@ -42,10 +42,18 @@ class Batches(Protocol):
 
 
 class Validation(Protocol):
-    """Scores a model on the validation data, as often as it is asked and always the same way."""
+    """Scores a model on the validation data, as often as it is asked and always the same way.
+
+    `between` is called before each batch.
+    """
 
     def __call__(
-        self, model: Transformer, *, precision: Precision, layout: Layout = SINGLE
+        self,
+        model: Transformer,
+        *,
+        precision: Precision,
+        between: Callable[[], None] = ...,
+        layout: Layout = SINGLE,
     ) -> Evaluation: ...
 
 

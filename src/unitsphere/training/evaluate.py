@@ -13,7 +13,7 @@ asks (`data.windows.Form`), in their order; separators are context but are not s
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -103,9 +103,12 @@ def evaluate_shards(
     rows: int,
     max_tokens: int | None = None,
     precision: Precision = "fp32",
+    between: Callable[[], None] = lambda: None,
     layout: Layout = SINGLE,
 ) -> Evaluation:
     """Score a prepared split as `evaluate` scores text, `rows` windows at once.
+
+    `between` is called before each batch.
 
     With `max_tokens` only as many windows as hold that number, spread evenly over the split;
     their bytes are then their share of the split's bytes.
@@ -116,7 +119,7 @@ def evaluate_shards(
         wanted = min(max(max_tokens // form.stride, 1), count)
         chosen = [i * count // wanted for i in range(wanted)]
     windows = (window(shards, form, index) for index in chosen)
-    totals = score(model, batches(windows, form, rows), form.likelihood, precision, layout)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
     share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
     return summary(totals, round(shards.n_bytes * share), form.likelihood)
@@ -175,12 +178,17 @@ def score(
     batches: Iterable[Batch],
     likelihood: bool,
     precision: Precision,
+    between: Callable[[], None] = lambda: None,
     layout: Layout = SINGLE,
 ) -> Totals:
-    """Sums over all batches, as an evaluating model scores them; each process takes some rows."""
+    """Sums over all batches, as an evaluating model scores them; each process takes some rows.
+
+    `between` is called before each batch.
+    """
     totals = Totals()
     with evaluating(model):
         for batch in (own_rows(batch, layout) for batch in batches):
+            between()
             here = batch.to(model.device)
             with autocast(model.device, precision):
                 loss, right = losses(model, here) if likelihood else guesses(model, here)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,7 +25,11 @@ from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):
-    """What happens between two steps."""
+    """What happens between two steps, and between two micro-batches of one."""
+
+    def between(self) -> None:
+        """Called between two micro-batches; the run stops here by an exception."""
+        ...
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Called when `step` updates have been made, with what the last of them showed."""
@@ -52,18 +57,31 @@ class Job:
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
     for step in range(first, job.config.train.steps):
-        monitor.after(step + 1, *update(job, step))
+        monitor.after(step + 1, *update(job, step, monitor.between))
 
 
-def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+def update(
+    job: Job, step: int, between: Callable[[], None] = lambda: None
+) -> tuple[Tensor, Tensor, float]:
     """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
-    loss = backward(job, own_part(job, step))
+    draw_anew(job, step)
+    loss = backward(job, own_part(job, step), between)
     reduce_scalars(job.model, job.layout)
     grad_norm = clip(job.model, job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
     job.optimizer.step()
     job.optimizer.zero_grad()
     return loss, grad_norm, lr
+
+
+def draw_anew(job: Job, step: int) -> None:
+    """With several processes, what dropout draws in a step depends on seed, step and rows alone.
+
+    So there is no state of generators to keep for each process, and any number may go on.
+    """
+    if job.layout.world > 1:
+        place = [job.config.train.seed, step, job.layout.data_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
 
 def own_part(job: Job, step: int) -> Batch:
@@ -73,17 +91,19 @@ def own_part(job: Job, step: int) -> Batch:
     return job.batches.rows(step, *job.layout.rows(job.rows))
 
 
-def backward(job: Job, batch: Batch) -> Tensor:
+def backward(job: Job, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
     """Gradients of the mean loss over the targets of all processes; that loss, detached.
 
     `batch` is this process's part. It goes through the model in parts of `train.micro_batch` rows.
     Each part counts by its targets, so the parts of all processes give the whole batch's gradient,
-    up to rounding.
+    up to rounding. `between` is called between two of them.
     """
     scored = scored_everywhere(job, batch)
     total = torch.zeros((), device=job.model.device)
     parts = list(batch.split(job.config.train.micro_batch or len(batch)))
     for number, part in enumerate(parts, 1):
+        if number > 1:
+            between()
         part = part.to(job.model.device)
         reduce_now = number == len(parts) or job.config.parallel.reduce == "part"
         with reducing(job.model, job.loss, reduce_now):

@@ -39,9 +39,10 @@ from unitsphere.training.parallel.agree import check_alike, everywhere, on_first
 from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device, processes
-from unitsphere.training.parallel.quiet import QuietLog
+from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
+from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import warmup_steps
-from unitsphere.training.stop import Preempted, StopSignals
+from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
@@ -84,12 +85,13 @@ def train(
     or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
     `Preempted` when a signal stopped the run and it was saved.
     """
+    out, limit = Path(out), config.train.time_limit
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
-        out = Path(out)
+        stop = AgreedStop(layout, None if limit is None else seconds_of(limit))
         where(layout, layout.first, lambda: stack.enter_context(locked(out)))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out)
-        if state is not None and state.step == config.train.steps:
+        if state is not None and state.step == config.train.steps and not state.unfinished:
             found = result(out, trained=False)
             if layout.first:
                 print(
@@ -109,7 +111,7 @@ def train(
         job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
         with disk_errors(out):
             where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
-            run_from(state, job, corpus, out, recipe, sampler)
+            run_from(state, job, corpus, out, stop, recipe, sampler)
         return result(out, trained=True)
 
 
@@ -216,25 +218,34 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
 
 
 def run_from(
-    state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
-    # Dropout draws from the default generators, for other rows other numbers.
-    torch.manual_seed(job.config.train.seed + job.layout.data_rank)
+    torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
     if state.step:
         folder = checkpoint.folder_of(out / "checkpoints", state.step)
         load_model(folder, job.model)
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
+    train, logged = job.config.train, state.step - bool(state.unfinished)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
+        stack.enter_context(stop)
         log = stack.enter_context(
-            RunLog(out, state.step, job.config.train.steps, state.samples)
-            if job.layout.first
-            else QuietLog(out)
+            RunLog(out, logged, train.steps, state.samples) if job.layout.first else QuietLog(out)
         )
+        saver = Saver(
+            out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
+        )
+        stack.enter_context(saver)
         log.say(headline(job, out, state, recipe))
-        monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
+        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
+        monitor.resume()
         train_steps(job, state.step, monitor)
 
 

@@ -25,14 +25,21 @@ from unitsphere.errors import UserError
 from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
-def write_tensors(
-    folder: Path, model: nn.Module, optimizer: Optimizer, layout: Layout = SINGLE
-) -> None:
-    """The model's tensors into one safetensors file, the optimizer's into another.
+def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """The model's tensors into one safetensors file, the optimizer's into another."""
+    write_named(folder, named_tensors(model, optimizer))
+
+
+def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by their names there."""
+    return model_tensors(model) | optimizer_tensors(model, optimizer)
+
+
+def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> None:
+    """`write_tensors` of what `named_tensors` gave, or of a copy of it.
 
     Of several processes each writes its shards into two files of its own: call it in all of them.
     """
-    tensors = model_tensors(model) | optimizer_tensors(model, optimizer)
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
     several = layout.world > 1
     with single_process():

@@ -1,4 +1,4 @@
-"""What a process that is not the first does in the place of logging: nothing."""
+"""A run's log and its stopping where there are several processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,20 @@ from types import TracebackType
 from typing import Any
 
 from unitsphere.training.log import RunLog
+from unitsphere.training.parallel.layout import Layout
+from unitsphere.training.stop import Stop
+
+
+class AgreedStop(Stop):
+    """A stop that all processes heed at the same question, whichever of them got the signal."""
+
+    def __init__(self, layout: Layout, limit: float | None = None) -> None:
+        super().__init__(limit)
+        self.layout = layout
+
+    def due(self) -> bool:
+        """Whether some process is to stop; all ask equally often."""
+        return self.layout.any(super().due())
 
 
 class QuietLog(RunLog):
