@@ -1,13 +1,14 @@
 """`unitsphere train`: a recipe's config, changed by `--section.key value`, and its run folder."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
+from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
@@ -56,16 +57,23 @@ def run(argv: list[str]) -> int:
     from torch import OutOfMemoryError
 
     from unitsphere.inference.samples import write_sample
+    from unitsphere.training.parallel.agree import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
     from unitsphere.training.stop import Preempted
 
     config, out = read_command(name, load_recipe(name), rest)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     try:
         train(config, out, name, sampler=write_sample)
     except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
+        if first:
+            print(f"unitsphere: {stopped}", file=sys.stderr)
         return EXIT_PREEMPTED
+    except SharedError:
+        if first:
+            raise
+        return EXIT_USER_ERROR
     except OutOfMemoryError as error:
         raise UserError(
             f"out of GPU memory: give --train.micro_batch (sequences at once, now "

@@ -25,6 +25,7 @@ from unitsphere.ops.attention import visible
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.rope import rope_table
+from unitsphere.ops.sharded_loss import gathered_linear, is_cut
 
 Objective = Literal["clm", "mlm", "seq2seq"]
 
@@ -92,6 +93,8 @@ class Transformer(nn.Module):
         must see one. `memory` is what `encode` made of the source; seq2seq needs it.
         """
         h, head = self.features(tokens, cache, left_padding, mask, memory), self.head()
+        if is_cut(head.weight):
+            return gathered_linear(h, head.weight, head.scale)
         if head.scale is None:
             return F.linear(h, head.weight)
         return scaled_linear(h, head.weight, head.scale)

@@ -107,6 +107,8 @@ class Layout:
             return self
         names = ("dp_replicate", "dp_shard", "tp")
         mesh = init_device_mesh(device, tuple(found), mesh_dim_names=names)
+        if found.dp_shard > 1 and found.tp > 1:
+            mesh["dp_shard", "tp"]._flatten("shards")  # DTensor then sums over both at once
         data = init_device_mesh(device, (found.data, found.tp), mesh_dim_names=("dp", "tp"))
         return replace(self, degrees=found, mesh=mesh, data_mesh=data)
 

@@ -16,11 +16,12 @@ from unitsphere.models.trunk import Objective
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
-from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
 from unitsphere.training.run import build_job
 
 VOCABULARY, CONTEXT, ROWS, WIDTH = 64, 12, 4, 32
+ONE = Degrees()
+SIZES = {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 2, "n_heads": 2, "d_ff": 48}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Case:
     train: dict[str, Any] = field(default_factory=dict)
 
 
-CASES = {
+ARCHITECTURES = {
     "gpt": Case("gpt"),
     "gpt-plus": Case("gpt", model={"qk_norm": True, "rotary_fraction": 0.5}),
     "ngpt": Case("ngpt"),
@@ -43,15 +44,18 @@ CASES = {
     "lnscaling": Case("lnscaling"),
     "dyt": Case("dyt"),
     "rezero": Case("rezero"),
-    "ngpt-mlm": Case("ngpt", "mlm"),
-    "angpt-mlm-accumulated": Case("angpt", "mlm", train={"micro_batch": 1}),
-    "dyt-mlm-accumulated": Case("dyt", "mlm", train={"micro_batch": 1}),
-    "ngpt-seq2seq": Case("ngpt", "seq2seq"),
-    "gpt-plus-seq2seq": Case("gpt", "seq2seq", {"qk_norm": True}),
-    "ngpt-tied-scalar": Case("ngpt", model={"tied": True, "s_qk": "scalar", "s_z": "scalar"}),
-    "angpt-sphere": Case("angpt", optim={"constraint": "sphere"}),
-    "ngpt-recomputed": Case("ngpt", train={"recompute": "full"}),
-    "normformer-recomputed": Case("normformer", train={"recompute": "selective"}),
+}
+SMALL = {"n_layers": 1}
+SCALAR = {"s_qk": "scalar", "s_u": "scalar", "s_z": "scalar"}
+VARIANTS = {
+    "angpt-mlm-accumulated": Case("angpt", "mlm", SMALL, train={"micro_batch": 1}),
+    "dyt-mlm-accumulated": Case("dyt", "mlm", SMALL, train={"micro_batch": 1}),
+    "ngpt-seq2seq": Case("ngpt", "seq2seq", SMALL),
+    "gpt-plus-seq2seq": Case("gpt", "seq2seq", SMALL | {"qk_norm": True}),
+    "ngpt-tied-scalar": Case(
+        "ngpt", model=SMALL | {"tied": True, "s_qk": "scalar", "s_z": "scalar"}
+    ),
+    "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
 }
 
 
@@ -77,9 +81,7 @@ class Random:
         return self.batch(step).take(first, first + count)
 
 
-def config_of(
-    case: Case, parallel: ParallelConfig = ParallelConfig(), steps: int = 20
-) -> RunConfig:
+def config_of(case: Case, steps: int = 20) -> RunConfig:
     kind = run_config_type(case.architecture)
     model = kind().model
     numbers = {
@@ -95,9 +97,7 @@ def config_of(
     return kind(
         architecture=case.architecture,
         objective=case.objective,
-        model=dataclasses.replace(
-            model, vocab_size=VOCABULARY, d_model=WIDTH, n_layers=2, n_heads=2, d_ff=48, **numbers
-        ),
+        model=dataclasses.replace(model, **(SIZES | numbers)),
         optim=OptimConfig(lr=3e-3, **optim),
         data=dataclasses.replace(kind().data, context=CONTEXT),
         train=TrainConfig(
@@ -108,11 +108,10 @@ def config_of(
             compile=False,
             **case.train,
         ),
-        parallel=parallel,
     )
 
 
-def job_of(case: Case, found: Degrees = Degrees(), rank: int = 0) -> Job:
+def job_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Job:
     """The run's objects on a layout of these degrees, in this process."""
     world = found.data * found.tp
     layout = Layout(rank, world, rank).with_degrees(found, "cpu")

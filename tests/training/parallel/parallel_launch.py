@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-SECONDS = 120
+SECONDS = 280
 """After which a collective, and the launch as a whole, gives up."""
 
 
@@ -31,7 +31,7 @@ def launch(function: Callable[[int, Path], None], processes: int, folder: Path) 
         if waited > SECONDS:
             for process in context.processes:
                 process.kill()
-            raise TimeoutError(f"{function.__name__} on {processes} processes hangs")
+            raise TimeoutError(f"{function} on {processes} processes hangs")
 
 
 def _enter(
