@@ -1,12 +1,13 @@
 """The training loop: batch → loss → backward → clip → optimizer.step (projects) → what is due.
 
-The optimizer projects the constrained parameters itself (`training.constraint.constrain`), and
+The optimizer projects the constrained parameters itself (`training.constraint.constrain`),
+`training.guard` keeps out steps that must not count, and
 what is due after a step (logging, validation, samples, checkpoint, stopping) is the monitor's.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
+from unitsphere.training.guard import Guard
 from unitsphere.training.schedule import factor
 
 
@@ -44,6 +46,7 @@ class Job:
     optimizer: Optimizer
     batches: Batches
     precision: Precision
+    guard: Guard = field(default_factory=Guard)
 
 
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
@@ -59,7 +62,7 @@ def update(
     loss = backward(job, job.batches.batch(step), between)
     grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
-    job.optimizer.step()
+    job.guard.step(job.optimizer, step, loss, grad_norm)
     job.optimizer.zero_grad()
     return loss, grad_norm, lr
 

@@ -1,5 +1,6 @@
 """One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
 
+import math
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from unitsphere.training.folder import (
     write_config,
     write_environment,
 )
+from unitsphere.training.guard import Guard, RolledBack
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.loop import Job, train_steps
@@ -103,7 +105,7 @@ def train(
             write_config(out, config)
             write_environment(out, environment(job.model.device), state.step)
             corpus.tokenizer.save(out / "tokenizer.json")
-            run_from(state, job, corpus, out, stop, recipe, sampler)
+            run_to_end(state, job, corpus, out, stop, recipe, sampler)
         return result(out, trained=True)
 
 
@@ -164,6 +166,31 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
         )
 
 
+def run_to_end(
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
+) -> None:
+    """`run_from`, and again from the last checkpoint whenever a spike asks for that."""
+    while True:
+        try:
+            return run_from(state, job, corpus, out, stop, recipe, sampler)
+        except RolledBack as spike:
+            last = last_state(out)
+            if last is None:
+                raise UserError(
+                    f"{spike}, and {out} has no checkpoint yet to go back to: start a new run with "
+                    "a lower train.save_every or optim.lr, or train.on_spike skip"
+                ) from spike
+            print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
+            job.guard.dropped.add(spike.step)
+            state = last
+
+
 def run_from(
     state: State,
     job: Job,
@@ -180,6 +207,7 @@ def run_from(
         load_model(folder, job.model)
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
+    job.guard.load(state.losses, state.losses_seen, job.model.device)
     train, logged = job.config.train, state.step - bool(state.unfinished)
     with ExitStack() as stack:
         stack.enter_context(stop)
@@ -208,7 +236,8 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     if compiles(config.train.compile, device):
         compile_blocks(model)
     smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
-    return Job(config, model, smoothed, optimizer, batches, precision)
+    guard = Guard(config.train.on_spike, config.train.spike_sigma)
+    return Job(config, model, smoothed, optimizer, batches, precision, guard)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
@@ -236,7 +265,7 @@ def result(out: Path, trained: bool) -> Result:
         step=last["step"],
         tokens=last["tokens"],
         seconds=last["time"],
-        loss=last["loss"],
+        loss=last.get("loss", math.nan),  # not finite, and left out
         val_loss=last["val_loss"],
         val_bits_per_byte=last.get("val_bits_per_byte"),
         val_accuracy=last.get("val_accuracy"),
