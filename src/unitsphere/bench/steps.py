@@ -30,6 +30,11 @@ class RandomBatches:
         windows = self.windows[step % POOL]
         return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of a step's batch from row `first` on."""
+        batch = self.batch(step)
+        return Batch(batch.inputs[first : first + count], batch.targets[first : first + count])
+
 
 class Stepper:
     """A run of an arm, one step at a time, as `unitsphere train` makes them."""

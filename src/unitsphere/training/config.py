@@ -99,6 +99,8 @@ class TrainConfig:
 FREE_KEYS = frozenset(
     {
         "data.cache",
+        "data.prefetch",
+        "data.verify",
         "train.async_save",
         "train.compile",
         "train.kernels",

@@ -173,8 +173,8 @@ class RunMonitor:
             many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
             raise UserError(
                 f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
-                f"schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere replay "
-                f"{self.out} --step {step}` shows the batch"
+                "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
+                f"replay {self.out} --step {step}` shows the batch"
             )
         if guard.on_spike == "rollback" and step - 1 not in guard.dropped:
             raise RolledBack(step - 1, why)

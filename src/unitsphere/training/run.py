@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from unitsphere.data.prefetch import Prefetch
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.kernels import use_kernels
@@ -217,7 +218,8 @@ def run_from(
         log.say(headline(job, out, state, recipe))
         monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
         monitor.resume()
-        train_steps(job, state.step, monitor)
+        batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
+        train_steps(replace(job, batches=batches), state.step, monitor)
 
 
 def build_job(config: RunConfig, batches: Batches) -> Job:
