@@ -90,8 +90,8 @@ def test_a_failure_stops_the_run_and_nothing_is_lost(asynchronous, tiny, tmp_pat
     config = tiny(steps=6, save_every=2, async_save=asynchronous)
     write = checkpoint.write_named
 
-    def refuse_step_4(folder, named):
-        return refuse() if folder.name.endswith("4") else write(folder, named)
+    def refuse_step_4(folder, *named):
+        return refuse() if folder.name.endswith("4") else write(folder, *named)
 
     monkeypatch.setattr(checkpoint, "write_named", refuse_step_4)
     with pytest.raises(UserError, match=r"cannot save checkpoint .*step-00000004: No space left"):

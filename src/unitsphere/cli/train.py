@@ -39,12 +39,14 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
+  --verify               read all data first and compare their checksums
   --optim.lr             peak learning rate
   --model.d_model        width; also --model.n_layers, --model.n_heads"""
 
 
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
+    argv = ["--data.verify=True" if word == "--verify" else word for word in argv]
     name, rest = split_recipe(argv)
     if name is None:
         if not {"-h", "--help"} & set(argv):

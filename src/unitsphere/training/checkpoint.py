@@ -47,6 +47,11 @@ class State:
     rng_device: str | None = None
     unfinished: dict[str, float] = field(default_factory=dict)
     """figures of a step whose record a stop left unwritten, in the middle of its validation"""
+    losses: list[float] = field(default_factory=list)
+    losses_seen: int = 0
+    """what a spike is measured by (guard.py)"""
+    spikes: list[int] = field(default_factory=list)
+    """steps of late that were spikes"""
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -10,6 +11,7 @@ from unitsphere.errors import UserError
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
+from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute
@@ -49,6 +51,12 @@ class TrainConfig:
     """steps between checkpoints that are saved and kept for good"""
     async_save: bool = True
     """train on while a copy of the state is written; it takes as much of the host's memory"""
+    on_spike: OnSpike = "stop"
+    """what happens with an update whose loss or gradient is not finite, or whose loss is a spike:
+    stop; skip: leave it out; rollback: go back to the last checkpoint and leave it out"""
+    spike_sigma: float | None = None
+    """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
+    example; none: only what is not finite is one"""
     time_limit: str | None = None
     """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
     status 75 before it is over"""
@@ -82,6 +90,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
+        if self.spike_sigma is not None and not 0 < self.spike_sigma < math.inf:
+            raise UserError(f"train.spike_sigma must be a number above 0: {self.spike_sigma}")
         if self.time_limit is not None:
             seconds_of(self.time_limit)
         if self.log_every < 1:
@@ -95,6 +105,8 @@ FREE_KEYS = frozenset(
     {
         "data.cache",
         *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
+        "data.prefetch",
+        "data.verify",
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -106,8 +118,10 @@ FREE_KEYS = frozenset(
         "train.log_every",
         "train.micro_batch",
         "train.recompute",
+        "train.on_spike",
         "train.sample_every",
         "train.save_every",
+        "train.spike_sigma",
         "train.time_limit",
     }
 )

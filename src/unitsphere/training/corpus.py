@@ -14,6 +14,7 @@ from unitsphere.data import batches
 from unitsphere.data.batch import Batch
 from unitsphere.data.masking import EVALUATION_SEED, Masked
 from unitsphere.data.pairs import PairBatches, Pairs
+from unitsphere.data.prefetch import Batches
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
@@ -27,18 +28,6 @@ from unitsphere.training.parallel.layout import SINGLE, Layout
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
-
-
-class Batches(Protocol):
-    """Batches as a pure function of the step."""
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step."""
-        ...
-
-    def rows(self, step: int, first: int, count: int) -> Batch:
-        """`count` of its rows from `first` on, shaped as in the whole batch."""
-        ...
 
 
 class Validation(Protocol):
@@ -82,8 +71,9 @@ def open_stream(config: RunConfig) -> Corpus:
     data, train = config.data, config.train
     folder = prepared(data)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    training.verify()
-    validation.verify()
+    if data.verify:
+        training.verify()
+        validation.verify()
     check_vocabulary(config, training.vocab_size)
     if validation.n_tokens < 2:
         raise UserError(
@@ -113,8 +103,9 @@ def open_pairs(config: RunConfig) -> Corpus:
     data, train = config.data, config.train
     folder = prepared(data, pairs=True)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    training.verify()
-    validation.verify()
+    if data.verify:
+        training.verify()
+        validation.verify()
     check_vocabulary(config, training.vocab_size)
     held_out = Pairs(validation)
     if not len(held_out):

@@ -1,12 +1,13 @@
 """The training loop: batch → loss → backward → clip → optimizer.step (projects) → what is due.
 
-The optimizer projects the constrained parameters itself (`training.constraint.constrain`), and
+The optimizer projects the constrained parameters itself (`training.constraint.constrain`),
+`training.guard` keeps out steps that must not count, and
 what is due after a step (logging, validation, samples, checkpoint, stopping) is the monitor's.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
+from unitsphere.training.guard import Guard
 from unitsphere.training.parallel.gradients import clip, reduce_scalars, reducing
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.schedule import factor
@@ -47,6 +49,7 @@ class Job:
     batches: Batches
     precision: Precision
     layout: Layout = SINGLE
+    guard: Guard = field(default_factory=Guard)
 
     @property
     def rows(self) -> int:
@@ -69,7 +72,7 @@ def update(
     reduce_scalars(job.model, job.layout)
     grad_norm = clip(job.model, job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
-    job.optimizer.step()
+    job.guard.step(job.optimizer, step, loss, grad_norm)
     job.optimizer.zero_grad()
     return loss, grad_norm, lr
 

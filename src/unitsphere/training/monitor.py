@@ -19,6 +19,7 @@ from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
 from unitsphere.training.evaluate import evaluating
 from unitsphere.training.flops import flops_per_token, peak_flops
+from unitsphere.training.guard import MOST, WINDOW, RolledBack
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job
 from unitsphere.training.saver import Saver
@@ -50,7 +51,8 @@ class RunMonitor:
         self.job, self.out, self.log, self.stop, self.saver = job, out, log, stop, saver
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
-        self.pending: list[tuple[int, Tensor, Tensor]] = []
+        self.pending: list[tuple[int, Tensor, Tensor, Tensor]] = []
+        self.spikes = state.spikes
         self.recorded = state.step, state.seconds
         self.done = self.saved = state.step
         self.unfinished = state.unfinished
@@ -79,7 +81,7 @@ class RunMonitor:
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Do what is due when `step` updates have been made."""
-        self.pending.append((step, loss, grad_norm))
+        self.pending.append((step, loss, grad_norm, self.job.guard.limit))
         self.done, self.rng = step, rng_state(self.job.model.device)
         self.saver.check()
         train = self.job.config.train
@@ -88,7 +90,7 @@ class RunMonitor:
         samples = last or due(step, train.sample_every)
         saves = last or due(step, train.save_every) or due(step, train.keep_every or 0)
         if records or samples or saves:
-            values = self.settle()
+            values = self.settle(records)
             if records:
                 values |= {"lr": lr} | self.pace(step)
             self.finish(step, values if records else {})
@@ -106,9 +108,7 @@ class RunMonitor:
             self.unfinished = values
             if last or due(step, train.eval_every):
                 values = values | self.validate()
-            tokens = step * train.batch_tokens
-            place = {"step": step, "tokens": tokens, "time": round(self.seconds, 4)}
-            self.log.record(place | values)
+            self.log.record(self.place(step) | values)
             self.unfinished = {}
         if last or due(step, train.sample_every):
             self.sample(step)
@@ -125,7 +125,7 @@ class RunMonitor:
         if not self.done:
             raise Preempted("stopped before the first step was made: the same command begins anew")
         if self.pending:
-            self.settle()
+            self.settle(records=False)
         if self.unfinished or before != self.done:
             self.save()
         self.saver.wait()
@@ -134,22 +134,51 @@ class RunMonitor:
             "the same command goes on from there"
         )
 
-    def settle(self) -> dict[str, float]:
-        """Read the losses that are still on the device, and the clock; the last step's values.
+    def place(self, step: int) -> dict[str, float]:
+        """What every record begins with."""
+        tokens = step * self.job.config.train.batch_tokens
+        return {"step": step, "tokens": tokens, "time": round(self.seconds, 4)}
 
-        Raises UserError if one of them is not a finite number.
+    def settle(self, records: bool) -> dict[str, float]:
+        """Read the figures that are still on the device, and the clock; those of the last step.
+
+        A spike gets a record of its own, unless it is the last step and that has one anyway.
+        Raises UserError for a spike if the run is to stop or has had too many, RolledBack if it is
+        to go back.
         """
-        read = torch.stack([torch.stack(pair) for _, *pair in self.pending]).tolist()
+        rows = [torch.stack([part.double() for part in row]) for _, *row in self.pending]
+        read = torch.stack(rows).tolist()
         self.seconds += time.perf_counter() - self.clock
-        for (step, *_), values in zip(self.pending, read, strict=True):
-            if not all(map(math.isfinite, values)):
-                raise UserError(
-                    f"step {step}: loss {values[0]}, gradient norm {values[1]}; start a new run "
-                    f"with a lower optim.lr (now {self.job.config.optim.lr}) or a longer "
-                    f"schedule.warmup; checkpoints in {self.out} are kept"
-                )
+        found = {}
+        for (step, *_), (loss, grad_norm, limit) in zip(self.pending, read, strict=True):
+            values = {"loss": loss, "grad_norm": grad_norm}
+            found = {name: value for name, value in values.items() if math.isfinite(value)}
+            dropped = step - 1 in self.job.guard.dropped
+            if dropped or len(found) < len(values) or loss > limit:
+                found["spike"] = 1.0
+                self.bear(step, **values, limit=limit)
+                if step != self.done or not records:
+                    self.log.record(self.place(step) | found)
         self.pending.clear()
-        return {"loss": read[-1][0], "grad_norm": read[-1][1]}
+        return found
+
+    def bear(self, step: int, loss: float, grad_norm: float, limit: float) -> None:
+        """Say that a step was a spike, or raise what the run is to do about it."""
+        guard, optim = self.job.guard, self.job.config.optim
+        why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
+        if loss > limit:
+            why += f", a spike above {limit:.6g}"
+        self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
+        if guard.on_spike == "stop" or len(self.spikes) > MOST:
+            many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
+            raise UserError(
+                f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
+                "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
+                f"replay {self.out} --step {step}` shows the batch"
+            )
+        if guard.on_spike == "rollback" and step - 1 not in guard.dropped:
+            raise RolledBack(step - 1, why)
+        self.log.say(f"{why}: left out")
 
     def pace(self, step: int) -> dict[str, float]:
         """Tokens a second since the last record, and the share of the device's peak."""
@@ -169,6 +198,7 @@ class RunMonitor:
     def save(self) -> None:
         """Save a checkpoint of `done` steps, and delete those that are too old."""
         self.log.sync()
+        losses, seen = self.job.guard.state()
         state = State(
             step=self.done,
             tokens=self.done * self.job.config.train.batch_tokens,
@@ -179,6 +209,9 @@ class RunMonitor:
             rng=self.rng[0],
             rng_device=self.rng[1],
             unfinished=self.unfinished,
+            losses=losses,
+            losses_seen=seen,
+            spikes=self.spikes,
         )
         self.saver.save(state, self.job.model, self.job.optimizer)
         self.stop.saving = self.saver.longest

@@ -1,5 +1,6 @@
 """One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
 
+import math
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from unitsphere.config import flatten, from_dict, to_dict
+from unitsphere.data.prefetch import Prefetch
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.kernels import use_kernels
@@ -30,6 +32,7 @@ from unitsphere.training.folder import (
     write_config,
     write_environment,
 )
+from unitsphere.training.guard import Guard, RolledBack
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.loop import Job, train_steps
@@ -111,7 +114,7 @@ def train(
         job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
         with disk_errors(out):
             where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
-            run_from(state, job, corpus, out, stop, recipe, sampler)
+            run_to_end(state, job, corpus, out, stop, recipe, sampler)
         return result(out, trained=True)
 
 
@@ -217,6 +220,32 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
         )
 
 
+def run_to_end(
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
+) -> None:
+    """`run_from`, and again from the last checkpoint whenever a spike asks for that."""
+    while True:
+        try:
+            return run_from(state, job, corpus, out, stop, recipe, sampler)
+        except RolledBack as spike:
+            last = agreed_state(job.layout, out)
+            if last is None:
+                raise UserError(
+                    f"{spike}, and {out} has no checkpoint yet to go back to: start a new run with "
+                    "a lower train.save_every or optim.lr, or train.on_spike skip"
+                ) from spike
+            if job.layout.first:
+                print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
+            job.guard.dropped.add(spike.step)
+            state = last
+
+
 def run_from(
     state: State,
     job: Job,
@@ -233,6 +262,7 @@ def run_from(
         load_model(folder, job.model)
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
+    job.guard.load(state.losses, state.losses_seen, job.model.device)
     train, logged = job.config.train, state.step - bool(state.unfinished)
     with ExitStack() as stack:
         stack.enter_context(stop)
@@ -246,7 +276,8 @@ def run_from(
         log.say(headline(job, out, state, recipe))
         monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
         monitor.resume()
-        train_steps(job, state.step, monitor)
+        batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
+        train_steps(replace(job, batches=batches), state.step, monitor)
 
 
 def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
@@ -269,7 +300,8 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
-    return Job(config, model, loss, optimizer, batches, precision, layout)
+    guard = Guard(config.train.on_spike, config.train.spike_sigma)
+    return Job(config, model, loss, optimizer, batches, precision, layout, guard)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
@@ -297,7 +329,7 @@ def result(out: Path, trained: bool) -> Result:
         step=last["step"],
         tokens=last["tokens"],
         seconds=last["time"],
-        loss=last["loss"],
+        loss=last.get("loss", math.nan),  # not finite, and left out
         val_loss=last["val_loss"],
         val_bits_per_byte=last.get("val_bits_per_byte"),
         val_accuracy=last.get("val_accuracy"),

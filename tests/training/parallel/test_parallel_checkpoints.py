@@ -1,0 +1,71 @@
+"""What one layout saved, another goes on with: 2 x FSDP2, then one process, then 2 x TP."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel_cases import ARCHITECTURES, VARIANTS, job_of, losses
+from parallel_launch import launch
+
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import State
+from unitsphere.training.loop import Job
+from unitsphere.training.parallel.layout import Degrees
+from unitsphere.training.tensors import load_model, load_optimizer, named_tensors
+
+CASES = ARCHITECTURES | VARIANTS
+NAMES = ["ngpt", "angpt", "normformer", "dyt", "ngpt-tied-scalar"]
+FSDP2, TP, DDP = Degrees(dp_shard=2), Degrees(tp=2), Degrees(dp_replicate=2)
+STAGES = [range(4), range(4, 8), range(8, 12)]
+
+
+def save(root: Path, job: Job, step: int) -> Path:
+    """A checkpoint of the job as it is, written by all of its processes."""
+    state = State(step, 0, 0.0, 0, "", torch.__version__)
+    return checkpoint.write(root, state, named_tensors(job.model, job.optimizer), job.layout)
+
+
+def resumed(name: str, degrees: Degrees, rank: int, folder: Path) -> Job:
+    """A new job of the case on a layout, with what a checkpoint holds."""
+    job = job_of(CASES[name], degrees, rank)
+    load_model(folder, job.model)
+    load_optimizer(folder, job.model, job.optimizer)
+    return job
+
+
+def three_layouts(name: str, rank: int, root: Path) -> list[list[float]]:
+    """The losses of a run that changes its layout at each stage."""
+    job = job_of(CASES[name], FSDP2, rank)
+    curve = losses(job, STAGES[0])
+    first = save(root, job, 4)
+    # The same layout goes on bit by bit.
+    twice = [losses(again, STAGES[1]) for again in (job, resumed(name, FSDP2, rank, first))]
+    assert torch.equal(*twice)
+    if rank == 0:
+        alone = resumed(name, Degrees(), 0, first)
+        curve = torch.cat([curve, losses(alone, STAGES[1])])
+        save(root, alone, 8)
+    dist.barrier()
+    rest = losses(resumed(name, TP, rank, root / "step-00000008"), STAGES[2])
+    copies = losses(resumed(name, DDP, rank, root / "step-00000008"), STAGES[2])
+    assert torch.allclose(rest, copies, atol=1e-6)
+    return torch.cat([curve, rest]).tolist()
+
+
+def run_all(rank: int, folder: Path) -> None:
+    """Every case through three layouts."""
+    found = {name: three_layouts(name, rank, folder / name) for name in NAMES}
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_on_another_layout(tmp_path):
+    launch(run_all, 2, tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name in NAMES:
+        expected = losses(job_of(CASES[name]), range(12))
+        curve = torch.tensor(found[name])
+        assert torch.allclose(curve[:, 0], expected[:, 0], atol=1e-6, rtol=0), name
