@@ -6,6 +6,7 @@ have few that count, so a process that averaged over its own rows would be wrong
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.models.trunk import Objective
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
 from unitsphere.training.run import build_job
+from unitsphere.training.tensors import load_model, load_optimizer, named_tensors
 
 VOCABULARY, CONTEXT, ROWS, WIDTH = 64, 12, 4, 32
 ONE = Degrees()
@@ -116,6 +120,20 @@ def job_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Job:
     world = found.data * found.tp
     layout = Layout(rank, world, rank).with_degrees(found, "cpu")
     return build_job(config_of(case), Random(case.objective), layout)
+
+
+def save(root: Path, job: Job, step: int) -> Path:
+    """A checkpoint of the job as it is, written by all of its processes."""
+    state = State(step, 0, 0.0, 0, "", torch.__version__)
+    return checkpoint.write(root, state, named_tensors(job.model, job.optimizer), job.layout)
+
+
+def resumed(case: Case, folder: Path, found: Degrees = ONE, rank: int = 0) -> Job:
+    """A new job on a layout, with what a checkpoint holds."""
+    job = job_of(case, found, rank)
+    load_model(folder, job.model)
+    load_optimizer(folder, job.model, job.optimizer)
+    return job
 
 
 def losses(job: Job, steps: range) -> Tensor:

@@ -6,33 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_cases import ARCHITECTURES, VARIANTS, job_of, losses
+from parallel_cases import ARCHITECTURES, VARIANTS, job_of, losses, resumed, save
 from parallel_launch import launch
 
-from unitsphere.training import checkpoint
-from unitsphere.training.checkpoint import State
-from unitsphere.training.loop import Job
 from unitsphere.training.parallel.layout import Degrees
-from unitsphere.training.tensors import load_model, load_optimizer, named_tensors
 
 CASES = ARCHITECTURES | VARIANTS
 NAMES = ["ngpt", "angpt", "normformer", "dyt", "ngpt-tied-scalar"]
 FSDP2, TP, DDP = Degrees(dp_shard=2), Degrees(tp=2), Degrees(dp_replicate=2)
 STAGES = [range(4), range(4, 8), range(8, 12)]
-
-
-def save(root: Path, job: Job, step: int) -> Path:
-    """A checkpoint of the job as it is, written by all of its processes."""
-    state = State(step, 0, 0.0, 0, "", torch.__version__)
-    return checkpoint.write(root, state, named_tensors(job.model, job.optimizer), job.layout)
-
-
-def resumed(name: str, degrees: Degrees, rank: int, folder: Path) -> Job:
-    """A new job of the case on a layout, with what a checkpoint holds."""
-    job = job_of(CASES[name], degrees, rank)
-    load_model(folder, job.model)
-    load_optimizer(folder, job.model, job.optimizer)
-    return job
 
 
 def three_layouts(name: str, rank: int, root: Path) -> list[list[float]]:
@@ -41,15 +23,16 @@ def three_layouts(name: str, rank: int, root: Path) -> list[list[float]]:
     curve = losses(job, STAGES[0])
     first = save(root, job, 4)
     # The same layout goes on bit by bit.
-    twice = [losses(again, STAGES[1]) for again in (job, resumed(name, FSDP2, rank, first))]
+    twice = [losses(again, STAGES[1]) for again in (job, resumed(CASES[name], first, FSDP2, rank))]
     assert torch.equal(*twice)
     if rank == 0:
-        alone = resumed(name, Degrees(), 0, first)
+        alone = resumed(CASES[name], first)
         curve = torch.cat([curve, losses(alone, STAGES[1])])
         save(root, alone, 8)
     dist.barrier()
-    rest = losses(resumed(name, TP, rank, root / "step-00000008"), STAGES[2])
-    copies = losses(resumed(name, DDP, rank, root / "step-00000008"), STAGES[2])
+    second = root / "step-00000008"
+    rest = losses(resumed(CASES[name], second, TP, rank), STAGES[2])
+    copies = losses(resumed(CASES[name], second, DDP, rank), STAGES[2])
     assert torch.allclose(rest, copies, atol=1e-6)
     return torch.cat([curve, rest]).tolist()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, job_of, losses
+from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, job_of, losses, resumed, save
 from parallel_launch import launch
 
 from unitsphere.models.constraint import constraints
@@ -30,6 +30,10 @@ Plan = list[tuple[str, str]]
 """Cases and the layouts on which they are trained."""
 
 
+SAVED = ("ngpt", "fsdp2 x tp")
+"""Saved after training: its shards are cut twice along the same axis."""
+
+
 def off_the_constraint(job: Job) -> float:
     """How far the length of a constrained vector of the full tensors is from what is allowed."""
     worst = 0.0
@@ -50,6 +54,8 @@ def train_all(plan: Plan, rank: int, folder: Path) -> None:
         curve = losses(job, STEPS).tolist()
         with torch.no_grad():
             logits = whole_logits(job)
+        if (name, layout) == SAVED:
+            save(folder, job, len(STEPS))
         found.append({"curve": curve, "off": off_the_constraint(job), "logits": logits})
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
@@ -88,3 +94,11 @@ def test_two_processes_learn_as_one_does(tmp_path):
 def test_four_processes_learn_as_one_does(tmp_path):
     copies = [("ngpt", "hsdp"), ("dyt", "hsdp"), ("ngpt", "ddp x tp")]
     check([(name, "fsdp2 x tp") for name in ARCHITECTURES] + copies, 4, tmp_path)
+    alone, case = job_of(CASES["ngpt"]), CASES["ngpt"]
+    losses(alone, STEPS)
+    loaded = resumed(case, tmp_path / "step-00000020")
+    for (name, weight), other in zip(
+        alone.model.named_parameters(), loaded.model.parameters(), strict=True
+    ):
+        assert torch.allclose(weight, other, atol=1e-5), name
+    assert torch.allclose(losses(alone, range(20, 23)), losses(loaded, range(20, 23)), atol=1e-5)

@@ -12,6 +12,7 @@ from unitsphere.errors import UserError
 from unitsphere.training.device import pick_device
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.parallel.layout import Layout
+from unitsphere.training.parallel.watch import watched
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
 
@@ -20,10 +21,13 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
 def processes(config: ParallelConfig, device: str) -> Iterator[Layout]:
     """This process's place among those that torchrun started, with no degrees yet.
 
-    A process group that is there already is used and left. A single process has none.
+    A process group that is there already is used and left. A single process has none. A collective
+    that fails within because a process hangs or died ends in a `UserError` that names it.
     """
     if dist.is_initialized():
-        yield Layout(dist.get_rank(), dist.get_world_size(), local_rank())
+        layout = Layout(dist.get_rank(), dist.get_world_size(), local_rank())
+        with watched(layout):
+            yield layout
         return
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -36,8 +40,10 @@ def processes(config: ParallelConfig, device: str) -> Iterator[Layout]:
         )
     kind = own_device(device).type
     dist.init_process_group(BACKENDS.get(kind, "gloo"), timeout=timedelta(seconds=config.timeout))
+    layout = Layout(dist.get_rank(), world, local_rank())
     try:
-        yield Layout(dist.get_rank(), world, local_rank())
+        with watched(layout):
+            yield layout
     finally:
         dist.destroy_process_group()
 
