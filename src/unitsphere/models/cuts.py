@@ -31,3 +31,4 @@ class Headed(Cuts, Protocol):
     """An attention: cut, a process has some of its heads."""
 
     n_heads: int
+    n_kv_heads: int

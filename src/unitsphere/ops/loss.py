@@ -8,8 +8,8 @@ from torch import Tensor
 
 from unitsphere.errors import UserError
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
-from unitsphere.ops.linear import fold
-from unitsphere.ops.sharded_loss import IGNORE, is_cut, product_dtype, sharded_cross_entropy
+from unitsphere.ops.linear import fold, product_dtype
+from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
 Path = Literal["auto", "plain", "chunked", "torch", "liger"]

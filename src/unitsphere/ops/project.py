@@ -54,14 +54,14 @@ def _complete(sums: Tensor) -> Tensor:
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
     vectors = length(weight, dim)
-    own(weight).div_(vectors.masked_fill_(vectors == 0, 1).div_(radius))
+    own(weight).mul_(radius / vectors.masked_fill_(vectors == 0, 1))
     return weight
 
 
 @torch.no_grad()
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
     """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT Table 1)."""
-    own(weight).div_(length(weight, dim).div_(radius).clamp_(min=1))
+    own(weight).mul_((radius / length(weight, dim)).clamp_(max=1))
     return weight
 
 

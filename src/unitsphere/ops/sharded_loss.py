@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
-from unitsphere.ops.linear import fold
+from unitsphere.ops.linear import fold, product_dtype
 
 IGNORE = -100  # a target that is not scored
 
@@ -27,13 +27,6 @@ IGNORE = -100  # a target that is not scored
 def is_cut(weight: Tensor) -> bool:
     """Whether a head's weight is a DTensor, of which this process holds some rows."""
     return hasattr(weight, "placements")
-
-
-def product_dtype(h: Tensor, weight: Tensor) -> torch.dtype:
-    """In which type a matrix product of the two is computed: autocast's where that is on."""
-    if torch.is_autocast_enabled(h.device.type):
-        return torch.get_autocast_dtype(h.device.type)
-    return torch.promote_types(h.dtype, weight.dtype)
 
 
 def gathered_linear(h: Tensor, weight: Tensor, scale: Tensor | float | None) -> Tensor:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.models.parts import turned
 from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
@@ -57,18 +58,26 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped."""
-    found = {}
+    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped.
+
+    Moments have the shape that the parameter has in a state_dict, however it is stored.
+    """
+    found, transposed = {}, turned(model)
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"optimizer state '{key}' of {name} is not a tensor: {value!r}")
-            found[f"optim.{name}.{key}"] = value
+            found[f"optim.{name}.{key}"] = turn(value) if name in transposed else value
     return found
 
 
+def turn(value: Tensor) -> Tensor:
+    """The transpose of a moment; a count stays."""
+    return value.t().contiguous()
+
+
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Fill the model's tensors, in place, from a complete checkpoint.
+    """Fill the model's tensors from a complete checkpoint.
 
     Raises UserError if the names or shapes are not those of the model.
     """
@@ -82,21 +91,26 @@ def load_model(folder: Path, model: nn.Module) -> None:
             "it was written by another version of the model"
         )
     read_tensors(folder, tensors)
+    loaded = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    model.load_state_dict(loaded, strict=False)  # names were compared; tied ones come once
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Give the optimizer the state that a complete checkpoint holds."""
     tensors = empty_tensors(folder, "optim.")
-    parameters = dict(model.named_parameters())
+    parameters, transposed = dict(model.named_parameters()), turned(model)
     for name, tensor in tensors.items():
-        of = parameters[name.removeprefix("optim.").rpartition(".")[0]]
+        parameter, _, _ = name.removeprefix("optim.").rpartition(".")
+        of = parameters[parameter].detach()
+        of = of.t() if parameter in transposed else of
         if of.shape == tensor.shape:  # then it is spread over processes as the parameter is
             tensors[name] = torch.empty_like(of, dtype=tensor.dtype)
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
-        states.setdefault(parameter, {})[key] = tensor
+        value = turn(tensor) if parameter in transposed else tensor
+        states.setdefault(parameter, {})[key] = value
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     packed = optimizer.state_dict()

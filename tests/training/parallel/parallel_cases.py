@@ -59,6 +59,7 @@ VARIANTS = {
     "ngpt-tied-scalar": Case(
         "ngpt", model=SMALL | {"tied": True, "s_qk": "scalar", "s_z": "scalar"}
     ),
+    "ngpt-grouped": Case("ngpt", model=SMALL | {"n_heads": 4, "n_kv_heads": 2}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
 }
 

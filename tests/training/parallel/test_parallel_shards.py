@@ -59,7 +59,7 @@ def sharded_projections(rank: int) -> None:
 
 
 def project_in_silence(rank: int) -> None:
-    """After FSDP2 has cut the rows, a model's vectors along dim 1 are whole in one process each."""
+    """FSDP2 cuts rows, and a model's constrained vectors are rows: each is whole in a process."""
     for name in ("ngpt", "angpt"):
         job = job_of(CASES[name], FSDP2, rank)
         losses(job, range(2))
@@ -70,8 +70,8 @@ def project_in_silence(rank: int) -> None:
                 weight.mul_(3)
             with CommDebugMode() as spoken:
                 constraint.project_(weight)
-            if constraint.dim == 1:
-                assert spoken.get_total_counts() == 0, constraint.parameter
+            assert constraint.dim == 1
+            assert spoken.get_total_counts() == 0, constraint.parameter
             lengths = whole_of(weight).norm(dim=constraint.dim)
             if constraint.kind == "sphere":
                 assert (lengths - 1).abs().max() <= 1e-6, constraint.parameter

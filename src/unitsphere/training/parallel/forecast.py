@@ -137,7 +137,7 @@ def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> in
     how = config.train.recompute if recompute else "none"
     one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
     total = one + (config.model.n_layers - 1) * (two - one)
-    return total // 2 if config.train.precision in ("bf16", "bf16-storage") else total
+    return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
 
 
 def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) -> int:

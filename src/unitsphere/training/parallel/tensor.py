@@ -39,6 +39,8 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
     mesh = layout.mesh["tp"]
     named: set[nn.Module] = set()
     for module in list(model.modules()):
+        if isinstance(module, Linear) and module.fp8 is not None:
+            raise UserError("train.precision fp8 does not go with parallel.tp: take bf16")
         if isinstance(module, Cuts):
             for name, cut in module.cuts.items():
                 part = getattr(module, name, None)
@@ -47,7 +49,9 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
                     CUTTERS[cut](part, mesh)
                     named.add(part)
             if isinstance(module, Headed):  # the heads of this process
+                check_heads(module, mesh.size())
                 module.n_heads //= mesh.size()
+                module.n_kv_heads //= mesh.size()
     forgotten = [n for n, m in model.named_modules() if isinstance(m, Linear) and m not in named]
     if forgotten:
         raise ValueError(f"{type(model).__name__} does not say how {forgotten[0]} is cut")
@@ -56,12 +60,26 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
 def check_even(part: nn.Module, name: str, cut: Cut, parts: int) -> None:
     """Raise UserError unless the part can be cut evenly."""
     for parameter in part.parameters(recurse=False):
-        axis = -1 if cut == "rows" else 0
-        if cut != "gathered" and parameter.dim() and parameter.shape[axis] % parts:
+        axis = stored_axis(part, 1 if cut == "rows" else 0)
+        if cut != "gathered" and axis < parameter.dim() and parameter.shape[axis] % parts:
             raise UserError(
                 f"parallel.tp {parts} does not divide {name}'s {parameter.shape[axis]} {cut}: "
                 "take a smaller parallel.tp, or other sizes of the model"
             )
+
+
+def check_heads(attention: Headed, parts: int) -> None:
+    """Raise UserError unless each process gets as many heads, and as many of keys and values."""
+    if attention.n_heads % parts or attention.n_kv_heads % parts:
+        raise UserError(
+            f"parallel.tp {parts} does not divide {attention.n_heads} heads of queries and "
+            f"{attention.n_kv_heads} of keys: take another parallel.tp or model.n_heads"
+        )
+
+
+def stored_axis(part: nn.Module, axis: int) -> int:
+    """The axis of what is stored for one of W: a Linear may store Wᵀ."""
+    return 1 - axis if isinstance(part, Linear) and part.turned else axis
 
 
 def cut_columns(linear: nn.Module, mesh: DeviceMesh) -> None:
@@ -138,8 +156,9 @@ def placed(axis: int) -> Callable[[str, nn.Module, DeviceMesh], None]:
 
     def place(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for local, parameter in list(module.named_parameters(recurse=False)):
-            if axis < parameter.dim():
-                cut = distribute_tensor(parameter.data, mesh, [Shard(axis)], src_data_rank=None)
+            along = stored_axis(module, axis)
+            if along < parameter.dim():
+                cut = distribute_tensor(parameter.data, mesh, [Shard(along)], src_data_rank=None)
                 module.register_parameter(local, nn.Parameter(cut))
 
     return place
