@@ -30,7 +30,8 @@ class TrainConfig:
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
-    """sequences that go through the model at once on a process, the rest accumulates; none: all"""
+    """sequences that go through the model at once on a process, the rest accumulates; none: as
+    many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
     label_smoothing: float = 0.0

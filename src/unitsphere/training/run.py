@@ -40,6 +40,7 @@ from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
+from unitsphere.training.parallel.forecast import fitting_rows, forecast
 from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device, processes
@@ -113,6 +114,7 @@ def train(
         layout = everywhere(layout, partial(place, layout, config))
         corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
         job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
+        job = with_micro_batch(job)
         with disk_errors(out):
             where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
             run_to_end(state, job, corpus, out, stop, recipe, sampler)
@@ -289,6 +291,8 @@ def run_from(
         )
         stack.enter_context(saver)
         log.say(headline(job, out, state, recipe))
+        if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
+            log.say(forecast(job.config, job.model, job.layout).line())
         monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
         monitor.resume()
         batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
@@ -329,6 +333,25 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
     return Job(config, model, loss, optimizer, batches, precision, layout, guard)
+
+
+def with_micro_batch(job: Job) -> Job:
+    """The job with as many sequences at once as will fit a GPU, unless their number is given.
+
+    The first process decides for all, which have as much to do and as much memory. On a CPU, whose
+    memory is the machine's, the whole batch goes at once.
+    """
+    device, train = job.model.device, job.config.train
+    if train.micro_batch is not None or device.type != "cuda":
+        return job
+
+    def decide() -> int:
+        free, _ = torch.cuda.mem_get_info(device)
+        return fitting_rows(job.config, job.model, job.layout, free)
+
+    micro_batch = on_first(job.layout, decide)
+    config = replace(job.config, train=replace(train, micro_batch=micro_batch))
+    return replace(job, config=config)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:

@@ -14,11 +14,14 @@ allocator wastes: expect a tenth more.
 """
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build_from
@@ -29,7 +32,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.flops import flops_per_token
 from unitsphere.training.parallel.layout import Layout
 from unitsphere.training.parallel.tensor import share_matrices
-from unitsphere.training.recompute import Recompute, recompute_blocks
+from unitsphere.training.recompute import KEPT, Recompute, recompute_blocks
 
 FP32 = 4
 
@@ -154,8 +157,9 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
         kept[part.untyped_storage()._cdata] = part.numel() * part.element_size()
         return tensor
 
+    kept_again = Repeated() if how == "selective" else nullcontext()
     # Not the meta device, whose attention would keep all scores.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), kept_again:
         model.to_empty(device="cpu")
         weights = {own(p).untyped_storage()._cdata for p in model.parameters()}
         tokens = torch.zeros((1, config.data.context), dtype=torch.int64)
@@ -163,7 +167,25 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
             memory = model.encode(tokens) if config.objective == "seq2seq" else None
             features = model.features(tokens, memory=memory)
     assert features.requires_grad  # and so the graph, which keeps the storages apart, is alive
-    return sum(count for storage, count in kept.items() if storage not in weights)
+    total = sum(count for storage, count in kept.items() if storage not in weights)
+    return total + (kept_again.bytes if isinstance(kept_again, Repeated) else 0)
+
+
+class Repeated(TorchDispatchMode):
+    """Counts what selective recomputation keeps on its own account: autograd does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            outputs = found if isinstance(found, tuple) else (found,)
+            self.bytes += sum(
+                t.numel() * t.element_size() for t in outputs if isinstance(t, Tensor)
+            )
+        return found
 
 
 def head_bytes(config: RunConfig, model: Transformer, rows: int) -> int:
@@ -173,10 +195,22 @@ def head_bytes(config: RunConfig, model: Transformer, rows: int) -> int:
     return FP32 * (h + own(model.head().weight).numel()) + chunk
 
 
-def fitting_rows(rows: int, fixed: int, per_row: int, free: int) -> int:
-    """The most rows at once that divide `rows` and fit `free` bytes; 1 if none does."""
-    fits = [n for n in range(1, rows + 1) if rows % n == 0 and fixed + n * per_row <= free]
-    return max(fits, default=1)
+SPARE = 0.9
+"""Share of a device's free memory that a forecast may fill."""
+
+
+def fitting_rows(config: RunConfig, model: Transformer, layout: Layout, free: int) -> int:
+    """The most rows at once that divide a process's part of the batch and fit `free` bytes.
+
+    `free` counts from before the gradients: the weights are there. 1 if no number fits.
+    """
+    rows = own_rows(config, layout)
+    for count in (n for n in range(rows, 0, -1) if rows % n == 0):
+        train = dataclasses.replace(config.train, micro_batch=count)
+        found = forecast(dataclasses.replace(config, train=train), model, layout)
+        if found.memory - found.weights <= SPARE * free:
+            return count
+    return 1
 
 
 def size(count: int) -> str:

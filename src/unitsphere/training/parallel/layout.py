@@ -43,7 +43,7 @@ def degrees(config: ParallelConfig, world: int, parameters: int) -> Degrees:
     Raises UserError unless they multiply to the number of processes.
     """
     replicate, shard, tp = config.dp_replicate, config.dp_shard, config.tp
-    left = world // tp
+    left = max(world // tp, 1)
     if replicate is None and shard is None:
         shard = left if parameters >= SHARDED_FROM or tp > 1 else 1
     if replicate is None:

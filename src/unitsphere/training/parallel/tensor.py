@@ -41,6 +41,8 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
     for module in list(model.modules()):
         if isinstance(module, Linear) and module.fp8 is not None:
             raise UserError("train.precision fp8 does not go with parallel.tp: take bf16")
+        if isinstance(module, Headed):
+            check_heads(module, mesh.size())
         if isinstance(module, Cuts):
             for name, cut in module.cuts.items():
                 part = getattr(module, name, None)
@@ -49,7 +51,6 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
                     CUTTERS[cut](part, mesh)
                     named.add(part)
             if isinstance(module, Headed):  # the heads of this process
-                check_heads(module, mesh.size())
                 module.n_heads //= mesh.size()
                 module.n_kv_heads //= mesh.size()
     forgotten = [n for n, m in model.named_modules() if isinstance(m, Linear) and m not in named]
