@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -66,7 +68,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
     Raises UserError if the names or shapes are not those of the model.
     """
     tensors = model_tensors(model)
-    stored = {name: t.shape for name, t in empty_tensors(folder, "model.").items()}
+    stored = {name: t.shape for name, t in empty_tensors(folder, "model.", "meta").items()}
     wanted = {name: t.shape for name, t in tensors.items()}
     if stored != wanted:
         odd = sorted(name for name in stored | wanted if stored.get(name) != wanted.get(name))
@@ -82,8 +84,11 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     tensors = empty_tensors(folder, "optim.")
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
+    shapes = {name: sorted(p.shape) for name, p in model.named_parameters()}
     for name, tensor in tensors.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
+        if tensor.numel() != 1 and sorted(tensor.shape) != shapes.get(parameter):
+            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
         states.setdefault(parameter, {})[key] = tensor
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
@@ -92,20 +97,53 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     optimizer.load_state_dict(packed)
 
 
-def empty_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """An empty CPU tensor of the stored shape and dtype for each stored name with `prefix`."""
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(found.size, dtype=found.properties.dtype)
-        for name, found in stored.items()
-        if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
-    }
+def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, Tensor]:
+    """An empty tensor of the stored shape and dtype for each stored name with `prefix`.
+
+    Raises UserError if the files cannot be read, or claim more than they hold.
+    """
+    with readable(folder):
+        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        shapes = {
+            name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+            for name, found in stored.items()
+            if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+        }
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        if sum(tensor.nbytes for tensor in shapes.values()) > size:
+            raise ValueError("its tensors are larger than its files")
+        return {name: torch.empty_like(t, device=device) for name, t in shapes.items()}
 
 
 def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` in place from a checkpoint's files."""
-    with single_process():
+    """Fill `tensors` in place from a checkpoint's files; a UserError if they cannot be read."""
+    with readable(folder), single_process():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Retell as a `UserError` whatever torch runs into in files that were not written here.
+
+    It looks up what a header says without asking whether it is there.
+    """
+    try:
+        yield
+    except (
+        SafetensorError,
+        CheckpointException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"checkpoint {folder} cannot be read: {first}") from error
 
 
 @contextmanager
@@ -123,10 +161,13 @@ def rng_state(device: torch.device) -> tuple[str, str | None]:
 
 
 def set_rng_state(cpu: str, gpu: str | None, device: torch.device) -> None:
-    """Put the generators where `rng_state` found them."""
-    torch.set_rng_state(decode(cpu))
-    if gpu is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(decode(gpu), device)
+    """Put the generators where `rng_state` found them; a UserError if that is no state."""
+    try:
+        torch.set_rng_state(decode(cpu))
+        if gpu is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(decode(gpu), device)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"the checkpoint's random generator cannot be set: {error}") from error
 
 
 def encode(state: Tensor) -> str:
