@@ -139,6 +139,7 @@ class RunLog:
     def sync(self) -> None:
         """Wait until the disk has every record: a checkpoint must not be ahead of its metrics."""
         os.fsync(self.metrics.fileno())
+        self.events.sync()
 
 
 FORMS = {
