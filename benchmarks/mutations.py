@@ -27,6 +27,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "unitsphere"
 MODELS = [  # the cheapest first: one failure is enough
     "tests/models/test_factors.py",
+    "tests/models/test_grouped.py",
+    "tests/models/test_window.py",
+    "tests/models/test_documents.py",
     "tests/models/test_designs.py",
     "tests/models/test_mistakes.py",
     "tests/models/test_oracles.py",

@@ -11,7 +11,8 @@ def batch(rows: int = 5) -> Batch:
     targets = tokens.clone()
     targets[1:, 0] = IGNORED
     source = torch.arange(rows * 3).view(rows, 3)
-    return Batch(tokens, targets, source, source % 2 == 0, mask=tokens[:, None, None] > 2)
+    mask, documents = tokens[:, None, None] > 2, (tokens % 3 == 0).cumsum(1)
+    return Batch(tokens, targets, source, source % 2 == 0, mask, documents)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
@@ -21,7 +22,7 @@ def test_the_parts_hold_every_row_of_every_tensor_once(rows):
     assert sum(len(part) for part in parts) == len(whole) == 5
     assert max(len(part) for part in parts) == min(rows, 5)
     assert sum(part.scored for part in parts) == whole.scored == 16
-    for name in ("inputs", "targets", "source", "source_mask", "mask"):
+    for name in ("inputs", "targets", "source", "source_mask", "mask", "documents"):
         together = torch.cat([getattr(part, name) for part in parts])
         assert torch.equal(together, getattr(whole, name))
 
@@ -29,7 +30,7 @@ def test_the_parts_hold_every_row_of_every_tensor_once(rows):
 def test_the_model_gets_what_there_is():
     tokens = torch.zeros(2, 3, dtype=torch.int64)
     assert Batch(tokens, tokens).keywords() == {}
-    assert set(batch().keywords()) == {"source", "source_mask", "mask"}
+    assert set(batch().keywords()) == {"source", "source_mask", "mask", "documents"}
 
 
 def test_every_tensor_moves():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from streams import counting
 
 from unitsphere.data import IGNORED, Batches, NextToken
+from unitsphere.data.windows import Window
 from unitsphere.errors import UserError
 
-SEPARATOR = 9_999
+SEPARATOR = S = 9_999
 
 
 def batches(n_tokens: int, context: int, rows: int, seed: int, split: str = "train") -> Batches:
@@ -86,3 +88,14 @@ def test_too_few_tokens() -> None:
         batches(1, 10, 2, 0, "val")
     with pytest.raises(UserError, match="at least 0"):
         batches(11, 10, 2, -1)
+
+
+def test_a_separator_begins_a_document_wherever_the_window_was_cut() -> None:
+    tokens = np.array([S, 1, 2, S, 3, 4, 5, S, S, 6, 7], np.uint16)
+    form = NextToken(5, S, score_separators=True, apart=True)
+    batch = form.batch([Window(tokens[:6], 0), Window(tokens[5:], 1), Window(tokens[9:], 2)])
+    assert batch.inputs.tolist() == [[S, 1, 2, S, 3], [4, 5, S, S, 6], [6, S, S, S, S]]
+    assert batch.documents is not None
+    assert batch.documents.tolist() == [[1, 1, 1, 2, 2], [0, 0, 1, 2, 2], [0, 1, 2, 3, 4]]
+    together = NextToken(5, S, score_separators=True).batch([Window(tokens[:6], 0)])
+    assert together.documents is None

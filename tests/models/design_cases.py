@@ -26,6 +26,8 @@ DESIGNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 SIZES = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
 SOURCE, TIME = 7, 6
+SIZE_CASES = {"n_kv_heads": [1], "window": [3]}
+"""Sizes that change what attention does: what they are set to."""
 
 
 def start(config: type, field: dataclasses.Field[Any]) -> Any:
@@ -33,8 +35,10 @@ def start(config: type, field: dataclasses.Field[Any]) -> Any:
     return getattr(config(), field.name)
 
 
-def others(kind: Any, default: Any) -> list[Any]:
+def others(name: str, kind: Any, default: Any) -> list[Any]:
     """Values of a type that are not the default: all that can be listed, of a number one."""
+    if name in SIZE_CASES:
+        return SIZE_CASES[name]
     if kind is bool:
         return [not default]
     if typing.get_origin(kind) is Literal:
@@ -49,7 +53,7 @@ def others(kind: Any, default: Any) -> list[Any]:
     if isinstance(kind, types.UnionType) and float in typing.get_args(kind):
         return [2.5]
     if kind is int or isinstance(kind, types.UnionType):
-        return []  # a size: test_edges.py
+        return []  # another size: test_edges.py
     raise TypeError(f"how does one change a {kind}?")
 
 
@@ -69,7 +73,7 @@ def switches(design: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(config):
         default = numbers.get(field.name, start(config, field))
-        for value in others(hints[field.name], default):
+        for value in others(field.name, hints[field.name], default):
             found[label(field.name, value, default)] = {field.name: value}
     return found
 

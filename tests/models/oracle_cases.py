@@ -12,7 +12,7 @@ from reference import angpt, dyt, gpt, lnscaling, ngpt, normformer, rezero
 from reference.basics import Scale
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.parts import ScaleConfig
+from unitsphere.models.parts import ScaleConfig, turned
 from unitsphere.models.registry import build
 
 V, D, L, H, D_FF, T_MAX = 23, 16, 2, 2, 40, 9
@@ -169,6 +169,24 @@ CASES = {
 }
 
 
+FEW = {"n_heads": 4, "n_kv_heads": 2}
+NARROW = {**FEW, "window": 3}
+
+
+def narrowed(case, changes):
+    """A case with other heads of keys, and a window."""
+    architecture, numbers, oracle, settings = CASES[case]
+    return architecture, {**numbers, **changes}, oracle, replace(settings, **changes)
+
+
+NARROWED = ["gpt", "gpt-plus", "ngpt", "ngpt-no-qk-norm", "rezero"]
+NARROWED += ["angpt-attention-factor", "lnscaling-plus-g-head", "dyt-plus-g-head"]
+NARROWED += ["normformer-qkv-ln-rotary", "post-ln-learned"]
+CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("ngpt", "angpt")}
+CASES |= {f"{case}-narrow": narrowed(case, NARROW) for case in NARROWED}
+CASES |= {"ngpt-one-key": narrowed("ngpt", {"n_heads": 4, "n_kv_heads": 1})}
+
+
 def oracle_name(architecture, name):
     """The oracle's name of a parameter: blocks.0.attention.W_q.weight -> layers.0.W_q."""
     parts = name.replace("blocks.", "layers.").removesuffix(".weight").split(".")
@@ -204,7 +222,7 @@ def setup(case, objective="clm"):
     sizes = {"vocab_size": V, "d_model": D, "n_layers": L, "n_heads": H, "d_ff": D_FF}
     if numbers.get("positions") == "learned":
         sizes["max_positions"] = T_MAX
-    model = build(architecture, objective=objective, **sizes, **numbers)
+    model = build(architecture, objective=objective, **{**sizes, **numbers})
     generator = torch.Generator().manual_seed(2)
     role = roles(model)
     with torch.no_grad():
@@ -221,11 +239,17 @@ def setup(case, objective="clm"):
         else oracle.shapes(settings, V, D, D_FF)
     )
     tensors = {}
-    for name, p in model.named_parameters():
+    for name, p in shown(model).items():
         key = oracle_name(architecture, name)
         tensors[key] = p.detach().double().reshape(shapes[key]).clone().requires_grad_()
     assert tensors.keys() == shapes.keys()
     return model, oracle, settings, tensors
+
+
+def shown(model, of=lambda p: p):
+    """Name -> what `of` makes of a parameter, with W upright however it is stored."""
+    flat = turned(model)
+    return {n: of(p).t() if n in flat else of(p) for n, p in model.named_parameters()}
 
 
 def batch(rows=2, time=7):

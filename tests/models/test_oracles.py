@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracle_cases import CASES, batch, distance, largest_gradient, oracle_name, setup
+from oracle_cases import (
+    CASES,
+    NARROWED,
+    batch,
+    distance,
+    largest_gradient,
+    oracle_name,
+    setup,
+    shown,
+)
 from reference import optim as oracle_optim
 
 from unitsphere.models.constraint import declarations
@@ -36,9 +45,9 @@ def test_forward_loss_and_gradients(case):
         loss = model.loss(tokens, targets)
         assert distance(loss, expected) < bound
         loss.backward()
-        for name, p in model.named_parameters():
+        for name, grad in shown(model, lambda p: p.grad).items():
             wanted = tensors[oracle_name(CASES[case][0], name)].grad
-            assert distance(p.grad, wanted, share * largest) < bound, (name, dtype)
+            assert distance(grad, wanted, share * largest) < bound, (name, dtype)
 
 
 @pytest.mark.parametrize("case", ["gpt", "gpt-plus", "ngpt", "angpt", "normformer", *OTHERS])
@@ -83,9 +92,9 @@ def test_masks(case, kind):
     oracle.loss(tensors, free, tokens, targets, mask=mask).backward()
     cross_entropy(logits, targets, "mean").backward()
     floor = 1e-2 * largest_gradient(tensors)
-    for name, p in model.named_parameters():
+    for name, grad in shown(model, lambda p: p.grad).items():
         wanted = tensors[oracle_name(CASES[case][0], name)].grad
-        assert distance(p.grad, wanted, floor) < 1e-10, name
+        assert distance(grad, wanted, floor) < 1e-10, name
 
 
 @pytest.mark.parametrize("case", MASKED)
@@ -99,6 +108,43 @@ def test_a_mask_with_left_padding(case):
     wanted = oracle.forward(tensors, free, tokens, left_padding=padding)
     for row, start in enumerate(padding):
         assert distance(logits[row, start:], wanted[row, start:]) < 1e-10
+
+
+BESIDE = [f"{case}-narrow" for case in NARROWED]
+BESIDE += ["ngpt", "angpt", "normformer"]
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_documents(case):
+    """Two in the first row, three in the second, with a window and without."""
+    model, oracle, settings, tensors = setup(case)
+    tokens, targets = batch()
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1, 2]])
+    wanted = oracle.forward(tensors, settings, tokens, documents=documents)
+    assert distance(model(tokens, documents=documents), wanted) < 1e-10
+    expected = oracle.loss(tensors, settings, tokens, targets, documents=documents)
+    expected.backward()
+    largest = largest_gradient(tensors)
+    for dtype, bound, share in ((torch.float64, 1e-10, 0.01), (torch.float32, 1e-5, 0.2)):
+        model.to(dtype)
+        model.zero_grad()
+        loss = model.loss(tokens, targets, documents=documents)
+        assert distance(loss, expected) < bound
+        loss.backward()
+        for name, p in model.named_parameters():
+            wanted = tensors[oracle_name(CASES[case][0], name)].grad
+            assert distance(p.grad, wanted, share * largest) < bound, (name, dtype)
+
+
+@pytest.mark.parametrize("case", [f"{case}-narrow" for case in NARROWED])
+def test_a_window_with_left_padding(case):
+    model, oracle, settings, tensors = setup(case)
+    tokens, _ = batch(rows=3)
+    padding = torch.tensor([0, 3, 5])
+    logits = model(tokens, left_padding=padding)
+    expected = oracle.forward(tensors, settings, tokens, left_padding=padding)
+    for row, start in enumerate(padding):
+        assert distance(logits[row, start:], expected[row, start:]) < 1e-10
 
 
 STEPPED = ["gpt", "gpt-plus", "ngpt", "ngpt-ball", "angpt", "normformer", "post-ln-learned"]
@@ -145,10 +191,14 @@ def test_one_optimizer_step_with_the_constraint(case):
     )
     model.loss(tokens, targets).backward()
     optimizer.step()
-    for name, p in model.named_parameters():
-        key = names[name]
-        if key.endswith("b_k"):  # its true gradient is 0; Adam divides rounding by rounding
-            continue
-        assert distance(p.detach(), wanted[key]) < 1e-10, name
-        assert distance(optimizer.state[p]["exp_avg"], state.m[key]) < 1e-10, name
-        assert distance(optimizer.state[p]["exp_avg_sq"], state.v[key]) < 1e-10, name
+    found = {
+        "weights": (shown(model, torch.Tensor.detach), wanted),
+        "exp_avg": (shown(model, lambda p: optimizer.state[p]["exp_avg"]), state.m),
+        "exp_avg_sq": (shown(model, lambda p: optimizer.state[p]["exp_avg_sq"]), state.v),
+    }
+    for what, (ours, theirs) in found.items():
+        for name, tensor in ours.items():
+            key = names[name]
+            if key.endswith("b_k"):  # its true gradient is 0; Adam divides rounding by rounding
+                continue
+            assert distance(tensor, theirs[key]) < 1e-10, (what, name)

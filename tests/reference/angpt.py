@@ -4,7 +4,8 @@ transformers"; table, section and appendix letters are that paper's).
 | tensor                      | paper          | shape                       | constraint |w| <= 1 |
 |-----------------------------|----------------|-----------------------------|--------------------|
 | E_in, W_h                   | W_e, W_h       | [V, d]; W_h if not tied     | rows               |
-| layers.{i}.W_q, W_k, W_v    | W_qkv          | [d, d]                      | rows               |
+| layers.{i}.W_q              | W_qkv          | [d, d]                      | rows               |
+| layers.{i}.W_k, W_v         | W_qkv          | [H_kv d_k, d]               | rows               |
 | layers.{i}.W_p              | W_p            | [d, d]                      | rows               |
 | layers.{i}.W_u, W_z         | W_uz           | [d_f, d]                    | rows               |
 | layers.{i}.W_d              | W_d            | [d, d_f]                    | rows               |
@@ -28,8 +29,10 @@ Decisions where the paper is silent or wrong:
 - nu_acf "exact" is 1/sqrt(E f(x)^2), x ~ N(0, sigma^2), sigma the std of z for unit rows and
   |h| = 1: sqrt(d/d_f)/sqrt(d) times z's gain.
 - Appendix D: row i of the attention matrix is multiplied by sqrt(r_i), r_i the number of keys that
-  query i may attend to (causality, mask and padding all counted); in cross-attention, the number of
-  source tokens that it sees.
+  query i may attend to (causality, window, documents, mask and padding all counted); in
+  cross-attention, the number of source tokens that it sees.
+- g is one per query head, and nu_qkv and nu_p keep d and d_k, with fewer heads of keys and
+  values too.
 - d_rot is the largest even number not above rotary_fraction * d_k.
 
 nu_qkv, nu_p, nu_d, nu_acf and sqrt(r_i) multiply a vector that Norm then divides by its length, so
@@ -68,15 +71,18 @@ class Settings:
     tied: bool = False
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
+    d_kv = basics.kv_heads(s.n_heads, s.n_kv_heads) * (d // s.n_heads)
     layer = {
         "W_q": (d, d),
-        "W_k": (d, d),
-        "W_v": (d, d),
+        "W_k": (d_kv, d),
+        "W_v": (d_kv, d),
         "W_p": (d, d),
         "W_u": (d_f, d),
         "W_z": (d_f, d),
@@ -128,7 +134,7 @@ def attention(
 
     With memory: cross-attention, k and v from the memory and no RoPE.
     """
-    d, H = h.shape[-1], s.n_heads
+    d, H, H_kv = h.shape[-1], s.n_heads, basics.kv_heads(s.n_heads, s.n_kv_heads)
     d_k = d // H
     nu_qkv, nu_p = math.sqrt(d / d_k), math.sqrt(d_k / d)
     context = h if memory is None else memory
@@ -138,7 +144,8 @@ def attention(
     fixed = math.sqrt(d_k) if s.g_value is None else s.g_value
     heads = []
     for n in range(H):
-        q, k = head(q_all, n, H), head(k_all, n, H)
+        m = basics.kv_head_of(n, H, H_kv)
+        q, k, v = head(q_all, n, H), head(k_all, m, H_kv), head(v_all, m, H_kv)
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         q, k = unit(q), unit(k)
@@ -146,7 +153,7 @@ def attention(
         A = basics.softmax(g * (q @ k.transpose(1, 2)), see)
         if s.attention_factor:
             A = A * torch.sqrt(see.sum(-1, keepdim=True).double())
-        heads.append(A @ head(v_all, n, H))
+        heads.append(A @ v)
     return linear(torch.cat(heads, dim=-1), p["W_p"]) * nu_p
 
 
@@ -219,7 +226,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
 
 
@@ -232,16 +239,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -255,13 +263,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V] = s_z * (W_h h); see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V] = s_z * (W_h h); see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     W_h = tensors["E_in"] if settings.tied else tensors["W_h"]
     return effective(tensors, "s_z", settings.s_z) * linear(h, W_h)

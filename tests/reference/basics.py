@@ -19,6 +19,16 @@ Every architecture is a decoder (`causal`), an encoder with the same head (`caus
 - source tokens are at positions 0, 1, ... as they stand in the row, padding counted: pad on the
   right, or pass `positions` to `encode`;
 - dropout is no part of the oracles.
+
+Three settings and arguments that every architecture has:
+- `n_kv_heads` (H_kv, none: H): W_k and W_v are [H_kv d_k, d], in self- and cross-attention of both
+  stacks, and query head n reads key and value head n // (H / H_kv). q and k are still normalised
+  (and turned) head by head over d_k;
+- `window`: in self-attention query i sees keys j with |i - j| < window only, so a causal token sees
+  itself and the window - 1 tokens before it. Cross-attention has no window;
+- `documents` [B, T], beside the tokens of a decoder or of an encoder: a token sees only tokens of
+  its row with its own number, wherever they stand. Positions keep running over the row. With
+  seq2seq it is refused: nothing says which source belongs to which document.
 """
 
 import math
@@ -115,6 +125,19 @@ def head(x: Tensor, n: int, n_heads: int) -> Tensor:
     return x[..., n * d_k : (n + 1) * d_k]
 
 
+def kv_heads(n_heads: int, n_kv_heads: int | None) -> int:
+    """H_kv, how many heads of keys and values there are: it divides H, and None stands for H."""
+    H_kv = n_heads if n_kv_heads is None else n_kv_heads
+    if H_kv < 1 or n_heads % H_kv != 0:
+        raise ValueError(f"{H_kv} heads of keys and values do not divide {n_heads} heads")
+    return H_kv
+
+
+def kv_head_of(n: int, H: int, H_kv: int) -> int:
+    """The head of keys and values that query head n reads; H / H_kv neighbours share one."""
+    return n // (H // H_kv)
+
+
 def rope(x: Tensor, positions: Tensor, fraction: float = 1.0) -> Tensor:
     """Rotary positions on one head x [B, T, d_k] at positions [B, T].
 
@@ -142,18 +165,28 @@ def positions_of(tokens: Tensor, left_padding: Tensor | None) -> Tensor:
 
 
 def visible(
-    tokens: Tensor, causal: bool, mask: Tensor | None, left_padding: Tensor | None
+    tokens: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    left_padding: Tensor | None,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """[B, T, T], True where query i may attend to key j.
 
     causal: j <= i only. mask: [T, T], [B, T, T] or [B, 1, T], True = may attend. left_padding: [B],
-    how many leading keys of each row nobody attends to. What each of them forbids is forbidden.
+    how many leading keys of each row nobody attends to. window: |i - j| < window only. documents:
+    [B, T], equal numbers only. What each of them forbids is forbidden.
     """
     batch, length = tokens.shape
     see = torch.ones(batch, length, length, dtype=torch.bool)
     for i in range(length):
         if causal:
             see[:, i, i + 1 :] = False
+        if window is not None:
+            forbid_outside_window(see, i, window)
+    if documents is not None:
+        forbid_other_documents(see, documents)
     if mask is not None:
         see = see & mask
     if left_padding is not None:
@@ -162,10 +195,30 @@ def visible(
     return see
 
 
-def visible_source(source: Tensor, source_mask: Tensor | None) -> Tensor:
+def forbid_outside_window(see: Tensor, i: int, window: int) -> None:
+    """Hide from query i the keys up to i - window and those from i + window on."""
+    if window < 1:
+        raise ValueError("a window of less than 1 would hide a token from itself")
+    for j in range(see.shape[2]):
+        if j <= i - window or j >= i + window:
+            see[:, i, j] = False
+
+
+def forbid_other_documents(see: Tensor, documents: Tensor) -> None:
+    """Hide from every query the keys with another document number."""
+    if documents.shape != see.shape[:2]:
+        raise ValueError(f"documents are {list(documents.shape)}, tokens {list(see.shape[:2])}")
+    for b, numbers in enumerate(documents.tolist()):
+        for i, own in enumerate(numbers):
+            for j, other in enumerate(numbers):
+                if other != own:
+                    see[b, i, j] = False
+
+
+def visible_source(source: Tensor, source_mask: Tensor | None, window: int | None = None) -> Tensor:
     """[B, S, S] for the encoder: everybody sees the tokens [B, S] where source_mask is True."""
     mask = None if source_mask is None else source_mask[:, None, :]
-    return visible(source, causal=False, mask=mask, left_padding=None)
+    return visible(source, causal=False, mask=mask, left_padding=None, window=window)
 
 
 def visible_memory(tokens: Tensor, memory: Tensor, source_mask: Tensor | None) -> Tensor:
@@ -175,10 +228,13 @@ def visible_memory(tokens: Tensor, memory: Tensor, source_mask: Tensor | None) -
     return see if source_mask is None else see & source_mask[:, None, :]
 
 
-def require_memory(seq2seq: bool, memory: Tensor | None) -> None:
-    """Refuse an encoder-decoder without a memory, and a memory that nothing would read."""
+def require_memory(seq2seq: bool, memory: Tensor | None, documents: Tensor | None = None) -> None:
+    """Refuse an encoder-decoder without a memory or with documents, and a memory that nothing
+    would read."""
     if seq2seq != (memory is not None):
         raise ValueError("memory goes with seq2seq, and only with it")
+    if seq2seq and documents is not None:
+        raise ValueError("documents do not go with seq2seq")
 
 
 def softmax(scores: Tensor, see: Tensor) -> Tensor:

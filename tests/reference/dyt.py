@@ -10,7 +10,8 @@ softmax factor 1/sqrt(d_k), SwiGLU, no bias in them.
 | layers.{i}.DyT_A.alpha, DyT_M.alpha| []                             | 0.5         |
 | layers.{i}.DyT_A.gamma, DyT_M.gamma| [d]                            | 1           |
 | layers.{i}.DyT_A.beta, DyT_M.beta  | [d]; only with bias            | 0           |
-| layers.{i}.W_q, W_k, W_v, W_o      | [d, d]                         |             |
+| layers.{i}.W_q, W_o                | [d, d]                         |             |
+| layers.{i}.W_k, W_v                | [H_kv d_k, d]                  |             |
 | layers.{i}.W_u, W_nu               | [d_f, d]; W_nu is the gate     |             |
 | layers.{i}.W_oMLP                  | [d, d_f]                       |             |
 | DyT_final.alpha, .gamma, .beta     | as above                       | as above    |
@@ -49,6 +50,8 @@ class Settings:
     tied: bool = False
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
     def trunk(self) -> gpt.Settings:
         """What GPT's sublayers read."""
@@ -58,6 +61,7 @@ class Settings:
             qk_norm=self.qk_norm,
             g=self.g,
             rotary_fraction=self.rotary_fraction,
+            n_kv_heads=self.n_kv_heads,
         )
 
     def g_shape(self) -> tuple[int, ...] | None:
@@ -74,11 +78,12 @@ def dyt_shapes(name: str, d: int, bias: bool) -> dict[str, tuple[int, ...] | Non
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
+    d_kv = basics.kv_heads(s.n_heads, s.n_kv_heads) * (d // s.n_heads)
     layer: dict[str, tuple[int, ...] | None] = {
         **dyt_shapes("DyT_A", d, s.bias),
         "W_q": (d, d),
-        "W_k": (d, d),
-        "W_v": (d, d),
+        "W_k": (d_kv, d),
+        "W_v": (d_kv, d),
         "W_o": (d, d),
         **dyt_shapes("DyT_M", d, s.bias),
         "W_u": (d_f, d),
@@ -87,7 +92,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "g": s.g_shape(),
     }
     cross = dyt_shapes("DyT_X", d, s.bias)
-    cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {f"cross.W_{name}": layer[f"W_{name}"] for name in "qkvo"}
     cross |= {"cross.g": s.g_shape()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d), "embed_scale": ()}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
@@ -153,7 +158,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
     return dyt(h, tensors, "DyT_encoder", settings.bias)
 
@@ -167,16 +172,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -190,13 +196,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
     return linear(dyt(h, tensors, "DyT_final", settings.bias), E_out)

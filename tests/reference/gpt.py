@@ -5,7 +5,8 @@
 |--------------------------|----------------|--------------|------------------------------------|
 | E_in, E_out              | E_input, E_output | W_e, W_h  | [V, d]; E_out only if not tied     |
 | layers.{i}.gain_A        | RMSNorm's gain | gamma_a      | [d]                                |
-| layers.{i}.W_q, W_k, W_v | W_q, W_k, W_v  | W_qkv        | [d, d]                             |
+| layers.{i}.W_q           | W_q            | W_qkv        | [d, d]                             |
+| layers.{i}.W_k, W_v      | W_k, W_v       | W_qkv        | [H_kv d_k, d]                      |
 | layers.{i}.W_o           | W_o            | W_p          | [d, d]                             |
 | layers.{i}.g             |                | g            | [H] or []; with QK norm, not fixed |
 | layers.{i}.gain_M        | RMSNorm's gain | gamma_m      | [d]                                |
@@ -50,13 +51,17 @@ class Settings:
     tied: bool = False
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
     s = settings
     g_shape = {"head": (s.n_heads,), "layer": (), "fixed": None}[s.g] if s.qk_norm else None
-    attention_shapes = {f"W_{name}": (d, d) for name in "qkvo"} | {"g": g_shape}
+    d_kv = basics.kv_heads(s.n_heads, s.n_kv_heads) * (d // s.n_heads)
+    attention_shapes = {"W_q": (d, d), "W_k": (d_kv, d), "W_v": (d_kv, d), "W_o": (d, d)}
+    attention_shapes |= {"g": g_shape}
     layer = {
         "gain_A": (d,),
         **attention_shapes,
@@ -92,12 +97,14 @@ def attention(
 
     With memory: cross-attention, k and v from the memory and no RoPE.
     """
-    H, d_k = s.n_heads, x.shape[-1] // s.n_heads
+    H, H_kv = s.n_heads, basics.kv_heads(s.n_heads, s.n_kv_heads)
+    d_k = x.shape[-1] // H
     context = x if memory is None else memory
     q_all, k_all, v_all = linear(x, p["W_q"]), linear(context, p["W_k"]), linear(context, p["W_v"])
     heads = []
     for n in range(H):
-        q, k = head(q_all, n, H), head(k_all, n, H)
+        m = basics.kv_head_of(n, H, H_kv)
+        q, k, v = head(q_all, n, H), head(k_all, m, H_kv), head(v_all, m, H_kv)
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         factor: Tensor | float = 1 / math.sqrt(d_k)
@@ -105,7 +112,7 @@ def attention(
             q, k = unit(q), unit(k)
             fixed = math.sqrt(d_k) if s.g_value is None else s.g_value
             factor = fixed if s.g == "fixed" else p["g"].expand(H)[n]
-        heads.append(basics.attend(q, k, head(v_all, n, H), factor, see))
+        heads.append(basics.attend(q, k, v, factor, see))
     return linear(torch.cat(heads, dim=-1), p["W_o"])
 
 
@@ -164,7 +171,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
     return rms_norm(h, tensors["gain_encoder"], settings.eps)
 
@@ -178,16 +185,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -201,13 +209,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
     return linear(rms_norm(h, tensors["gain_final"], settings.eps), E_out)

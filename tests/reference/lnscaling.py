@@ -7,7 +7,8 @@ no bias, a learned gain in each RMSNorm.
 |--------------------------|---------------------------------|
 | E_in, E_out              | [V, d]; E_out only if not tied  |
 | layers.{i}.gain_A        | [d]                             |
-| layers.{i}.W_q, W_k, W_v | [d, d]                          |
+| layers.{i}.W_q           | [d, d]                          |
+| layers.{i}.W_k, W_v      | [H_kv d_k, d]                   |
 | layers.{i}.W_o           | [d, d]                          |
 | layers.{i}.gain_M        | [d]                             |
 | layers.{i}.W_u, W_nu     | [d_f, d]; W_nu is the gate      |
@@ -47,6 +48,8 @@ class Settings:
     tied: bool = False
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
     def trunk(self) -> gpt.Settings:
         """What GPT's sublayers read."""
@@ -56,6 +59,7 @@ class Settings:
             qk_norm=self.qk_norm,
             g=self.g,
             rotary_fraction=self.rotary_fraction,
+            n_kv_heads=self.n_kv_heads,
         )
 
     def g_shape(self) -> tuple[int, ...] | None:
@@ -66,11 +70,12 @@ class Settings:
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads: GPT's (the scale is a constant)."""
+    d_kv = basics.kv_heads(settings.n_heads, settings.n_kv_heads) * (d // settings.n_heads)
     layer: dict[str, tuple[int, ...] | None] = {
         "gain_A": (d,),
         "W_q": (d, d),
-        "W_k": (d, d),
-        "W_v": (d, d),
+        "W_k": (d_kv, d),
+        "W_v": (d_kv, d),
         "W_o": (d, d),
         "gain_M": (d,),
         "W_u": (d_f, d),
@@ -79,7 +84,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "g": settings.g_shape(),
     }
     cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
-    cross |= {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross |= {f"cross.W_{name}": layer[f"W_{name}"] for name in "qkvo"}
     cross |= {"cross.g": settings.g_shape()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(settings.n_layers, settings.seq2seq, layer, cross)
@@ -144,7 +149,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
     return gpt.rms_norm(h, tensors["gain_encoder"], settings.eps)
 
@@ -158,16 +163,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -181,13 +187,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
     return linear(gpt.rms_norm(h, tensors["gain_final"], settings.eps), E_out)

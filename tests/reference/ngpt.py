@@ -4,12 +4,13 @@ the hypersphere"; equation, section and table numbers are that paper's).
 | tensor                    | paper              | shape                          | constraint |
 |---------------------------|--------------------|--------------------------------|------------|
 | E_in, E_out               | E_input, E_output  | [V, d]; E_out only if not tied | rows       |
-| layers.{i}.W_q, W_k, W_v  | W_q, W_k, W_v      | [d, d]                         | rows       |
+| layers.{i}.W_q            | W_q                | [d, d]                         | rows       |
+| layers.{i}.W_k, W_v       | W_k, W_v           | [H_kv d_k, d]                  | rows       |
 | layers.{i}.W_o            | W_o                | [d, d]                         | columns    |
 | layers.{i}.W_u, W_nu      | W_u, W_nu          | [d_f, d]                       | rows       |
 | layers.{i}.W_oMLP         | W_oMLP             | [d, d_f]                       | columns    |
 | layers.{i}.alpha_A, alpha_M | stored alpha_A, alpha_M | [d], [] or absent         |            |
-| layers.{i}.s_qk           | stored s_qk        | [H, d_k], [] or absent         |            |
+| layers.{i}.s_qk           | stored s_qk        | [H_kv, d_k], [] or absent      |            |
 | layers.{i}.s_u, s_nu      | stored s_u, s_v    | [d_f], [] or absent            |            |
 | s_z                       | stored s_z         | [V], [] or absent              |            |
 
@@ -32,6 +33,8 @@ Decisions where the paper is silent or loose:
 - s_qk acts after RoPE (section 2.3.2: RoPE, then equations 15, 16). A vector s_qk that differs
   within a rotated pair therefore makes scores depend on absolute positions, not on i - j alone:
   with document masks it matters whether positions restart (pass `positions` to say so).
+- With fewer heads of keys and values, s_qk has one row per such head: it scales the key and all
+  the queries that read it.
 - Normalising in the forward divides every matrix and embedding by its norm along its constrained
   axis before use; gradients then are those of the stored tensors.
 """
@@ -89,6 +92,8 @@ class Settings:
     rotary_fraction: float = 1.0
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
 
 def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
@@ -106,18 +111,19 @@ def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
-    s, H = settings, settings.n_heads
+    s, d_k = settings, d // settings.n_heads
+    H_kv = basics.kv_heads(s.n_heads, s.n_kv_heads)
     layer = {
         "W_q": (d, d),
-        "W_k": (d, d),
-        "W_v": (d, d),
+        "W_k": (H_kv * d_k, d),
+        "W_v": (H_kv * d_k, d),
         "W_o": (d, d),
         "W_u": (d_f, d),
         "W_nu": (d_f, d),
         "W_oMLP": (d, d_f),
         "alpha_A": basics.scale_shape(s.alpha, (d,)),
         "alpha_M": basics.scale_shape(s.alpha, (d,)),
-        "s_qk": basics.scale_shape(s.s_qk, (H, d // H)),
+        "s_qk": basics.scale_shape(s.s_qk, (H_kv, d_k)),
         "s_u": basics.scale_shape(s.s_u, (d_f,)),
         "s_nu": basics.scale_shape(s.s_nu, (d_f,)),
     }
@@ -151,20 +157,22 @@ def attention(
 
     With memory: cross-attention, k and v from the memory and no RoPE.
     """
-    H, d_k = s.n_heads, h.shape[-1] // s.n_heads
+    H, H_kv = s.n_heads, basics.kv_heads(s.n_heads, s.n_kv_heads)
+    d_k = h.shape[-1] // H
     factor = math.sqrt(d_k) if s.softmax_factor is None else s.softmax_factor
-    s_qk = effective(p, "s_qk", s.s_qk).expand(H, d_k)
+    s_qk = effective(p, "s_qk", s.s_qk).expand(H_kv, d_k)
     context = h if memory is None else memory
     q_all, k_all, v_all = linear(h, p["W_q"]), linear(context, p["W_k"]), linear(context, p["W_v"])
     heads = []
     for n in range(H):
-        q, k = head(q_all, n, H), head(k_all, n, H)
+        m = basics.kv_head_of(n, H, H_kv)
+        q, k, v = head(q_all, n, H), head(k_all, m, H_kv), head(v_all, m, H_kv)
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         if s.qk_norm:
             q, k = unit(q), unit(k)
-        q, k = q * s_qk[n], k * s_qk[n]
-        heads.append(basics.attend(q, k, head(v_all, n, H), factor, see))
+        q, k = q * s_qk[m], k * s_qk[m]
+        heads.append(basics.attend(q, k, v, factor, see))
     return linear(torch.cat(heads, dim=-1), p["W_o"])
 
 
@@ -255,7 +263,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
 
 
@@ -268,16 +276,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -291,13 +300,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V] (equations 1 and 3); see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V] (equations 1 and 3); see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     w = normalized(tensors) if settings.normalize_in_forward else tensors
     E_out = w["E_in"] if settings.tied else w["E_out"]

@@ -11,8 +11,10 @@ transformer pretraining with extra normalization", sections 1 and 2).
 | E_out                                   |         | [V, d]         | not tied              |
 | P                                       |         | [T_max, d]     | positions="learned"   |
 | layers.{i}.LN_1.gain, LN_1.bias         | LN      | [d]            | always                |
-| layers.{i}.W_q, W_k, W_v; b_q, b_k, b_v | W^Q..W^V| [d, d]; [d]    | always                |
-| layers.{i}.LN_q, LN_k, LN_v .gain .bias | +3 LN   | [d]            | qkv_ln not "off"      |
+| layers.{i}.W_q; b_q                     | W^Q     | [d, d]; [d]    | always                |
+| layers.{i}.W_k, W_v; b_k, b_v           | W^K, W^V| [d_kv, d]; [d_kv] | always             |
+| layers.{i}.LN_q .gain .bias             | +3 LN   | [d]            | qkv_ln not "off"      |
+| layers.{i}.LN_k, LN_v .gain .bias       | +3 LN   | [d_kv]         | qkv_ln not "off"      |
 | layers.{i}.gamma                        | gamma   | [H]            | head_scale            |
 | layers.{i}.W_O, b_O                     | W^O     | [d, d]; [d]    | always                |
 | layers.{i}.LN_a.gain, LN_a.bias         | LN      | [d]            | post_attn_ln          |
@@ -22,6 +24,8 @@ transformer pretraining with extra normalization", sections 1 and 2).
 | layers.{i}.W_2, b_2                     | W_2     | [d, d_f]; [d]  | always                |
 | layers.{i}.lambda                       | lambda_resid | [d]       | res_scale             |
 | LN_final.gain, LN_final.bias            | LN      | [d]            | norm="pre"            |
+
+d_kv = H_kv d_k.
 
 With seq2seq also "encoder.{i}.*" (as layers.{i}.* above) and in each decoder layer LN_X.gain, .bias
 and cross.W_q, .b_q, .LN_q.gain, ..., .gamma, .W_O, .b_O, .LN_a.gain, .LN_a.bias (each with the
@@ -36,8 +40,9 @@ Decisions where the paper is silent:
   i = 0 .. d/2 - 1 (from 1 down to exactly 1/10000), all sines, then all cosines; an odd last
   feature is 0; d/2 = 1 has the frequency 1. fairseq counts from padding_idx + 1 = 2; here from 0.
 - Learned positions are rows 0, 1, ... of P. Rotary positions turn q and k and add nothing.
-- "+3 LN": over the full width before the split in heads and before RoPE (`"head"`: over each
-  head's d_k, with gains still stored as [d]).
+- "+3 LN": over the full width (LN_k, LN_v: d_kv) before the split in heads and before RoPE
+  (`"head"`: over each head's d_k, with gains still stored as [d] and [d_kv]).
+- gamma is one per query head, with fewer heads of keys and values too.
 - lambda multiplies the residual of the feed-forward sublayer alone, with cross-attention too.
 - Post-LN has no final LN; the extra operations may be combined with it, inside MHA and FFN.
 - The softmax factor is 1/sqrt(d_k); the head has no bias; GELU is exact (erf).
@@ -73,6 +78,8 @@ class Settings:
     causal: bool = True
     seq2seq: bool = False
     eps: float = 1e-5
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
 
 PRE_LN = {"post_attn_ln": False, "ffn_ln": False, "head_scale": False, "res_scale": False}
@@ -86,10 +93,12 @@ def norm_shapes(name: str, n: int) -> dict[str, tuple[int, ...] | None]:
 
 def attention_shapes(s: Settings, d: int) -> dict[str, tuple[int, ...] | None]:
     """The tensors that `attention` reads."""
-    table: dict[str, tuple[int, ...] | None] = {f"W_{x}": (d, d) for x in "qkvO"}
-    table |= {f"b_{x}": (d,) for x in "qkvO"}
-    for name in ("LN_q", "LN_k", "LN_v") if s.qkv_ln != "off" else ():
-        table |= norm_shapes(name, d)
+    d_kv = basics.kv_heads(s.n_heads, s.n_kv_heads) * (d // s.n_heads)
+    out = {"q": d, "k": d_kv, "v": d_kv, "O": d}
+    table: dict[str, tuple[int, ...] | None] = {f"W_{x}": (out[x], d) for x in "qkvO"}
+    table |= {f"b_{x}": (out[x],) for x in "qkvO"}
+    for x in "qkv" if s.qkv_ln != "off" else "":
+        table |= norm_shapes(f"LN_{x}", out[x])
     table |= {"gamma": (s.n_heads,)} if s.head_scale else {}
     table |= norm_shapes("LN_a", d) if s.post_attn_ln else {}
     return table
@@ -160,17 +169,22 @@ def attention(
 
     With memory: cross-attention, k and v from the memory and no RoPE.
     """
-    H, d_k = s.n_heads, x.shape[-1] // s.n_heads
+    H, H_kv = s.n_heads, basics.kv_heads(s.n_heads, s.n_kv_heads)
+    d_k = x.shape[-1] // H
     projected = {}
     context = x if memory is None else memory
     for name, y in (("q", x), ("k", context), ("v", context)):
         y = linear(y, p[f"W_{name}"], p[f"b_{name}"])
         if s.qkv_ln != "off":
-            y = layer_norm(y, p, f"LN_{name}", s.eps, groups=H if s.qkv_ln == "head" else 1)
+            own_heads = H if name == "q" else H_kv
+            groups = own_heads if s.qkv_ln == "head" else 1
+            y = layer_norm(y, p, f"LN_{name}", s.eps, groups)
         projected[name] = y
     heads = []
     for n in range(H):
-        q, k, v = (head(projected[name], n, H) for name in "qkv")
+        m = basics.kv_head_of(n, H, H_kv)
+        q = head(projected["q"], n, H)
+        k, v = head(projected["k"], m, H_kv), head(projected["v"], m, H_kv)
         if s.positions == "rotary" and memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         output = basics.attend(q, k, v, 1 / math.sqrt(d_k), see)
@@ -240,7 +254,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
     if settings.norm == "post":
         return h
@@ -256,16 +270,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -279,13 +294,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     if settings.norm == "pre":
         h = layer_norm(h, tensors, "LN_final", settings.eps)

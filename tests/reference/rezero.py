@@ -6,7 +6,8 @@ The sublayers F are GPT's (`reference.gpt`): RoPE, softmax factor 1/sqrt(d_k), S
 |--------------------------|---------------------------------|
 | E_in, E_out              | [V, d]; E_out only if not tied  |
 | layers.{i}.a             | []; starts at 0                 |
-| layers.{i}.W_q, W_k, W_v | [d, d]                          |
+| layers.{i}.W_q           | [d, d]                          |
+| layers.{i}.W_k, W_v      | [H_kv d_k, d]                   |
 | layers.{i}.W_o           | [d, d]                          |
 | layers.{i}.W_u, W_nu     | [d_f, d]; W_nu is the gate      |
 | layers.{i}.W_oMLP        | [d, d_f]                        |
@@ -37,25 +38,35 @@ class Settings:
     tied: bool = False
     causal: bool = True
     seq2seq: bool = False
+    n_kv_heads: int | None = None  # none: n_heads
+    window: int | None = None  # none: no window
 
     def trunk(self) -> gpt.Settings:
         """What GPT's sublayers read."""
-        return gpt.Settings(self.n_layers, self.n_heads, rotary_fraction=self.rotary_fraction)
+        return gpt.Settings(
+            self.n_layers,
+            self.n_heads,
+            rotary_fraction=self.rotary_fraction,
+            n_kv_heads=self.n_kv_heads,
+        )
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that `forward` reads."""
+    d_kv = basics.kv_heads(settings.n_heads, settings.n_kv_heads) * (d // settings.n_heads)
     layer: dict[str, tuple[int, ...] | None] = {
         "a": (),
         "W_q": (d, d),
-        "W_k": (d, d),
-        "W_v": (d, d),
+        "W_k": (d_kv, d),
+        "W_v": (d_kv, d),
         "W_o": (d, d),
         "W_u": (d_f, d),
         "W_nu": (d_f, d),
         "W_oMLP": (d, d_f),
     }
-    cross: dict[str, tuple[int, ...] | None] = {f"cross.W_{name}": (d, d) for name in "qkvo"}
+    cross: dict[str, tuple[int, ...] | None] = {
+        f"cross.W_{name}": layer[f"W_{name}"] for name in "qkvo"
+    }
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(settings.n_layers, settings.seq2seq, layer, cross)
     table |= {"E_out": None if settings.tied else (V, d)}
@@ -111,7 +122,7 @@ def encode(
     basics.require_double(tensors)
     if positions is None:
         positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask)
+    see = basics.visible_source(source, source_mask, settings.window)
     return stack_states(tensors, settings, "encoder", source, positions, see)[-1]
 
 
@@ -124,16 +135,17 @@ def hidden_states(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> list[Tensor]:
     """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory)
+    basics.require_memory(settings.seq2seq, memory, documents)
     if positions is None:
         positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding)
+    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
     see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
     return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
 
@@ -147,13 +159,14 @@ def forward(
     positions: Tensor | None = None,
     memory: Tensor | None = None,
     source_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask and left_padding.
+    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
 
     memory and source_mask: `encode`'s result and argument, with seq2seq.
     """
     h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask
+        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
     )[-1]
     return linear(h, tensors["E_in"] if settings.tied else tensors["E_out"])
 

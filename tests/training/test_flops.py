@@ -39,6 +39,31 @@ def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tie
     assert flops_per_token(model, T) == 3 * forward
 
 
+def test_shared_heads_of_keys_have_smaller_products_and_the_same_scores():
+    d, layers, T = 32, 3, 16
+    sizes = {"vocab_size": 64, "d_model": d, "n_layers": layers, "n_heads": 4}
+    full, shared = (build("ngpt", n_kv_heads=n, **sizes) for n in (None, 1))
+    saved = 2 * (d - d // 4) * d
+    assert flops_per_token(full, T) - flops_per_token(shared, T) == 6 * layers * saved
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm", "seq2seq"])
+def test_a_window_hides_what_it_does_not_reach_and_nothing_across(objective):
+    d, layers, T = 32, 3, 1024
+    sizes = {"vocab_size": 64, "d_model": d, "n_layers": layers, "n_heads": 2}
+
+    def count(window):
+        return flops_per_token(build("ngpt", objective=objective, window=window, **sizes), T)
+
+    weights = count(None) - {"clm": 6, "mlm": 12, "seq2seq": 30}[objective] * layers * d * T
+    assert count(T) == count(5 * T) == count(None)
+    away = abs(torch.arange(T)[:, None] - torch.arange(T))
+    seen = (away < 64).double().mean().item()
+    within, across = {"clm": (6, 0), "mlm": (12, 0), "seq2seq": (18, 12)}[objective]
+    expected = (within * seen + across) * layers * d * T
+    assert count(64) - weights == pytest.approx(expected, rel=0.01)
+
+
 def test_an_encoder_sees_everything_and_an_encoder_decoder_is_two_stacks_and_looks_across():
     d, layers, V, T = 32, 3, 64, 16
     sizes = {"vocab_size": V, "d_model": d, "n_layers": layers, "n_heads": 2}

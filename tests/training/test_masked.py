@@ -186,11 +186,12 @@ def test_a_model_evaluates_without_its_training_mode_and_gets_it_back():
     assert not model.training
 
 
-def test_label_smoothing_is_in_the_training_loss_alone(tiny, tmp_path):
+@pytest.mark.parametrize("extra", [{"label_smoothing": 0.5}, {"z_loss": 0.1}])
+def test_what_is_added_to_the_training_loss_is_in_no_validation(tiny, tmp_path, extra):
     plain = train(tiny("gpt", "mlm", steps=1), tmp_path / "plain")
-    smooth = train(tiny("gpt", "mlm", steps=1, label_smoothing=0.5), tmp_path / "smooth")
+    smooth = train(tiny("gpt", "mlm", steps=1, **extra), tmp_path / "smooth")
     assert smooth.loss != plain.loss
-    # Both models are one step from the same start, and evaluated on the same unsmoothed targets.
+    # Both models are one step from the same start, and evaluated on the same plain targets.
     found = load_run(smooth.out, "cpu")
     again = open_corpus(found.config).validate(found.model, precision="fp32")
     assert again.loss == pytest.approx(smooth.val_loss, rel=1e-6)

@@ -151,6 +151,8 @@ def training_notes(report: Mapping[str, Any]) -> list[str]:
         f"ceilings: copy {si(found['last']['copy'])}B/s, "
         f"matmul {si(found['last']['matmul'])}FLOP/s",
     ]
+    if any(arm["precision"] == "fp8" for arm in report["arms"].values()):
+        lines.append("MFU of an arm in fp8 is over the bf16 peak too: above 100% is possible")
     if found["drifted"]:
         lines.append(
             f"the ceilings moved by {found['drift']:.1%} meanwhile: only ratios can be trusted"

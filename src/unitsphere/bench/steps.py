@@ -18,17 +18,26 @@ POOL = 4
 
 
 class RandomBatches:
-    """Uniform random tokens, never zeros alone: a GPU multiplies zeros faster than numbers."""
+    """Uniform random tokens, never zeros alone: a GPU multiplies zeros faster than numbers.
 
-    def __init__(self, vocabulary: int, context: int, rows: int, seed: int = 0) -> None:
+    With `apart` token 0 begins a document, so that one has as many tokens as there are entries in
+    the vocabulary, on average.
+    """
+
+    def __init__(
+        self, vocabulary: int, context: int, rows: int, seed: int = 0, apart: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (POOL, rows, context + 1)
         self.windows = torch.randint(vocabulary, shape, generator=generator)
+        self.apart = apart
 
     def batch(self, step: int) -> Batch:
         """Inputs and targets of a step, int64 [rows, context] each."""
         windows = self.windows[step % POOL]
-        return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+        inputs = windows[:, :-1].contiguous()
+        documents = (inputs == 0).cumsum(1) if self.apart else None
+        return Batch(inputs, windows[:, 1:].contiguous(), documents=documents)
 
     def rows(self, step: int, first: int, count: int) -> Batch:
         """`count` rows of a step's batch from row `first` on."""
@@ -41,7 +50,10 @@ class Stepper:
 
     def __init__(self, config: RunConfig, kernels: Mode = "auto") -> None:
         rows = config.train.batch_tokens // config.data.context
-        batches = RandomBatches(config.model.vocab_size, config.data.context, rows)
+        data = config.data
+        batches = RandomBatches(
+            config.model.vocab_size, data.context, rows, apart=data.document_mask
+        )
         self.job: Job = build_job(config, batches)
         self.kernels: Mode = kernels
         self.done = 0

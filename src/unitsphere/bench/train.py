@@ -135,6 +135,7 @@ def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
         "mfu": None if peak is None else operations / peak,
         "peak_bytes": arm.peak,
         "kernels": arm.kernels,
+        "precision": job.precision,
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "off_by": arm.off,
         "rounds_ms": arm.times,

@@ -51,7 +51,7 @@ class Bench:
     """sequences that go through the model at once"""
     compile: bool = False
     """compile every arm on a CPU too (on a GPU they are, but for train.compile=false)"""
-    precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """auto: bf16 where the device computes in it, else fp32"""
     warmup: int | None = None
     """steps of each arm before the first round, after the 5 of the gate"""

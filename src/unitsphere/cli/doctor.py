@@ -64,6 +64,7 @@ def computing() -> dict[str, Any]:
         return {}
     import torch
 
+    from unitsphere.kernels import backends_of
     from unitsphere.training.device import pick_device, pick_precision
 
     device = pick_device("auto")
@@ -79,6 +80,7 @@ def computing() -> dict[str, Any]:
             "gpu": properties.name,
             "gpus": torch.cuda.device_count(),
             "gpu_memory_bytes": properties.total_memory,
+            "attention": [backend.name.lower() for backend in backends_of(device)],
         }
     return found
 

@@ -29,6 +29,9 @@ class Batch:
     mask: Tensor | None = None
     """bool [rows, 1, 1, time] or [rows, 1, time, time], true where an input may be looked at; none:
     the model's own rule (a decoder looks back, an encoder at everything)"""
+    documents: Tensor | None = None
+    """int64 [rows, time], a number for each document of a row; an input looks at those of its own
+    alone; none: at all of the row's"""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -40,7 +43,8 @@ class Batch:
 
     def keywords(self) -> dict[str, Any]:
         """What the model needs beside inputs and targets, under the names of its arguments."""
-        found = {"source": self.source, "source_mask": self.source_mask, "mask": self.mask}
+        names = ("source", "source_mask", "mask", "documents")
+        found = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def split(self, rows: int) -> Iterator[Batch]:

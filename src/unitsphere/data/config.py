@@ -48,6 +48,9 @@ class DataConfig:
     Face tokenizer.json; none: that of the prepared folder, for other sources bpe:1024"""
     context: int = 256
     """sequence length in tokens; of a pair, of each side, the separator counted"""
+    document_mask: bool = False
+    """tokens look at those of their own document alone, not at others that share their sequence
+    (objective clm)"""
     val_fraction: float = 0.02
     """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"

@@ -59,12 +59,15 @@ class NextToken:
     A window has context + 1 tokens and begins with the last one of the window before, so each token
     but the stream's first is a target once. What a short window leaves open is the separator,
     IGNORED as a target. Separators are targets only where `score_separators`: evaluations
-    leave them out, so that the losses are those of the text's own bytes.
+    leave them out, so that the losses are those of the text's own bytes. With `apart` the batch
+    says which document each input belongs to: a separator begins one, and a window may begin
+    within one.
     """
 
     context: int
     separator: int
     score_separators: bool
+    apart: bool = False
     overlap = 1
     likelihood = True
 
@@ -83,4 +86,5 @@ class NextToken:
             targets[row, : len(tokens) - 1] = tokens[1:]
         if not self.score_separators:
             targets.masked_fill_(targets == self.separator, IGNORED)
-        return Batch(inputs, targets)
+        documents = (inputs == self.separator).cumsum(1) if self.apart else None
+        return Batch(inputs, targets, documents=documents)

@@ -5,6 +5,7 @@ modes that decide it.
 """
 
 from unitsphere.kernels.adam import adam_project_
+from unitsphere.kernels.attention import backends_of, use_attention_of
 from unitsphere.kernels.fused_step import fused_step
 from unitsphere.kernels.registry import Mode, mode, use_kernels, using_kernels
 from unitsphere.kernels.residual import lerp_norm
@@ -13,10 +14,12 @@ from unitsphere.kernels.rope import rope_norm
 __all__ = [
     "Mode",
     "adam_project_",
+    "backends_of",
     "fused_step",
     "lerp_norm",
     "mode",
     "rope_norm",
+    "use_attention_of",
     "use_kernels",
     "using_kernels",
 ]

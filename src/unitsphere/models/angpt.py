@@ -40,6 +40,7 @@ from unitsphere.models.parts import (
     Scale,
     ScaleConfig,
     head_size,
+    kv_heads,
     logit_gain,
     mlp_size,
     rotary_size,
@@ -48,7 +49,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import lerp
+from unitsphere.ops.residual import LONGEST, lerp
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class ANGPTConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05, scale=0.01)
@@ -91,23 +96,33 @@ class ANGPTConfig:
     """use the input embedding as output head"""
 
 
+def h_bound(config: ANGPTConfig) -> float | None:
+    """Beyond what no element of h lies: how long h becomes, unless ν(α) is left out."""
+    return LONGEST if config.nu_alpha else None
+
+
 class Attention(nn.Module):
     """h_A before its norm: h looks at itself, or across at a memory."""
 
     def __init__(self, config: ANGPTConfig, layer: int) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
+        self.n_kv_heads = kv_heads(config.n_heads, config.n_kv_heads)
         self.d_k, self.attention_factor = head_size(d, config.n_heads), config.attention_factor
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_q, self.W_k, self.W_v, self.W_p = (
-            Linear(d, d, std=std, bound=in_axis) for _ in range(4)
-        )
+
+        def of_h(d_out: int) -> Linear:
+            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
+
+        d_kv = self.n_kv_heads * self.d_k
+        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
+        self.W_p = Linear(d, d, std=std, bound=in_axis)
         self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        q = context.rotate_norm(self.heads(self.W_q, h), self.g())
+        q = context.rotate_norm(split_heads(self.W_q(h, self.nu_qkv), self.n_heads), self.g())
         k, v = context.keys_values(self.layer, h, self.keys_values)
         heads = context.attend(q, k, v, scale=1.0)
         if self.attention_factor:
@@ -115,12 +130,9 @@ class Attention(nn.Module):
         return self.W_p(merge_heads(heads), self.nu_p)
 
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """k and v of h, [batch, H, time, d_k] each."""
-        return context.rotate_norm(self.heads(self.W_k, h)), self.heads(self.W_v, h)
-
-    def heads(self, W: Linear, h: Tensor) -> Tensor:
-        """W h·ν_qkv by head, [batch, H, time, d_k]."""
-        return split_heads(W(h, self.nu_qkv), self.n_heads)
+        """k and v of h, [batch, H_kv, time, d_k] each."""
+        k, v = (split_heads(W(h, self.nu_qkv), self.n_kv_heads) for W in (self.W_k, self.W_v))
+        return context.rotate_norm(k), v
 
 
 class MLP(nn.Module):
@@ -137,7 +149,9 @@ class MLP(nn.Module):
         computed = nu_acf(config.activation, z_std)
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
         std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_u, self.W_z = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_z = (
+            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
+        )
         self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -10,17 +10,19 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import rope_norm
 from unitsphere.ops.attention import attention
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope
+from unitsphere.ops.sight import counted
 
 KeysValues = tuple[Tensor, Tensor]
 
 
 class Cache:
-    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H, length, d_k].
+    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H_kv, length, d_k].
 
     Of a decoder that looks at a memory also the memory's, computed once.
     """
@@ -33,7 +35,7 @@ class Cache:
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Append k, v [batch, H, new, d_k] to a layer; all of its keys and values so far."""
+        """Append k, v [batch, H_kv, new, d_k] to a layer; all of its keys and values so far."""
         if layer == len(self.keys):
             self.keys.append(torch.zeros(self.shape[1:], dtype=k.dtype, device=self.device))
             self.values.append(torch.zeros(self.shape[1:], dtype=v.dtype, device=self.device))
@@ -77,7 +79,7 @@ class Context(Protocol):
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
     ) -> KeysValues:
-        """What the layer's queries look at, [batch, H, keys, d_k] each, made by `project`."""
+        """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`."""
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -95,7 +97,7 @@ class SelfContext:
 
     positions: Tensor
     table: tuple[Tensor, Tensor]
-    mask: Tensor | None
+    mask: Tensor | BlockMask | None
     causal: bool
     cache: Cache | None
 
@@ -163,8 +165,8 @@ class CrossContext:
         return seen(self.memory.mask, k)
 
 
-def seen(mask: Tensor | None, k: Tensor) -> Tensor:
+def seen(mask: Tensor | BlockMask | None, k: Tensor) -> Tensor:
     """How many of the keys k a mask lets through; all of them without one."""
-    return (
-        torch.tensor(k.shape[-2], device=k.device) if mask is None else mask.sum(-1, keepdim=True)
-    )
+    if mask is None:
+        return torch.tensor(k.shape[-2], device=k.device)
+    return counted(mask, k.device)

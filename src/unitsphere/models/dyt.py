@@ -51,6 +51,10 @@ class DyTConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha_init: float = 0.5
@@ -116,9 +120,15 @@ class Block(nn.Module):
         std_out = output_std(std, config.n_layers, cross)
 
         def attention() -> Attention:
-            g = config.g if config.qk_norm else None
             return Attention(
-                d, config.n_heads, layer, std=std, std_out=std_out, g=g, g_init=config.g_init
+                d,
+                config.n_heads,
+                config.n_kv_heads,
+                layer,
+                std=std,
+                std_out=std_out,
+                g=config.g if config.qk_norm else None,
+                g_init=config.g_init,
             )
 
         self.norm_A, self.attention = DyT(config), attention()

@@ -30,6 +30,7 @@ from unitsphere.models.parts import (
     LogitGain,
     RMSNorm,
     head_size,
+    kv_heads,
     logit_gain,
     mlp_size,
     output_std,
@@ -53,6 +54,10 @@ class GPTConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     qk_norm: bool = False
@@ -80,6 +85,7 @@ class Attention(nn.Module):
         self,
         d: int,
         n_heads: int,
+        n_kv_heads: int | None,
         layer: int,
         *,
         std: float,
@@ -88,8 +94,11 @@ class Attention(nn.Module):
         g_init: float | None = None,
     ) -> None:
         super().__init__()
-        self.n_heads, self.layer, self.d_k = n_heads, layer, head_size(d, n_heads)
-        self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=None) for _ in range(3))
+        self.n_heads, self.n_kv_heads = n_heads, kv_heads(n_heads, n_kv_heads)
+        self.layer, self.d_k = layer, head_size(d, n_heads)
+        self.W_q = Linear(d, d, std=std, bound=None)
+        d_kv = self.n_kv_heads * self.d_k
+        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=None) for _ in range(2))
         self.W_o = Linear(d, d, std=std_out, bound=None)
         self.g = None if g is None else logit_gain(g, g_init, n_heads, self.d_k)
 
@@ -104,8 +113,8 @@ class Attention(nn.Module):
         return self.W_o(merge_heads(heads))
 
     def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """k after RoPE and norm, and v, [batch, H, time, d_k] each."""
-        k, v = (split_heads(W(x), self.n_heads) for W in (self.W_k, self.W_v))
+        """k after RoPE and norm, and v, [batch, H_kv, time, d_k] each."""
+        k, v = (split_heads(W(x), self.n_kv_heads) for W in (self.W_k, self.W_v))
         return (context.rotate(k) if self.g is None else context.rotate_norm(k)), v
 
 
@@ -135,9 +144,15 @@ class Block(nn.Module):
         std_out = output_std(std, config.n_layers, cross)
 
         def attention() -> Attention:
-            g = config.g if config.qk_norm else None
             return Attention(
-                d, config.n_heads, layer, std=std, std_out=std_out, g=g, g_init=config.g_init
+                d,
+                config.n_heads,
+                config.n_kv_heads,
+                layer,
+                std=std,
+                std_out=std_out,
+                g=config.g if config.qk_norm else None,
+                g_init=config.g_init,
             )
 
         self.norm_A, self.attention = RMSNorm(d, eps), attention()

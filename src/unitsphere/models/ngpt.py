@@ -37,6 +37,7 @@ from unitsphere.models.parts import (
     Scale,
     ScaleConfig,
     head_size,
+    kv_heads,
     mlp_size,
     output_std,
     rotary_size,
@@ -45,7 +46,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.residual import lerp, riemannian, slerp
+from unitsphere.ops.residual import LONGEST, lerp, riemannian, slerp
 
 RESIDUALS = {"lerp": lerp_norm, "slerp": slerp, "riemannian": riemannian, "lerp_nu": lerp}
 
@@ -62,12 +63,16 @@ class NGPTConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05)
     """eigen learning rates α_A and α_M (and α_X across), [d] per layer"""
     s_qk: ScaleConfig = ScaleConfig(init=1.0)
-    """scale of q and k, [H, d_k] per layer, shared by both"""
+    """scale of q and k, [n_kv_heads, d_k] per layer, shared by a key and its queries"""
     s_u: ScaleConfig = ScaleConfig(init=1.0, scale=1.0)
     """scale of u, [d_ff] per layer"""
     s_nu: ScaleConfig = ScaleConfig(init=1.0, scale=1.0)
@@ -97,35 +102,52 @@ def bound(config: NGPTConfig, dim: int) -> Bound:
     return Bound(dim, config.bound, in_forward=config.normalize_in_forward)
 
 
+def h_bound(config: NGPTConfig) -> float:
+    """Beyond what no element of h lies, nor of v = W_v h and of means of v's, the heads."""
+    return LONGEST if config.residual == "lerp_nu" else 1.0
+
+
 class Attention(nn.Module):
     """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
     def __init__(self, config: NGPTConfig, layer: int, std_out: float) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
+        self.n_kv_heads = kv_heads(config.n_heads, config.n_kv_heads)
         self.d_k, self.qk_norm = head_size(d, config.n_heads), config.qk_norm
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_q, self.W_k, self.W_v = (Linear(d, d, std=std, bound=in_axis) for _ in range(3))
-        self.W_o = Linear(d, d, std=std_out, bound=out_axis)
-        self.s_qk = Scale(config.s_qk, (config.n_heads, 1, self.d_k), d)
+
+        def of_h(d_out: int) -> Linear:
+            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
+
+        d_kv = self.n_kv_heads * self.d_k
+        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
+        self.W_o = Linear(d, d, std=std_out, bound=out_axis, input_bound=h_bound(config))
+        self.s_qk = Scale(config.s_qk, (self.n_kv_heads, 1, self.d_k), d)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        q = self.scaled(self.W_q(h), context)
+        s_qk = shared(self.s_qk(), self.n_heads // self.n_kv_heads)
+        q = self.scaled(split_heads(self.W_q(h), self.n_heads), s_qk, context)
         k, v = context.keys_values(self.layer, h, self.keys_values)
         return self.W_o(merge_heads(context.attend(q, k, v, scale=math.sqrt(self.d_k))))
 
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """k and v of h, [batch, H, time, d_k] each."""
-        return self.scaled(self.W_k(h), context), split_heads(self.W_v(h), self.n_heads)
+        """k and v of h, [batch, H_kv, time, d_k] each."""
+        k, v = (split_heads(W(h), self.n_kv_heads) for W in (self.W_k, self.W_v))
+        return self.scaled(k, self.s_qk(), context), v
 
-    def scaled(self, x: Tensor, context: Context) -> Tensor:
-        """Norm(RoPE(x))·s_qk per head (eq. 15, 16)."""
-        x = split_heads(x, self.n_heads)
-        if self.qk_norm:
-            return context.rotate_norm(x, self.s_qk())
-        return context.rotate(x) * self.s_qk()
+    def scaled(self, x: Tensor, s_qk: Tensor | float, context: Context) -> Tensor:
+        """Norm(RoPE(x))·s_qk for heads x (eq. 15, 16)."""
+        return context.rotate_norm(x, s_qk) if self.qk_norm else context.rotate(x) * s_qk
+
+
+def shared(s_qk: Tensor | float, group: int) -> Tensor | float:
+    """s_qk of the query heads, [H, 1, d_k], of that of their keys, [H_kv, 1, d_k]."""
+    if group == 1 or not isinstance(s_qk, Tensor) or s_qk.dim() == 0:
+        return s_qk
+    return s_qk.repeat_interleave(group, dim=0)
 
 
 class MLP(nn.Module):
@@ -137,7 +159,9 @@ class MLP(nn.Module):
         d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
         in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
         std = 1 / math.sqrt(d)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=in_axis) for _ in range(2))
+        self.W_u, self.W_nu = (
+            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
+        )
         self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
         self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
 

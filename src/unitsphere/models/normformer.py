@@ -36,6 +36,7 @@ from unitsphere.models.parts import (
     LayerNorm,
     Linear,
     head_size,
+    kv_heads,
     mlp_size,
     output_std,
     rotary_size,
@@ -59,6 +60,10 @@ class NormFormerConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     post_attn_ln: bool = True
@@ -119,32 +124,34 @@ class Attention(nn.Module):
     def __init__(self, config: NormFormerConfig, layer: int, std_out: float) -> None:
         super().__init__()
         d, H, std, self.layer = config.d_model, config.n_heads, config.init_std, layer
-        self.n_heads, self.d_k = H, head_size(d, H)
-        self.W_q, self.W_k, self.W_v = (
-            Linear(d, d, std=std, bound=None, bias=True) for _ in range(3)
-        )
+        self.n_heads, self.n_kv_heads = H, kv_heads(H, config.n_kv_heads)
+        self.d_k = head_size(d, H)
+        d_kv = self.n_kv_heads * self.d_k
+        self.W_q = Linear(d, d, std=std, bound=None, bias=True)
+        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=None, bias=True) for _ in range(2))
         self.W_o = Linear(d, d, std=std_out, bound=None, bias=True)
         self.gamma = Ones(H, 1, 1) if config.head_scale else nn.Identity()
         self.LN_q, self.LN_k, self.LN_v = (
-            LayerNorm(d, config.norm_eps) if config.qkv_ln else nn.Identity() for _ in range(3)
+            LayerNorm(width, config.norm_eps) if config.qkv_ln else nn.Identity()
+            for width in (d, d_kv, d_kv)
         )
         self.rotary = config.positions == "rotary"
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        q = self.placed(self.LN_q(self.W_q(x)), context)
+        q = self.placed(split_heads(self.LN_q(self.W_q(x)), self.n_heads), context)
         k, v = context.keys_values(self.layer, x, self.keys_values)
         heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k))
         return self.W_o(merge_heads(self.gamma(heads)))
 
     def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """k and v of x, [batch, H, time, d_k] each."""
+        """k and v of x, [batch, H_kv, time, d_k] each."""
         k, v = self.LN_k(self.W_k(x)), self.LN_v(self.W_v(x))
-        return self.placed(k, context), split_heads(v, self.n_heads)
+        k, v = (split_heads(heads, self.n_kv_heads) for heads in (k, v))
+        return self.placed(k, context), v
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
-        """x by head, with RoPE if the positions are rotary."""
-        x = split_heads(x, self.n_heads)
+        """Heads x, with RoPE if the positions are rotary."""
         return context.rotate(x) if self.rotary else x
 
 

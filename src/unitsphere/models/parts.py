@@ -1,8 +1,8 @@
 """The few modules that architectures share. Each declares its parameters (see constraint.py)."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
+from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
@@ -31,8 +32,16 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free.
+    `bound` must be given: None says that W is free; its `dim` is an axis of W. `input_bound` says
+    beyond what no element of x lies, for FP8; `fp8`, set by `training.fp8.use_fp8`, makes the
+    products in FP8.
+
+    The parameter is W, or Wᵀ where W is bounded along dim 0 (`turned`): bounded vectors are rows of
+    what is stored, so that a projection runs along the memory and shards of rows hold whole
+    vectors. A state_dict has W either way.
     """
+
+    fp8: Bounded | None = None
 
     def __init__(
         self,
@@ -42,33 +51,66 @@ class Linear(nn.Module):
         std: float,
         bound: Bound | None,
         bias: bool = False,
+        input_bound: float | None = None,
         role: Role = "matrix",
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.turned = bound is not None and bound.dim == 0
+        self.weight = nn.Parameter(torch.empty((d_in, d_out) if self.turned else (d_out, d_in)))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
-        self.std, self.bound = std, bound
+        self.std, self.bound = std, replace(bound, dim=1) if bound else None
+        self.input_bound = input_bound
         self.role: Role = role
+        if self.turned:
+            self.register_state_dict_post_hook(_show_turned)
+            self.register_load_state_dict_pre_hook(_take_turned)
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
-        if scale is None:
+        if self.fp8 is not None:
+            y = fp8_linear(x, self.matrix(), scale, self.fp8)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+        if self.bias is not None:
             return F.linear(x, self.matrix(), self.bias)
         return scaled_linear(x, self.matrix(), scale)
 
     def matrix(self) -> Tensor:
-        """W as the forward pass uses it."""
-        return as_used(self.weight, self.bound)
+        """W [d_out, d_in] as the forward pass uses it."""
+        used = as_used(self.weight, self.bound)
+        return used.t() if self.turned else used
 
+    @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
         """W from N(0, std²), b = 0."""
-        nn.init.normal_(self.weight, std=self.std, generator=generator)
+        drawn = torch.empty_like(self.matrix(), memory_format=torch.contiguous_format)
+        nn.init.normal_(drawn, std=self.std, generator=generator)
+        self.weight.copy_(drawn.t() if self.turned else drawn)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def declare(self) -> dict[str, Declaration]:
-        """The weight by its role and bound; a bias is free."""
+        """The stored weight by its role and bound; a bias is free."""
         return {"weight": Declaration(self.role, self.bound), "bias": Declaration("bias")}
+
+
+def _show_turned(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """What is stored as Wᵀ leaves as W."""
+    state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
+
+
+def _take_turned(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """W comes back as Wᵀ; a missing one is torch's to name."""
+    if f"{prefix}weight" in state:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
+
+
+def turned(model: nn.Module) -> set[str]:
+    """The names of a model's parameters that are stored as the transpose of what they are."""
+    return {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, module in model.named_modules()
+        if isinstance(module, Linear) and module.turned
+    }
 
 
 class Embedding(nn.Module):
@@ -135,7 +177,9 @@ class Scale(nn.Module):
 
     def forward(self) -> Tensor | float:
         """The effective value: `shape`, a scalar tensor, or the constant."""
-        return self.init if self.stored is None else self.stored * self.factor
+        if self.stored is None:
+            return self.init
+        return self.stored if self.factor == 1 else self.stored * self.factor
 
     def reset(self, generator: torch.Generator) -> None:
         """Set the stored tensor to s_scale, so that the effective value is s_init."""
@@ -217,6 +261,16 @@ def head_size(d_model: int, n_heads: int) -> int:
             "change one of them"
         )
     return d_model // n_heads
+
+
+def kv_heads(n_heads: int, n_kv_heads: int | None) -> int:
+    """Heads of keys and values: n_heads if none are given; a `UserError` unless they divide it."""
+    if n_kv_heads is not None and (n_kv_heads < 1 or n_heads % n_kv_heads):
+        raise UserError(
+            f"model.n_heads {n_heads} is not divisible by model.n_kv_heads {n_kv_heads}: "
+            "change one of them"
+        )
+    return n_heads if n_kv_heads is None else n_kv_heads
 
 
 def mlp_size(d_ff: int | None, d_model: int) -> int:

@@ -46,6 +46,10 @@ class ReZeroConfig:
     """blocks"""
     n_heads: int = 4
     """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     a_init: float = 0.0
@@ -69,11 +73,11 @@ class Block(nn.Module):
 
     def __init__(self, config: ReZeroConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, H, std = config.d_model, config.n_heads, config.init_std
-        self.attention = Attention(d, H, layer, std=std, std_out=std)
+        d, H, H_kv, std = config.d_model, config.n_heads, config.n_kv_heads, config.init_std
+        self.attention = Attention(d, H, H_kv, layer, std=std, std_out=std)
         self.mlp = MLP(d, config.d_ff, std=std, std_out=std)
         if cross:
-            self.cross = Attention(d, H, layer, std=std, std_out=std)
+            self.cross = Attention(d, H, H_kv, layer, std=std, std_out=std)
         self.a = Scale(ScaleConfig("scalar", config.a_init, config.a_init), (), d)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:

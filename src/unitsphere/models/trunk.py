@@ -14,17 +14,17 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
-from unitsphere.models.parts import Resets
-from unitsphere.ops.attention import visible
+from unitsphere.models.parts import Resets, kv_heads
+from unitsphere.ops.attention import takes_blocks
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.rope import rope_table
+from unitsphere.ops.sight import Sight, visible
 
 Objective = Literal["clm", "mlm", "seq2seq"]
 
@@ -50,6 +50,11 @@ class Transformer(nn.Module):
 
     def __init__(self, config: Any, objective: Objective) -> None:
         super().__init__()
+        if config.window is not None and config.window < 1:
+            raise UserError(
+                f"model.window must be at least 1, a token itself: {config.window}; "
+                "leave it out to see everything"
+            )
         self.config = config
         self.objective: Objective = objective
         self.norm = self.norm_memory = nn.Identity()
@@ -82,18 +87,20 @@ class Transformer(nn.Module):
         left_padding: Tensor | None = None,
         mask: Tensor | None = None,
         memory: Memory | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Logits [batch, time, V] for tokens [batch, time] int64.
 
         With a cache the tokens come after those it holds. `left_padding` [batch] int64 counts
         the leading tokens of each row that are padding: masked, positions start after them.
         `mask` (bool, broadcast to [batch, 1, time, keys]) is true where a token may look, in
-        place of what the objective says: documents kept apart, padding at the end. Every token
-        must see one. `memory` is what `encode` made of the source; seq2seq needs it.
+        place of what the objective says, within `model.window` if there is one: padding at the
+        end, for instance. Every token must see one. `memory` is what `encode` made of the
+        source; seq2seq needs it. `documents` (int [batch, time]) numbers the document of each
+        token: a token sees its own document alone.
         """
-        h, head = self.features(tokens, cache, left_padding, mask, memory), self.head()
-        if head.scale is None:
-            return F.linear(h, head.weight)
+        h = self.features(tokens, cache, left_padding, mask, memory, documents)
+        head = self.head()
         return scaled_linear(h, head.weight, head.scale)
 
     def features(
@@ -103,6 +110,7 @@ class Transformer(nn.Module):
         left_padding: Tensor | None = None,
         mask: Tensor | None = None,
         memory: Memory | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """What the head sees, [batch, time, d], for the arguments of `forward`."""
         if (memory is None) != (self.encoder is None):
@@ -113,7 +121,13 @@ class Transformer(nn.Module):
             )
         if cache is not None and self.objective == "mlm":
             raise UserError("an encoder (objective mlm) sees whole texts: it has no cache")
-        context = self._context(tokens, cache, left_padding, mask, self.objective != "mlm")
+        if documents is not None and (cache is not None or memory is not None):
+            raise UserError(
+                "documents are kept apart in whole sequences of text: they go neither with a "
+                "cache nor with seq2seq"
+            )
+        causal = self.objective != "mlm"
+        context = self._context(tokens, cache, left_padding, mask, causal, documents)
         across = None if memory is None else CrossContext(memory, cache)
         h = self.embed(tokens, context.positions)
         for block in self.blocks:
@@ -147,6 +161,7 @@ class Transformer(nn.Module):
         left_padding: Tensor | None,
         mask: Tensor | None,
         causal: bool,
+        documents: Tensor | None = None,
     ) -> SelfContext:
         past, new = cache.length if cache is not None else 0, tokens.shape[1]
         if self.max_length is not None and past + new > self.max_length:
@@ -161,9 +176,15 @@ class Transformer(nn.Module):
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
         if left_padding is not None:  # one table a row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
-        if left_padding is not None or (mask is None and past and new > 1):
-            mask = visible(new, past + new, left_padding, tokens.device, causal, mask)
-        return SelfContext(positions, table, mask, causal, cache)
+        sight = Sight(causal, self._window(past + new), documents)
+        blocks = cache is None and takes_blocks(tokens.device, self.d_k, wide)
+        see = visible(sight, new, past + new, tokens.device, left_padding, mask, blocks)
+        return SelfContext(positions, table, see, causal, cache)
+
+    def _window(self, length: int) -> int | None:
+        """The window, where a sequence of that length is longer."""
+        window = self.config.window
+        return None if window is None or window >= length else window
 
     def loss(
         self,
@@ -174,19 +195,26 @@ class Transformer(nn.Module):
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
+        documents: Tensor | None = None,
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 
-        `mask` is that of `forward`, `source` and `source_mask` are those of `encode`.
-        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary.
+        `mask` and `documents` are those of `forward`, `source` and `source_mask` of `encode`.
+        `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary;
+        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5).
         """
         memory = None if source is None else self.encode(source, source_mask)
-        h, head = self.features(tokens, mask=mask, memory=memory), self.head()
-        return linear_cross_entropy(h, head.weight, targets, head.scale, reduction, label_smoothing)
+        h = self.features(tokens, mask=mask, memory=memory, documents=documents)
+        head = self.head()
+        return linear_cross_entropy(
+            h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
+        )
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty KV cache for `length` tokens of `batch` rows."""
-        shape = (len(self.blocks), batch, self.config.n_heads, length, self.d_k)
+        heads = kv_heads(self.config.n_heads, self.config.n_kv_heads)
+        shape = (len(self.blocks), batch, heads, length, self.d_k)
         return Cache(shape, self.device)
 
     @torch.no_grad()

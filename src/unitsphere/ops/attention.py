@@ -1,8 +1,16 @@
 """Scaled dot-product attention over heads."""
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -15,37 +23,50 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that needs the compiler, for instance not to hold all scores of attention.
+
+    Within what is being compiled it is a part of that. Else it is compiled apart, at its first
+    use: the compiler takes seconds to import.
+    """
+    return function if torch.compiler.is_compiling() else _compiled(function)
+
+
+@functools.cache
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    return torch.compile(function)
+
+
+def takes_blocks(device: torch.device, d_k: int, dtype: torch.dtype) -> bool:
+    """Whether `attention` takes a `BlockMask`: FlexAttention's kernels are for GPUs.
+
+    They need heads of at least 16, and do not multiply fp64. (On a CPU FlexAttention has no
+    backward pass.)
+    """
+    return device.type == "cuda" and d_k >= 16 and dtype != torch.float64
+
+
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | BlockMask | None, causal: bool
 ) -> Tensor:
-    """softmax(q kᵀ · scale + M) v (nGPT eq. 13).
+    """softmax(q kᵀ · scale + M) v (nGPT eq. 13), with H_kv heads of keys for H of queries.
 
-    q is [batch, H, queries, d_k]; k and v are [batch, H, keys, d_k]. `mask` is true where a
-    query may look, broadcast to [batch, H, queries, keys]. `causal` needs no mask: query i
-    looks at keys 0..i.
+    q is [batch, H, queries, d_k]; k and v are [batch, H_kv, keys, d_k], H_kv a divisor of H: head
+    i of the queries looks at head i // (H/H_kv) of the keys. `mask` is true where a query may
+    look, broadcast to [batch, H, queries, keys], or is that in blocks. `causal` needs no mask:
+    query i looks at keys 0..i.
+
+    Groups are left to the kernels, which read a key once for its group. Only under a mask on a
+    GPU are k and v repeated: not in every version of torch does SDPA's kernel for masks take
+    groups.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-
-
-def visible(
-    n_queries: int,
-    n_keys: int,
-    left_padding: Tensor | None,
-    device: torch.device,
-    causal: bool = True,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """True where a query may look at a key, for queries that are the last of the keys.
-
-    Causal or everywhere, unless a `mask`, broadcast to [batch, 1, queries, keys], says it.
-    Shape [queries, keys], or [batch, 1, queries, keys] if `left_padding` [batch] counts each
-    row's leading padding. A padding query sees itself, so that its softmax has something to sum.
-    """
-    keys = torch.arange(n_keys, device=device)
-    queries = keys[n_keys - n_queries :, None]
-    if mask is None:
-        mask = keys <= queries if causal else torch.ones_like(keys <= queries)
-    if left_padding is None:
-        return mask
-    padding = keys < left_padding[:, None, None, None]
-    return mask & ~padding | padding & (keys == queries)
+    grouped = q.shape[-3] != k.shape[-3]
+    if isinstance(mask, BlockMask):
+        flex = compiled(flex_attention)
+        return flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+    if grouped and mask is not None and q.is_cuda:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )

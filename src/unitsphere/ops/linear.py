@@ -1,5 +1,6 @@
 """Linear maps whose outputs are scaled."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,13 +18,13 @@ def folds(x: Tensor) -> bool:
     return x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
 
 
-def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
-    """(x Wᵀ) ⊙ scale for x [..., d_in], W [d_out, d_in] and a scale [d_out], scalar or number.
+def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float | None) -> Tensor:
+    """(x Wᵀ) ⊙ scale for x [..., d_in], W [d_out, d_in], a scale [d_out], scalar, number or none.
 
     Many tokens are multiplied by the scaled weight: the same numbers but for rounding, and no pass
     over the outputs in either direction (`folds` has the rule).
     """
-    if folds(x):
+    if scale is None or folds(x):
         return F.linear(x, fold(weight, scale))
     return F.linear(x, weight) * scale
 
@@ -35,3 +36,10 @@ def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
     if isinstance(scale, Tensor) and scale.dim() == 1:
         return scale[:, None] * weight
     return scale * weight
+
+
+def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """In which type a matrix product of the two is computed: autocast's where that is on."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return torch.promote_types(x.dtype, weight.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unitsphere.errors import UserError
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
-from unitsphere.ops.linear import fold
+from unitsphere.ops.linear import fold, product_dtype
 
 IGNORE = -100  # a target that is not scored
 
@@ -82,13 +82,6 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
     return chunked(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
-
-
-def product_dtype(h: Tensor, weight: Tensor) -> torch.dtype:
-    """In which type a matrix product of the two is computed: autocast's where that is on."""
-    if torch.is_autocast_enabled(h.device.type):
-        return torch.get_autocast_dtype(h.device.type)
-    return torch.promote_types(h.dtype, weight.dtype)
 
 
 def chunked(

@@ -16,13 +16,13 @@ def _length(weight: Tensor, dim: Axes) -> Tensor:
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
     length = _length(weight, dim)
-    return weight.div_(length.masked_fill_(length == 0, 1).div_(radius))
+    return weight.mul_(radius / length.masked_fill_(length == 0, 1))
 
 
 @torch.no_grad()
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
     """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT Table 1)."""
-    return weight.div_(_length(weight, dim).div_(radius).clamp_(min=1))
+    return weight.mul_((radius / _length(weight, dim)).clamp_(max=1))
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig
 from unitsphere.training.stop import seconds_of
 
-Precision = Literal["fp32", "bf16", "bf16-storage"]
+Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,13 @@ class TrainConfig:
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
-    precision: Literal["auto", "fp32", "bf16", "bf16-storage"] = "auto"
+    z_loss: float = 0.0
+    """weight of (log Σ exp logits)², added to each training target's loss (PaLM: 1e-4); the loss of
+    a record includes it, validations and evaluations never do"""
+    precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """bf16: autocast over fp32 master weights; auto: bf16 where the device computes in it, else
-    fp32; bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
+    fp32; fp8: bf16, and the blocks' matrices multiply in FP8 where the GPU can, else as auto;
+    bf16-storage: the weights themselves in bf16 (loses small updates, not recommended)"""
     eval_every: int = 100
     """steps between validations; 0: at the end only"""
     eval_tokens: int | None = None
@@ -76,14 +80,10 @@ class TrainConfig:
             raise UserError(
                 f"train.label_smoothing must be at least 0 and below 1: {self.label_smoothing}"
             )
-        for name in (
-            "steps",
-            "batch_tokens",
-            "micro_batch",
-            "eval_tokens",
-            "keep_last",
-            "keep_every",
-        ):
+        if not 0 <= self.z_loss < math.inf:
+            raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
+        counts = ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last", "keep_every")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
@@ -139,6 +139,12 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.document_mask and self.objective != "clm":
+            raise UserError(
+                f"data.document_mask is for objective clm, not {self.objective}: leave it out"
+            )
 
 
 @functools.cache

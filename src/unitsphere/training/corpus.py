@@ -150,7 +150,7 @@ def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
     if config.objective == "mlm":
         masks, seed = config.data.mask, config.train.seed
         return Masked(context, separator, tokenizer.vocab_size, masks, seed)
-    return NextToken(context, separator, score_separators=True)
+    return NextToken(context, separator, True, apart=config.data.document_mask)
 
 
 def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
@@ -159,7 +159,7 @@ def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
     if config.objective == "mlm":
         masks = config.data.mask
         return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
-    return NextToken(context, separator, score_separators=False)
+    return NextToken(context, separator, False, apart=config.data.document_mask)
 
 
 def special_ids(objective: Objective) -> int:

@@ -1,12 +1,26 @@
 """Where a run computes and in what precision."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from unitsphere.errors import UserError
 from unitsphere.training.config import Precision
+
+FP8_SINCE = (8, 9)
+"""The first compute capability of NVIDIA's that multiplies in FP8: Ada and Hopper."""
+FP8_NEEDS = "needs an NVIDIA GPU of compute capability 8.9 or newer"
+
+
+@dataclass
+class _Setting:
+    emulated_fp8: bool = False
+
+
+_setting = _Setting()
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,13 +52,34 @@ def computes_in_bf16(device: torch.device) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
+def computes_in_fp8(device: torch.device) -> bool:
+    """Whether runs may have `train.precision` fp8 on the device."""
+    if device.type == "cuda":
+        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_SINCE
+    return device.type == "cpu" and _setting.emulated_fp8
+
+
+@contextmanager
+def emulated_fp8() -> Iterator[None]:
+    """Inside, a CPU takes `train.precision` fp8: the numbers of a GPU, slower than fp32.
+
+    For tests, and for studies of what the rounding does to a model.
+    """
+    former = _setting.emulated_fp8
+    _setting.emulated_fp8 = True
+    try:
+        yield
+    finally:
+        _setting.emulated_fp8 = former
+
+
 def pick_precision(name: str, device: torch.device) -> Precision:
-    """`train.precision` with "auto" decided for the device."""
-    if name == "auto":
+    """`train.precision` for the device: "auto" decided, and fp8 as auto where it has none."""
+    if name == "auto" or (name == "fp8" and not computes_in_fp8(device)):
         return "bf16" if computes_in_bf16(device) else "fp32"
     return cast(Precision, name)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The context of a forward pass: bf16 autocast if `precision` is "bf16", else nothing."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """The context of a forward pass: bf16 autocast for bf16 and fp8, else nothing."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision in ("bf16", "fp8"))

@@ -38,7 +38,7 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's, perhaps smoothed."""
+    """What a run trains, on what, and how. `loss` is the model's with the run's extras."""
 
     config: RunConfig
     model: Transformer

@@ -1,6 +1,7 @@
 """Optimizers from declared roles: Muon on matrices alone, weight decay never on gains."""
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch.optim import Adam, AdamW, Muon, Optimizer
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import roles
+from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import MuonAdam
@@ -86,7 +88,8 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     free = [p for name, p in parameters.items() if role[name] not in DECAYED]
     if config.name == "muon":
         adam = build_adam(model, config, tables, free, config.adam_lr)
-        optimizer: Optimizer = MuonAdam(build_muon(config, hidden), adam)
+        flat = {parameters[name] for name in turned(model)}
+        optimizer: Optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
     else:
         decayed = [p for name, p in parameters.items() if role[name] in DECAYED]
         optimizer = build_adam(model, config, decayed, free, None)
@@ -117,12 +120,23 @@ def build_adam(
     )
 
 
-def build_muon(config: OptimConfig, matrices: list[Parameter]) -> Muon:
-    """Muon over the layers' matrices."""
+def build_muon(config: OptimConfig, hidden: Sequence[Parameter], flat: Set[Parameter]) -> Muon:
+    """Muon over the layers' matrices, of which those in `flat` are stored as their transpose.
+
+    Orthogonalising a transpose gives the transpose; of the rates "original" alone tells out from
+    in, √max(1, out/in), and of a transpose it would take the other: √(out/in) makes up for that.
+    """
+    groups: dict[float, list[Parameter]] = {}
+    for matrix in hidden:
+        rows, columns = matrix.shape
+        swapped = matrix in flat and config.adjust_lr == "original"
+        groups.setdefault(math.sqrt(columns / rows) if swapped else 1.0, []).append(matrix)
     return Muon(
-        matrices,
+        [
+            {"params": held, "lr": config.lr * rate, "weight_decay": config.weight_decay / rate}
+            for rate, held in groups.items()
+        ],
         lr=config.lr,
-        weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
         ns_steps=config.ns_steps,

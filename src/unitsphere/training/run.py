@@ -12,15 +12,15 @@ import torch
 from unitsphere.data.prefetch import Prefetch
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
-from unitsphere.kernels import use_kernels
+from unitsphere.kernels import use_attention_of, use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.compiling import compile_blocks, compiles, keep_cache
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
-from unitsphere.training.device import pick_device, pick_precision
+from unitsphere.training.device import FP8_NEEDS, pick_device, pick_precision
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     check_same,
@@ -30,6 +30,7 @@ from unitsphere.training.folder import (
     write_config,
     write_environment,
 )
+from unitsphere.training.fp8 import use_fp8
 from unitsphere.training.guard import Guard, RolledBack
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog, read_metrics
@@ -124,10 +125,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
             f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
             f"{max(round(tokens / context), 1) * context} is the nearest that is"
         )
-    device, precision = pick_device(config.train.device), config.train.precision
-    if precision == "auto" and saved is not None:
-        precision = saved.train.precision
-    precision = pick_precision(precision, device)
+    precision = decide_precision(config, saved)
     model = replace(config.model, vocab_size=model_vocabulary(config))
     # Refuses a model that cannot be.
     build_from(config.architecture, model, "meta", objective=config.objective)
@@ -137,6 +135,23 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
+
+
+def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
+    """The run's precision on its device; a line on stderr where that cannot be fp8 as asked.
+
+    A run begun in fp8 keeps it: `build_job` refuses to go on with it where there is none.
+    """
+    asked, device = config.train.precision, pick_device(config.train.device)
+    before = None if saved is None else saved.train.precision
+    if asked == "auto" and before is not None:
+        asked = before
+    if asked == before == "fp8":
+        return "fp8"
+    picked = pick_precision(asked, device)
+    if asked == "fp8" and picked != "fp8":
+        print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
+    return picked
 
 
 def last_state(out: Path) -> State | None:
@@ -226,9 +241,17 @@ def run_from(
 
 
 def build_job(config: RunConfig, batches: Batches) -> Job:
-    """Model, optimizer with its constraint, and batches, at the start of the run."""
+    """Model, optimizer with its constraint, and batches, at the start of the run.
+
+    Raises UserError for fp8 on a device that has none.
+    """
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
+    if config.train.precision == "fp8" and precision != "fp8":
+        raise UserError(
+            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run begun in fp8 "
+            "goes on in it alone, or starts over with another --out"
+        )
     model = build_from(
         config.architecture, config.model, device, config.train.seed, config.objective
     )
@@ -238,11 +261,16 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     use_kernels(config.train.kernels)
+    use_attention_of(device)
+    if precision == "fp8":
+        use_fp8(model, config.optim.constraint.kind)
     if compiles(config.train.compile, device):
         compile_blocks(model)
-    smoothed = partial(model.loss, label_smoothing=config.train.label_smoothing)
+    loss = partial(
+        model.loss, label_smoothing=config.train.label_smoothing, z_loss=config.train.z_loss
+    )
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
-    return Job(config, model, smoothed, optimizer, batches, precision, guard)
+    return Job(config, model, loss, optimizer, batches, precision, guard)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.models.parts import turned
 
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -52,18 +53,26 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped."""
-    found = {}
+    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped.
+
+    Moments have the shape that the parameter has in a state_dict, however it is stored.
+    """
+    found, transposed = {}, turned(model)
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"optimizer state '{key}' of {name} is not a tensor: {value!r}")
-            found[f"optim.{name}.{key}"] = value
+            found[f"optim.{name}.{key}"] = turn(value) if name in transposed else value
     return found
 
 
+def turn(value: Tensor) -> Tensor:
+    """The transpose of a moment; a count stays."""
+    return value.t().contiguous()
+
+
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Fill the model's tensors, in place, from a complete checkpoint.
+    """Fill the model's tensors from a complete checkpoint.
 
     Raises UserError if the names or shapes are not those of the model.
     """
@@ -77,6 +86,8 @@ def load_model(folder: Path, model: nn.Module) -> None:
             "it was written by another version of the model"
         )
     read_tensors(folder, tensors)
+    loaded = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    model.load_state_dict(loaded, strict=False)  # names were compared; tied ones come once
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -85,11 +96,13 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
     shapes = {name: sorted(p.shape) for name, p in model.named_parameters()}
+    transposed = turned(model)
     for name, tensor in tensors.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
         if tensor.numel() != 1 and sorted(tensor.shape) != shapes.get(parameter):
             raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
-        states.setdefault(parameter, {})[key] = tensor
+        value = turn(tensor) if parameter in transposed else tensor
+        states.setdefault(parameter, {})[key] = value
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     packed = optimizer.state_dict()
