@@ -36,14 +36,24 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not valid TOML: it is nested too deeply") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The JSON document in a text; a ValueError says what is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: Path) -> Any:
     """The document in a JSON file; a `UserError` if it is missing or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -134,8 +134,15 @@ def os_error(error: OSError | CheckpointException) -> OSError:
 
 
 def load_state(folder: Path) -> State:
-    """The state.json of a complete checkpoint."""
-    return from_dict(State, read_json(folder / STATE), f"{folder}: ")
+    """The state.json of a complete checkpoint; a `UserError` if it is none."""
+    found = read_json(folder / STATE)
+    if not isinstance(found, dict):
+        raise UserError(f"{folder / STATE} is no state of a run")
+    state = from_dict(State, found, f"{folder}: ")
+    counts = (state.tokens, state.samples, state.losses_seen)
+    if folder != folder_of(folder.parent, state.step) or min(counts) < 0:
+        raise UserError(f"{folder / STATE} is not that of this checkpoint")
+    return state
 
 
 def folders(root: Path) -> dict[int, Path]:

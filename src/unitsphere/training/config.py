@@ -56,6 +56,8 @@ class TrainConfig:
     """steps between checkpoints that are saved and kept for good"""
     async_save: bool = True
     """train on while a copy of the state is written; it takes as much of the host's memory"""
+    hang_timeout: str | None = "30m"
+    """time without headway after which the run says where it stands; none: never"""
     on_spike: OnSpike = "stop"
     """what happens with an update whose loss or gradient is not finite, or whose loss is a spike:
     stop; skip: leave it out; rollback: go back to the last checkpoint and leave it out"""
@@ -86,21 +88,16 @@ class TrainConfig:
             )
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
-        for name in (
-            "steps",
-            "batch_tokens",
-            "micro_batch",
-            "eval_tokens",
-            "keep_last",
-            "keep_every",
-        ):
+        counts = ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last", "keep_every")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
         if self.spike_sigma is not None and not 0 < self.spike_sigma < math.inf:
             raise UserError(f"train.spike_sigma must be a number above 0: {self.spike_sigma}")
-        if self.time_limit is not None:
-            seconds_of(self.time_limit)
+        for name in ("time_limit", "hang_timeout"):
+            if getattr(self, name) is not None:
+                seconds_of(getattr(self, name), f"train.{name}")
         if self.log_every < 1:
             raise UserError(f"train.log_every must be at least 1: {self.log_every}")
         for name in ("seed", "eval_every", "save_every", "sample_every"):
@@ -122,6 +119,7 @@ FREE_KEYS = frozenset(
         "train.eval_tokens",
         "train.keep_every",
         "train.keep_last",
+        "train.hang_timeout",
         "train.log_every",
         "train.micro_batch",
         "train.recompute",

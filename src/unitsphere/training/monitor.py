@@ -25,6 +25,7 @@ from unitsphere.training.loop import Job
 from unitsphere.training.saver import Saver
 from unitsphere.training.stop import Preempted, Stop
 from unitsphere.training.tensors import rng_state
+from unitsphere.training.watchdog import Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
 """What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
@@ -46,9 +47,11 @@ class RunMonitor:
         corpus: Corpus,
         stop: Stop,
         saver: Saver,
+        watch: Watchdog,
         sampler: Sampler | None,
     ) -> None:
         self.job, self.out, self.log, self.stop, self.saver = job, out, log, stop, saver
+        self.watch = watch
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
         self.pending: list[tuple[int, Tensor, Tensor, Tensor]] = []
@@ -76,6 +79,7 @@ class RunMonitor:
 
         Raises Preempted if a stop is due, when the last whole step is saved.
         """
+        self.watch.beat()
         if self.stop.due():
             self.leave()
 
@@ -83,6 +87,7 @@ class RunMonitor:
         """Do what is due when `step` updates have been made."""
         self.pending.append((step, loss, grad_norm, self.job.guard.limit))
         self.done, self.rng = step, rng_state(self.job.model.device)
+        self.watch.beat()
         self.saver.check()
         train = self.job.config.train
         last = step == train.steps

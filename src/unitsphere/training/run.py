@@ -49,6 +49,7 @@ from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import warmup_steps
 from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
+from unitsphere.training.watchdog import Watchdog
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 
@@ -293,7 +294,9 @@ def run_from(
         log.say(headline(job, out, state, recipe))
         if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
             log.say(forecast(job.config, job.model, job.layout).line())
-        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, sampler)
+        hang = None if train.hang_timeout is None else seconds_of(train.hang_timeout)
+        watch = stack.enter_context(Watchdog(hang))
+        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, watch, sampler)
         monitor.resume()
         batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
         train_steps(replace(job, batches=batches), state.step, monitor)

@@ -22,13 +22,13 @@ class Preempted(Exception):  # noqa: N818 - nothing went wrong
     """
 
 
-def seconds_of(text: str) -> float:
-    """Seconds of "90", "90s", "1.5h", "2h30m", "1d"; a `UserError` for anything else."""
+def seconds_of(text: str, name: str = "train.time_limit") -> float:
+    """Seconds of "90", "90s", "1.5h", "2h30m", "1d"; a `UserError` on `name` for anything else."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text)
     found = math.fsum(float(number) * UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not 0 < found < math.inf:
         raise UserError(
-            f"train.time_limit must be a time such as 90m, 2h30m or a number of seconds: {text!r}"
+            f"{name} must be a time such as 90m, 2h30m or a number of seconds: {text!r}"
         )
     return found
 
