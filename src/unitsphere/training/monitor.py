@@ -190,7 +190,8 @@ class RunMonitor:
         before, seconds = self.recorded
         self.recorded = step, self.seconds
         rate = (step - before) * self.job.config.train.batch_tokens / (self.seconds - seconds)
-        share = {} if self.peak is None else {"mfu": rate * self.flops / self.peak}
+        peak = None if self.peak is None else self.peak * self.job.layout.world
+        share = {} if peak is None else {"mfu": rate * self.flops / peak}
         return {"tokens_per_second": rate} | share
 
     def sample(self, step: int) -> None:

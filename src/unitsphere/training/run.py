@@ -163,7 +163,8 @@ def place(layout: Layout, config: RunConfig) -> Layout:
 def begin_folder(out: Path, job: Job, corpus: Corpus, state: State) -> None:
     """Write what a run folder says of itself."""
     write_config(out, job.config)
-    write_environment(out, environment(job.model.device), state.step)
+    found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
+    write_environment(out, found, state.step)
     corpus.tokenizer.save(out / "tokenizer.json")
 
 

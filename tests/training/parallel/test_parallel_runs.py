@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from functools import partial
@@ -122,3 +124,29 @@ def test_two_processes_are_one_run(tiny, tmp_path, capfd):
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
     printed = capfd.readouterr().err
     assert printed.count("step 1/8") == 3  # the two runs of two processes, and the last
+
+
+def test_torchrun_starts_them(tiny, tmp_path):
+    config = tiny("gpt", steps=4, eval_every=0, save_every=0)
+    write_config(tmp_path, config)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json")]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 4/4") == 1
+    assert "predicted memory of each process" in done.stderr
+    train(config, tmp_path / "alone")
+    alone = figures(tmp_path / "alone")
+    for record, expected in zip(figures(tmp_path / "run"), alone, strict=True):
+        assert record == pytest.approx(expected, abs=1e-5)
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["processes"] == {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
