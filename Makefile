@@ -49,6 +49,10 @@ test-data: $(DEV) ## tests on real corpora, in the folder UNITSPHERE_DATA
 	@echo "tests on real data in $(UNITSPHERE_DATA)"
 	@$(PYTEST) -m data $(ARGS)
 
+.PHONY: torture
+torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; about half an hour
+	@TORTURE=long $(PYTEST) tests/torture $(ARGS)
+
 .PHONY: lint
 lint: $(DEV) ## ruff, import contract, types
 	@echo "ruff"

@@ -202,13 +202,26 @@ def test_a_truncated_shard(place, capfd):
     assert not Path("new").exists()
 
 
-def test_a_tampered_shard(place, capfd):
+@pytest.mark.parametrize(
+    ("size", "place_of_it", "argv", "said"),
+    [
+        (200, 7, SHARD_TRAIN, "its first or last bytes differ"),
+        (60_000, 30_000, (*SHARD_TRAIN, "--verify"), "its sha256 differs"),
+    ],
+)
+def test_a_tampered_shard(place, capfd, size, place_of_it, argv, said):
+    """At its ends it is found at once, in between by --verify, which reads everything."""
+    text = "".join(f"{number} is a number of its own. " for number in range(size))
+    Path("text.txt").write_text(text)
+    shutil.rmtree("shards")
+    assert main(["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "shards"]) == 0
+    capfd.readouterr()
     tokens = np.fromfile(shard(), "<u2")
-    tokens[7] += 1
+    tokens[place_of_it * len(tokens) // size] ^= 1
     tokens.tofile(shard())
-    message = refused(capfd, *SHARD_TRAIN)
+    message = refused(capfd, *argv)
     assert str(shard()) in message
-    assert "sha256" in message
+    assert said in message
     assert not Path("new").exists()
 
 

@@ -10,7 +10,9 @@ import torch
 
 from unitsphere.cli import main
 from unitsphere.data.shards import Shards
+from unitsphere.training.corpus import open_corpus
 from unitsphere.training.recipes import recipe_names
+from unitsphere.training.run import load_run
 
 RECIPE = """
 architecture = "angpt"
@@ -216,3 +218,18 @@ def test_prepare_reads_json_lines_from_standard_input(tmp_path, monkeypatch):
 def test_a_prompt_that_is_no_utf8_is_one_line(folder, capsys):
     assert main(["generate", str(folder / "run"), "--prompt", "a\udcff"]) == 2
     assert "is not valid UTF-8" in capsys.readouterr().err
+
+
+def test_replay_shows_the_batch_of_a_step(folder, capsys):
+    found = printed(capsys, "replay", "run", "--step", "7")
+    model, tokenizer, config = load_run("run", "cpu")
+    batch = open_corpus(config).batches.batch(6)
+    assert [row["row"] for row in found["rows"]] == [*range(8)]
+    for row, inputs, targets in zip(found["rows"], batch.inputs, batch.targets, strict=True):
+        assert row["text"] == tokenizer.decode(inputs.tolist())
+        assert row["loss"] == pytest.approx(model.loss(inputs[None], targets[None]).item())
+    assert main(["replay", "run", "--step", "7"]) == 0
+    assert "begins with" in capsys.readouterr().out
+    for step in ("0", "21"):
+        assert main(["replay", "run", "--step", step]) == 2
+        assert f"has no step {step}: give one from 1 to 20" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 """Typed configs: strict load from TOML or JSON, and dump. Knows no project type.
 
-A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s or further
-such dataclasses. A key that the dataclass lacks, or a value of the wrong type, is a
-`UserError` that names the key and its nearest match: a misspelt setting never trains in silence.
+A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s, lists or dicts of
+these, or further such dataclasses. A key that the dataclass lacks, or a value of the wrong type, is
+a `UserError` that names the key and its nearest match: a misspelt setting never trains in silence.
 """
 
 import dataclasses
@@ -36,14 +36,24 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not valid TOML: it is nested too deeply") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The JSON document in a text; a ValueError says what is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: Path) -> Any:
     """The document in a JSON file; a `UserError` if it is missing or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -97,6 +107,11 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
         if value is None and types.NoneType in options:
             return None
         return _convert(next(o for o in options if o is not types.NoneType), value, where)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _convert(options[1], v, f"{where}.{key}") for key, v in value.items()}
+    if origin is list and isinstance(value, list):
+        return [_convert(options[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    kind = origin or kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if (kind is int and isinstance(value, bool)) or not isinstance(value, kind):
@@ -111,7 +126,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def differences(a: Any, b: Any) -> list[str]:
     """`key: a -> b` for every leaf in which two configs of one type differ."""
-    left, right = _flatten(to_dict(a)), _flatten(to_dict(b))
+    left, right = flatten(to_dict(a)), flatten(to_dict(b))
     return [
         f"{key}: {left.get(key)!r} -> {right.get(key)!r}"
         for key in sorted(left.keys() | right.keys())
@@ -119,9 +134,10 @@ def differences(a: Any, b: Any) -> list[str]:
     ]
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value for every leaf of a nested dict."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         nested = isinstance(value, Mapping)
-        flat |= _flatten(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {prefix + key: value}
     return flat

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -144,3 +145,50 @@ def test_fingerprint_follows_the_tokens(ready: Path, copy: Path, tmp_path: Path)
     other = prepare(__file__, "bytes", tmp_path / "other", progress=False)
     assert Shards.open(other).fingerprint != Shards.open(ready).fingerprint
     assert Shards.open(ready, "val").fingerprint != Shards.open(ready).fingerprint
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 2)
+
+
+def rewritten(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("harm", [replaced, cut_short, rewritten, Path.unlink])
+def test_a_shard_that_changes_under_a_reader_is_named(copy: Path, harm) -> None:
+    shards, val = Shards.open(copy), Shards.open(copy, "val")
+    before = shards[3:9].tolist()
+    assert shards[3:9].tolist() == before
+    harm(copy / "train-00000.bin")
+    with pytest.raises(UserError, match=r"train-00000.bin (was changed while|is missing)"):
+        shards[3:9]
+    assert len(val[3:9]) == 6
+
+
+def test_a_larger_corpus_than_a_process_may_hold_open(ready: Path, tmp_path: Path) -> None:
+    shutil.copytree(ready, tmp_path, dirs_exist_ok=True)
+    writer = SplitWriter(tmp_path, "train", "uint16", separator=0, shard_tokens=2)
+    writer.begin_document()
+    writer.write(np.arange(1, 600), 0)
+    counts, files = writer.close()
+    manifest = dataclasses.replace(read_manifest(ready), train=counts, files=tuple(files))
+    (tmp_path / "manifest.json").write_text(manifest_text(manifest))
+    held = len(os.listdir("/proc/self/fd"))
+    shards = Shards.open(tmp_path)
+    assert shards[:].tolist() == [*range(600)]
+    assert len(os.listdir("/proc/self/fd")) == held
+
+
+def test_an_older_manifest_has_no_ends(copy: Path) -> None:
+    manifest = read_manifest(copy)
+    assert all(len(entry.ends) == 64 for entry in manifest.files)
+    files = tuple(dataclasses.replace(entry, ends="") for entry in manifest.files)
+    (copy / "manifest.json").write_text(manifest_text(dataclasses.replace(manifest, files=files)))
+    assert Shards.open(copy)[:].tolist() == Shards.open(copy)[:].tolist()

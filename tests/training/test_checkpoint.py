@@ -152,6 +152,21 @@ def test_leftovers_of_interrupted_savings_are_no_checkpoints_and_go(root):
     assert sorted(p.name for p in root.iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_every_nth_checkpoint_is_kept_for_good(root):
+    for step in (4, 5, 6):
+        checkpoint.save(root, state(step), *make())
+    checkpoint.prune(root / "step-00000006", 1, keep_every=2)
+    assert [*checkpoint.folders(root)] == [2, 4, 6]
+
+
+def test_what_only_looks_like_a_checkpoint_is_left_alone(root):
+    shutil.copytree(root / "step-00000003", root / "step-best")
+    (root / "step-00000099").write_text("a file")
+    assert checkpoint.newest(root) == (root / "step-00000003", [])
+    checkpoint.prune(root / "step-00000003", 1)
+    assert sorted(p.name for p in root.iterdir()) == ["step-00000003", "step-00000099", "step-best"]
+
+
 def test_pruning_never_counts_a_damaged_newer_one(root):
     drop_the_marker(root / "step-00000003")
     checkpoint.prune(root / "step-00000002", 1)
@@ -209,11 +224,11 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_later(tiny, tmp_
         "import resource, sys; from unitsphere.training import checkpoint, run;"
         "from unitsphere.training.recipes import load_recipe;"
         "from unitsphere.errors import UserError;"
-        "save = checkpoint.save;\n"
+        "write = checkpoint.write;\n"
         "def limited(root, state, *rest):\n"
         "    if state.step == 4: resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
-        "    return save(root, state, *rest)\n"
-        "checkpoint.save = limited\n"
+        "    return write(root, state, *rest)\n"
+        "checkpoint.write = limited\n"
         "try: run.train(load_recipe(sys.argv[1]), sys.argv[2])\n"
         "except UserError as error: print(error)"
     )

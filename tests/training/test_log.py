@@ -1,6 +1,9 @@
 import json
+import os
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unitsphere.training.log import RunLog, cut, duration, read_metrics
@@ -28,14 +31,23 @@ def test_records_come_back(tmp_path, capsys):
     assert lines[1].endswith("ETA 0:04")
 
 
-@pytest.mark.parametrize("keep", range(0, 60, 7))
-def test_a_line_torn_at_any_byte_is_cut_and_no_step_is_doubled(keep, tmp_path):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    cut_at=st.integers(0, 400),
+    tail=st.sampled_from([b"", b"\0" * 50, b"\n", b"\xff\n"]),
+    saved=st.integers(0, 5),
+)
+def test_a_kill_at_any_byte_loses_and_doubles_no_step(cut_at, tail, saved, tmp_path):
+    """The checkpoint's records are on the disk; of what came later any part may be."""
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
     write(tmp_path, range(1, 6))
     path = tmp_path / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:4]) + lines[4][:keep])
-    write(tmp_path, range(4, 7), start=3)
-    assert [json.loads(line)["step"] for line in path.open()] == [1, 2, 3, 4, 5, 6]
+    before, after = b"".join(lines[:saved]), b"".join(lines[saved:])
+    path.write_bytes(before + after[:cut_at] + tail)
+    write(tmp_path, range(saved + 1, 8), start=saved)
+    assert path.read_bytes().startswith(before)
+    assert [json.loads(line)["step"] for line in path.open()] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_samples_after_the_checkpoint_are_cut(tmp_path):
@@ -47,9 +59,13 @@ def test_samples_after_the_checkpoint_are_cut(tmp_path):
     assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == "--- step 1\nfrüh\n\n"
 
 
-def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path):
+@pytest.mark.parametrize(("saved", "torn"), [(0, 0), (0, 30), (1, 0), (3, 1), (3, 30), (5, 0)])
+def test_tensorboard_shows_no_step_twice_after_a_resume(saved, torn, tmp_path):
     write(tmp_path, range(1, 6))
-    write(tmp_path, range(4, 7), start=3)
+    (first,) = (tmp_path / "tensorboard").iterdir()
+    if torn:
+        os.truncate(first, first.stat().st_size - torn)
+    write(tmp_path, range(saved + 1, 7), start=saved)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]

@@ -107,6 +107,8 @@ def test_a_signal_saves_at_the_end_of_the_step_and_the_run_goes_on(number, tiny,
 
 def test_a_second_ctrl_c_stops_at_once(tiny, tmp_path):
     def ask_twice(*_):
+        while not (tmp_path / "run/checkpoints/step-00000003").exists():
+            time.sleep(0.01)  # it is written while the run goes on
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)

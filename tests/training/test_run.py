@@ -256,3 +256,26 @@ def test_a_prepared_folder_brings_its_own_tokenizer(tmp_path):
     assert resolved.data.tokenizer == str(folder / "tokenizer.json")
     assert resolved.model.vocab_size == 320
     assert open_corpus(resolved).tokenizer.vocab_size <= 300
+
+
+def test_a_shard_that_changes_under_a_run_stops_it_with_its_name(tiny, tmp_path):
+    """It goes on when the shard is restored, and batches read ahead or not are the same."""
+    config = tiny(sample_every=4)
+    folder = prepare(config.data.source, "bytes", tmp_path / "shards", progress=False)
+    data = dataclasses.replace(config.data, source=str(folder), prefetch=0)
+    config = dataclasses.replace(config, data=data)
+    shard = folder / "train-00000.bin"
+    whole, content = (
+        train(config, tmp_path / "whole", sampler=lambda *_: "").out,
+        shard.read_bytes(),
+    )
+
+    def change(*_):
+        shard.write_bytes(content)
+        return ""
+
+    with pytest.raises(UserError, match=r"train-00000\.bin was changed while it was in use"):
+        train(config, tmp_path / "run", sampler=change)
+    ahead = dataclasses.replace(config, data=dataclasses.replace(data, prefetch=3))
+    train(ahead, tmp_path / "run", sampler=lambda *_: "")
+    assert figures(tmp_path / "run") == figures(whole)

@@ -34,7 +34,11 @@ class RandomBatches:
 
     def batch(self, step: int) -> Batch:
         """Inputs and targets of a step, int64 [rows, context] each."""
-        windows = self.windows[step % POOL]
+        return self.rows(step, 0, self.windows.shape[1])
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of them from `first` on."""
+        windows = self.windows[step % POOL, first : first + count]
         inputs = windows[:, :-1].contiguous()
         documents = (inputs == 0).cumsum(1) if self.apart else None
         return Batch(inputs, windows[:, 1:].contiguous(), documents=documents)

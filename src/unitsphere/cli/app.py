@@ -22,6 +22,7 @@ VERBS = {
     "prepare": ("prepare", "text, JSONL or files -> token shards to train on"),
     "train": ("train", "train a recipe; the same command again resumes"),
     "eval": ("evaluate", "loss, perplexity and bits per byte of a run on any text"),
+    "replay": ("replay", "the batch of a training step, and each row's loss"),
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),

@@ -1,13 +1,15 @@
 """`unitsphere train`: a recipe's config, changed by `--section.key value`, and its run folder."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
+from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
+from unitsphere.cli.layout import show_dry_run
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
@@ -38,12 +40,26 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
+  --dry-run              lay the run out without training: shards, memory, FLOPs of
+                         --world-size N processes; --json
+  --verify               read all data first and compare their checksums
   --optim.lr             peak learning rate
   --model.d_model        width; also --model.n_layers, --model.n_heads"""
 
 
+@dataclasses.dataclass
+class Instead:
+    """What is asked for in the place of training here."""
+
+    dry_run: bool = False
+    world_size: int | None = None
+    json: bool = False
+
+
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
+    argv = ["--data.verify=True" if word == "--verify" else word for word in argv]
+    instead, argv = take_instead(argv)
     name, rest = split_recipe(argv)
     if name is None:
         if not {"-h", "--help"} & set(argv):
@@ -56,22 +72,57 @@ def run(argv: list[str]) -> int:
     from torch import OutOfMemoryError
 
     from unitsphere.inference.samples import write_sample
+    from unitsphere.training.parallel.agree import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
     from unitsphere.training.stop import Preempted
 
     config, out = read_command(name, load_recipe(name), rest)
+    if instead.dry_run:
+        return show_dry_run(config, instead.world_size or 1, instead.json)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     try:
         train(config, out, name, sampler=write_sample)
     except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
+        if first:
+            print(f"unitsphere: {stopped}", file=sys.stderr)
         return EXIT_PREEMPTED
+    except SharedError:
+        if first:
+            raise
+        return EXIT_USER_ERROR
     except OutOfMemoryError as error:
         raise UserError(
             f"out of GPU memory: give --train.micro_batch (sequences at once, now "
-            f"{config.train.micro_batch or 'the whole batch'}) a lower value"
+            f"{config.train.micro_batch or 'as many as were predicted to fit'}) a lower value, or "
+            "set --train.recompute full, or --parallel.dp_shard for more processes"
         ) from error
     return 0
+
+
+def take_instead(argv: list[str]) -> tuple[Instead, list[str]]:
+    """The options that are no settings of a run, and all other words."""
+    found, rest, words = Instead(), [], iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--dry-run", "--dry_run"):
+            found.dry_run = True
+        elif name == "--json":
+            found.json = True
+        elif name in ("--world-size", "--world_size"):
+            found.world_size = positive(name, value if equals else next(words, ""))
+        else:
+            rest.append(word)
+    if (found.world_size or found.json) and not found.dry_run:
+        raise UserError("--world-size and --json are for --dry-run; torchrun says how many train")
+    return found, rest
+
+
+def positive(name: str, text: str) -> int:
+    """A count of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{name} needs a number of processes, not '{text}'")
+    return int(text)
 
 
 def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:

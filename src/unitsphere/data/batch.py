@@ -50,7 +50,11 @@ class Batch:
     def split(self, rows: int) -> Iterator[Batch]:
         """The batch in parts of `rows` rows, the last perhaps smaller."""
         for first in range(0, len(self), rows):
-            yield Batch(**{name: t[first : first + rows] for name, t in self._tensors().items()})
+            yield self.take(first, first + rows)
+
+    def take(self, first: int, end: int) -> Batch:
+        """The rows from `first` to before `end`."""
+        return Batch(**{name: t[first:end] for name, t in self._tensors().items()})
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device."""

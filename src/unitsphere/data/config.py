@@ -55,5 +55,13 @@ class DataConfig:
     """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"
     """folder in which prepared sources are kept"""
+    verify: bool = False
+    """read every shard before training and compare its sha256; sizes and ends always are"""
+    prefetch: int = 2
+    """batches that a thread reads ahead; 0: none"""
     mask: MaskConfig = MaskConfig()
     """what is hidden, with objective mlm"""
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 0:
+            raise UserError(f"data.prefetch must not be negative: {self.prefetch}")

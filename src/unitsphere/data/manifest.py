@@ -30,13 +30,18 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: what it holds, of which split ("all": of both), and what it must be."""
+    """One file: what it holds, of which split ("all": of both), and what it must be.
+
+    ends: sha256 of its first and last 64 KiB, which is compared whenever it is opened; "" in older
+    manifests.
+    """
 
     name: str
     holds: Literal["tokens", "documents", "tokenizer"]
     split: Literal["train", "val", "all"]
     bytes: int
     sha256: str
+    ends: str = ""
 
 
 @dataclass(frozen=True)

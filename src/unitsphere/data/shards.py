@@ -1,14 +1,16 @@
-"""A split of a prepared folder, memory-mapped: one long stream of tokens."""
+"""A split of a prepared folder: one long stream of tokens."""
 
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from itertools import accumulate
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unitsphere.data.manifest import SPLITS, FileEntry, Manifest, Split, read_manifest
+from unitsphere.data.manifest import SPLITS, Manifest, Split, read_manifest
+from unitsphere.data.shardfile import ShardFile
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 
@@ -22,7 +24,6 @@ class Shards:
     n_tokens: tokens of the stream. n_bytes: UTF-8 bytes of its documents. n_documents.
     pairs: whether documents 2i and 2i + 1 are the source and the target of pair i; target_bytes:
     UTF-8 bytes of the targets.
-    document_starts: place of each document's separator, uint64 [n_documents].
     separator, vocab_size, tokenizer_fingerprint: of the tokenizer that made them.
     fingerprint: of the tokens. note: what is unusual about the split, or "".
     """
@@ -36,21 +37,23 @@ class Shards:
         self.separator = manifest.tokenizer.separator
         self.vocab_size = manifest.tokenizer.vocab_size
         self.tokenizer_fingerprint = manifest.tokenizer.fingerprint
-        self._files = manifest.files_of(split)
-        for entry in self._files:
-            _check_size(folder, entry)
-        self._maps = [self._map(e, manifest.dtype) for e in self._files if e.holds == "tokens"]
-        self._ends = list(accumulate(len(shard) for shard in self._maps))
-        starts = [self._map(e, "uint64") for e in self._files if e.holds == "documents"]
-        if sum(map(len, self._maps)) != self.n_tokens or [*map(len, starts)] != [self.n_documents]:
+        kinds = {"tokens": manifest.dtype, "documents": "uint64", "tokenizer": "uint8"}
+        self._files = [ShardFile(folder, e, kinds[e.holds]) for e in manifest.files_of(split)]
+        self._shards = [file for file in self._files if file.entry.holds == "tokens"]
+        self._ends = list(accumulate(len(shard) for shard in self._shards))
+        starts = [file for file in self._files if file.entry.holds == "documents"]
+        total = sum(map(len, self._shards))
+        if total != self.n_tokens or [*map(len, starts)] != [self.n_documents]:
             raise UserError(f"{folder} is damaged: its manifest contradicts itself; prepare again")
-        self.document_starts = starts[0]
-        hashes = [entry.sha256 for entry in self._files if entry.holds == "tokens"]
+        self._starts = starts[0]
+        hashes = [shard.entry.sha256 for shard in self._shards]
         self.fingerprint = hashlib.sha256("".join([manifest.dtype, *hashes]).encode()).hexdigest()
 
     @classmethod
     def open(cls, folder: str | Path, split: Split = "train") -> Shards:
-        """Open the "train" or "val" split of a prepared folder, its files' sizes checked."""
+        """Open the "train" or "val" split of a prepared folder, its files checked but for their
+        middles (`verify`).
+        """
         if split not in SPLITS:
             raise ValueError(f"split is 'train' or 'val', not {split!r}")
         folder = Path(expanduser(folder))
@@ -60,18 +63,26 @@ class Shards:
         return self.n_tokens
 
     def __getitem__(self, window: slice) -> np.ndarray:
-        """Tokens [start, stop) as a new array, across shard files."""
+        """Tokens [start, stop) as a new array, across shard files.
+
+        Raises a `UserError` if one was changed since the split was opened.
+        """
         import numpy as np
 
         start, stop, step = window.indices(self.n_tokens)
         if step != 1:
             raise ValueError("only slices of step 1")
         parts, begin = [], 0
-        for shard, end in zip(self._maps, self._ends, strict=True):
+        for shard, end in zip(self._shards, self._ends, strict=True):
             if start < end and stop > begin:
-                parts.append(shard[max(start - begin, 0) : stop - begin])
+                parts.append(shard.read(max(start - begin, 0), min(stop, end) - begin))
             begin = end
         return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+
+    @cached_property
+    def document_starts(self) -> np.ndarray:
+        """Place of each document's separator, uint64 [n_documents]."""
+        return self._starts.read(0, self.n_documents)
 
     def describe(self) -> str:
         """The split in a few words."""
@@ -95,34 +106,5 @@ class Shards:
 
     def verify(self) -> None:
         """Read every file of the split and compare its sha256 with the manifest's."""
-        for entry in self._files:
-            with (self.folder / entry.name).open("rb") as handle:
-                found = hashlib.file_digest(handle, "sha256").hexdigest()
-            if found != entry.sha256:
-                raise UserError(
-                    f"{self.folder / entry.name} was changed since it was prepared (its sha256 "
-                    "differs from the manifest's): delete the folder and prepare again"
-                )
-
-    def _map(self, entry: FileEntry, dtype: str) -> np.ndarray:
-        import numpy as np
-
-        kind = np.dtype(dtype).newbyteorder("<")
-        if entry.bytes == 0:
-            return np.empty(0, kind)
-        if entry.bytes % kind.itemsize:
-            raise UserError(f"{self.folder / entry.name} is damaged: it is no whole number of ids")
-        return np.memmap(self.folder / entry.name, kind, "r")
-
-
-def _check_size(folder: Path, entry: FileEntry) -> None:
-    path = folder / entry.name
-    if not path.is_file():
-        raise UserError(f"{path} is missing: delete the folder and prepare again")
-    size = path.stat().st_size
-    if size != entry.bytes:
-        what = "truncated" if size < entry.bytes else "too long"
-        raise UserError(
-            f"{path} is {what} ({size} bytes, the manifest says {entry.bytes}): "
-            "delete the folder and prepare again"
-        )
+        for file in self._files:
+            file.verify()

@@ -13,6 +13,7 @@ from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as i
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from unitsphere.config import parse_json
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _read(spec: str | Path) -> tuple[str, dict[str, Any]]:
             "or the path of a tokenizer.json"
         ) from error
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
     if document != _BYTES and not (isinstance(document, dict) and "model" in document):
@@ -195,5 +196,5 @@ def _read(spec: str | Path) -> tuple[str, dict[str, Any]]:
 def _largest_id(document: dict[str, Any]) -> int:
     vocab = document["model"].get("vocab", ())
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    added = [token["id"] for token in document.get("added_tokens", ())]
+    added = [token["id"] for token in document.get("added_tokens") or ()]
     return max([*ids, *added], default=-1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from unitsphere.data.manifest import Counts, FileEntry, Split
+from unitsphere.data.shardfile import ends_of
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class HashedFile:
         split: Literal["train", "val", "all"],
     ) -> FileEntry:
         """The file's line in the manifest."""
-        return FileEntry(self._path.name, holds, split, self._size, self._hash.hexdigest())
+        with self._path.open("rb", buffering=0) as file:
+            ends = ends_of(file)
+        digest = self._hash.hexdigest()
+        return FileEntry(self._path.name, holds, split, self._size, digest, ends)
 
 
 def write_file(path: Path, data: bytes) -> HashedFile:

@@ -9,6 +9,7 @@ from torch.optim import Adam, Optimizer
 
 from unitsphere.kernels.adam import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
+from unitsphere.ops.project import is_cut, own
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
 
@@ -88,11 +89,8 @@ def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
 
 
 def _split(weight: Tensor, dim: int) -> str | None:
-    """Why the shards of a weight cannot be stepped one by one; None for whole weights."""
-    for placement in getattr(weight, "placements", ()):
-        if placement.is_partial() or placement.is_shard(dim % weight.dim()):
-            return "a vector is spread over several shards"
-    return None
+    """Why a weight's shards cannot be stepped one by one; None where they hold whole vectors."""
+    return "a vector is spread over several shards" if is_cut(weight, dim) else None
 
 
 def _state(optimizer: Optimizer, group: Mapping[str, Any], weight: Tensor) -> dict[str, Tensor]:
@@ -115,15 +113,9 @@ def _arguments(
     shadow: Tensor | None,
 ) -> tuple[Any, ...]:
     assert weight.grad is not None
-    tensors = [_local(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
+    tensors = [own(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
     numbers = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
     kind, dim, radius = bound.kind, bound.dim, bound.radius
     decoupled = group["decoupled_weight_decay"]
-    narrow = None if shadow is None else _local(shadow)
+    narrow = None if shadow is None else own(shadow)
     return (*tensors, state["step"], *numbers, kind, dim, radius, decoupled, narrow)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This process's shard, or the tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

@@ -27,12 +27,13 @@ and W_d too, unlike nGPT. They start at length 1. Cross-attention is an extensio
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from unitsphere.models.constraint import Bound
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -104,6 +105,14 @@ def h_bound(config: ANGPTConfig) -> float | None:
 class Attention(nn.Module):
     """h_A before its norm: h looks at itself, or across at a memory."""
 
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_q": "columns",
+        "W_k": "columns",
+        "W_v": "columns",
+        "W_p": "rows",
+        "g": "heads",
+    }
+
     def __init__(self, config: ANGPTConfig, layer: int) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
@@ -144,6 +153,12 @@ class Attention(nn.Module):
 
 class MLP(nn.Module):
     """h_M before its norm."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_u": "columns",
+        "W_z": "columns",
+        "W_d": "rows",
+    }
 
     def __init__(self, config: ANGPTConfig) -> None:
         super().__init__()
@@ -199,6 +214,12 @@ class Block(nn.Module):
 
 class ANGPT(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "W_h": "vocabulary",
+        "s_z": "vocabulary",
+    }
 
     def __init__(self, config: ANGPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)

@@ -37,8 +37,10 @@ class Cache:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         """Append k, v [batch, H_kv, new, d_k] to a layer; all of its keys and values so far."""
         if layer == len(self.keys):
-            self.keys.append(torch.zeros(self.shape[1:], dtype=k.dtype, device=self.device))
-            self.values.append(torch.zeros(self.shape[1:], dtype=v.dtype, device=self.device))
+            # The heads that are here: processes may share them.
+            shape = (self.shape[1], k.shape[1], *self.shape[3:])
+            self.keys.append(torch.zeros(shape, dtype=k.dtype, device=self.device))
+            self.values.append(torch.zeros(shape, dtype=v.dtype, device=self.device))
         end = self.length + k.shape[-2]
         self.keys[layer][:, :, self.length : end] = k
         self.values[layer][:, :, self.length : end] = v

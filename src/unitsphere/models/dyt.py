@@ -18,12 +18,14 @@ names "an input scaling scalar and output scaling vector" and uses no bias. QK n
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from unitsphere.models.constraint import Declaration
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
@@ -146,6 +148,11 @@ class Block(nn.Module):
 
 class DyTGPT(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "E_out": "vocabulary",
+    }
 
     def __init__(self, config: DyTConfig, objective: Objective) -> None:
         super().__init__(config, objective)

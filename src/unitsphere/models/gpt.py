@@ -20,10 +20,12 @@ Nothing is constrained.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -81,6 +83,14 @@ class GPTConfig:
 class Attention(nn.Module):
     """x looks at itself, or across at a memory; with g, q and k are normalised."""
 
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_q": "columns",
+        "W_k": "columns",
+        "W_v": "columns",
+        "W_o": "rows",
+        "g": "heads",
+    }
+
     def __init__(
         self,
         d: int,
@@ -120,6 +130,12 @@ class Attention(nn.Module):
 
 class MLP(nn.Module):
     """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x)), d_ff wide; none: 4·d."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_u": "columns",
+        "W_nu": "columns",
+        "W_oMLP": "rows",
+    }
 
     def __init__(self, d: int, d_ff: int | None, *, std: float, std_out: float) -> None:
         super().__init__()
@@ -170,6 +186,11 @@ class Block(nn.Module):
 
 class GPT(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "E_out": "vocabulary",
+    }
 
     def __init__(self, config: GPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)

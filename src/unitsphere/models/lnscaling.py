@@ -18,10 +18,12 @@ and the MLP. The rest is GPT+.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
@@ -111,6 +113,11 @@ class Block(nn.Module):
 
 class LNScaling(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "E_out": "vocabulary",
+    }
 
     def __init__(self, config: LNScalingConfig, objective: Objective) -> None:
         super().__init__(config, objective)

@@ -24,13 +24,14 @@ One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from unitsphere.kernels import lerp_norm
 from unitsphere.models.constraint import Bound, Kind
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.parts import (
     Embedding,
     Linear,
@@ -110,6 +111,14 @@ def h_bound(config: NGPTConfig) -> float:
 class Attention(nn.Module):
     """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_q": "columns",
+        "W_k": "columns",
+        "W_v": "columns",
+        "W_o": "rows",
+        "s_qk": "heads",
+    }
+
     def __init__(self, config: NGPTConfig, layer: int, std_out: float) -> None:
         super().__init__()
         d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
@@ -152,6 +161,14 @@ def shared(s_qk: Tensor | float, group: int) -> Tensor | float:
 
 class MLP(nn.Module):
     """h_M before its norm (eq. 17–21)."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_u": "columns",
+        "W_nu": "columns",
+        "W_oMLP": "rows",
+        "s_u": "units",
+        "s_nu": "units",
+    }
 
     def __init__(self, config: NGPTConfig, std_out: float) -> None:
         super().__init__()
@@ -216,6 +233,12 @@ class Block(nn.Module):
 
 class NGPT(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "E_out": "vocabulary",
+        "s_z": "vocabulary",
+    }
 
     def __init__(self, config: NGPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)

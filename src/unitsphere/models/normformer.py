@@ -23,7 +23,7 @@ The paper does not give the matrices' start: N(0, 0.02²), outputs ÷√(2L), as
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Declaration
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.parts import (
     Embedding,
     LayerNorm,
@@ -121,6 +122,17 @@ class Ones(nn.Module):
 class Attention(nn.Module):
     """HeadScaleMHA: x looks at itself, or across at a memory."""
 
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_q": "columns",
+        "W_k": "columns",
+        "W_v": "columns",
+        "W_o": "rows",
+        "gamma": "heads",
+        "LN_q": "gathered",
+        "LN_k": "gathered",
+        "LN_v": "gathered",
+    }
+
     def __init__(self, config: NormFormerConfig, layer: int, std_out: float) -> None:
         super().__init__()
         d, H, std, self.layer = config.d_model, config.n_heads, config.init_std, layer
@@ -157,6 +169,12 @@ class Attention(nn.Module):
 
 class MLP(nn.Module):
     """W_2 LN_f(σ(W_1 x + b_1)) + b_2."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "W_1": "columns",
+        "W_2": "rows",
+        "LN_f": "gathered",
+    }
 
     def __init__(self, config: NormFormerConfig, std_out: float) -> None:
         super().__init__()
@@ -213,6 +231,11 @@ class Block(nn.Module):
 
 class NormFormer(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E": "vocabulary",
+        "E_out": "vocabulary",
+    }
 
     def __init__(self, config: NormFormerConfig, objective: Objective) -> None:
         super().__init__(config, objective)

@@ -17,10 +17,12 @@ sublayer with the same a; its memory is the encoder's last h.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from unitsphere.models.context import Context
+from unitsphere.models.cuts import Cut
 from unitsphere.models.gpt import MLP, Attention
 from unitsphere.models.parts import (
     Embedding,
@@ -90,6 +92,11 @@ class Block(nn.Module):
 
 class ReZero(Transformer):
     """The model of the table above."""
+
+    cuts: ClassVar[dict[str, Cut]] = {
+        "E_in": "vocabulary",
+        "E_out": "vocabulary",
+    }
 
     def __init__(self, config: ReZeroConfig, objective: Objective) -> None:
         super().__init__(config, objective)

@@ -24,6 +24,7 @@ from unitsphere.ops.attention import takes_blocks
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.rope import rope_table
+from unitsphere.ops.sharded_loss import gathered_linear, is_cut
 from unitsphere.ops.sight import Sight, visible
 
 Objective = Literal["clm", "mlm", "seq2seq"]
@@ -101,6 +102,8 @@ class Transformer(nn.Module):
         """
         h = self.features(tokens, cache, left_padding, mask, memory, documents)
         head = self.head()
+        if is_cut(head.weight):
+            return gathered_linear(h, head.weight, head.scale)
         return scaled_linear(h, head.weight, head.scale)
 
     def features(

@@ -9,8 +9,7 @@ from torch import Tensor
 from unitsphere.errors import UserError
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
 from unitsphere.ops.linear import fold, product_dtype
-
-IGNORE = -100  # a target that is not scored
+from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
 Path = Literal["auto", "plain", "chunked", "torch", "liger"]
@@ -69,9 +68,12 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     | liger | one chunk, by Liger's Triton kernels | CUDA |
     | auto | chunked | |
 
-    Raises UserError for a path that is not there or does not serve.
+    A weight that processes share (a DTensor) is served chunk by chunk, whatever the path: see
+    `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve.
     """
     folded = fold(weight, scale)
+    if is_cut(folded):
+        return sharded_cross_entropy(h, folded, targets, reduction, label_smoothing, z_loss)
     if path == "plain":
         return cross_entropy(F.linear(h, folded), targets, reduction, label_smoothing, z_loss)
     compute = product_dtype(h, folded)

@@ -1,4 +1,11 @@
-"""Projections of stored weights onto their constraint, in place, lengths taken in fp32 or wider."""
+"""Projections of stored weights onto their constraint, in place, lengths taken in fp32 or wider.
+
+A weight may be a DTensor, spread over processes. Where each holds whole vectors, it projects its
+own and nothing is communicated; where a shard cuts them, the lengths are summed over processes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,21 +16,54 @@ Axes = int | tuple[int, ...]
 """One axis: a matrix is a set of vectors along it. Both: the whole matrix is one vector."""
 
 
-def _length(weight: Tensor, dim: Axes) -> Tensor:
+def length(weight: Tensor, dim: Axes) -> Tensor:
+    """‖w‖ for every vector along `dim`, that axis kept with size 1; of the vectors held `own`."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
+    if not is_cut(weight, dim):
+        weight = own(weight)
+    found = torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
+    return own(_complete(found))
+
+
+def own(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this process holds; an ordinary tensor itself."""
+    local = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
+
+
+def is_cut(weight: Tensor, dim: Axes) -> bool:
+    """Whether vectors of the weight along `dim` are spread over several processes."""
+    axes = {axis % weight.dim() for axis in ((dim,) if isinstance(dim, int) else dim)}
+    return any(p.is_partial() or getattr(p, "dim", None) in axes for p in placements(weight))
+
+
+def placements(tensor: Tensor) -> Sequence[Any]:
+    """Where the parts of a DTensor are; nothing for an ordinary tensor."""
+    return getattr(tensor, "placements", ())
+
+
+def _complete(sums: Tensor) -> Tensor:
+    """A DTensor whose terms several processes have, summed; any other tensor itself."""
+    if not any(p.is_partial() for p in placements(sums)):
+        return sums
+    from torch.distributed.tensor import Replicate
+
+    known = [Replicate() if p.is_partial() else p for p in placements(sums)]
+    return sums.redistribute(placements=known)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @torch.no_grad()
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
-    return weight.mul_(radius / _length(weight, dim).clamp_(min=NO_LENGTH))
+    own(weight).mul_(radius / length(weight, dim).clamp_(min=NO_LENGTH))
+    return weight
 
 
 @torch.no_grad()
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
     """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT Table 1)."""
-    return weight.mul_((radius / _length(weight, dim)).clamp_(max=1))
+    own(weight).mul_((radius / length(weight, dim)).clamp_(max=1))
+    return weight
 
 
 @torch.no_grad()
@@ -34,9 +74,12 @@ def project_tangent_(gradient: Tensor, weight: Tensor, dim: Axes) -> Tensor:
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     w = weight.to(wide)
-    square = w.square().sum(dim, keepdim=True)
-    share = (w * gradient).sum(dim, keepdim=True) / square.masked_fill_(square == 0, 1)
-    return gradient.sub_(w.mul(share).to(gradient.dtype))
+    square = own(_complete(w.square().sum(dim, keepdim=True)))
+    share = own(_complete((w * gradient).sum(dim, keepdim=True))) / square.masked_fill_(
+        square == 0, 1
+    )
+    own(gradient).sub_(own(w).mul(share).to(gradient.dtype))
+    return gradient
 
 
 PROJECTIONS = {"sphere": project_sphere_, "ball": project_ball_}

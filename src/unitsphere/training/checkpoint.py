@@ -12,17 +12,22 @@ else is JSON: reading a checkpoint that someone else wrote runs no code.
 import hashlib
 import json
 import os
+import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
-from unitsphere.training.tensors import write_tensors
+from unitsphere.training.parallel.agree import everywhere, where
+from unitsphere.training.parallel.layout import SINGLE, Layout
+from unitsphere.training.tensors import named_tensors, write_named
 
 MARKER = "COMPLETE"
 STATE = "state.json"
@@ -40,35 +45,77 @@ class State:
     torch_version: str
     rng: str = ""
     rng_device: str | None = None
+    unfinished: dict[str, float] = field(default_factory=dict)
+    """figures of a step whose record a stop left unwritten, in the middle of its validation"""
+    losses: list[float] = field(default_factory=list)
+    losses_seen: int = 0
+    """what a spike is measured by (guard.py)"""
+    spikes: list[int] = field(default_factory=list)
+    """steps of late that were spikes"""
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
+    """`write` what model and optimizer hold now."""
+    return write(root, state, named_tensors(model, optimizer))
+
+
+def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> Path:
     """Write the checkpoint of `state.step` under `root`; its folder, complete and on the disk.
 
-    Raises UserError if it cannot be written; nothing of it is left then, and earlier
-    checkpoints are as they were.
+    tensors: what `tensors.named_tensors` gave, or a copy of it. Of several processes each writes
+    its own, and the first all else: call it in all of them. Raises UserError if it cannot be
+    written; nothing of it is left then, and earlier checkpoints are as they were.
     """
     target = folder_of(root, state.step)
     aside = root / f".writing-{target.name}"
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        write_tensors(aside, model, optimizer)
-        write_synced(aside / STATE, json.dumps(to_dict(state)))
-        for path in aside.iterdir():
-            sync(path)
-        write_synced(aside / MARKER, json.dumps(fingerprints(aside)))
-        sync(aside)
-        discard(target)  # only a damaged one can be there
-        aside.rename(target)
-        sync(root)
-    except (OSError, CheckpointException) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(
-            f"cannot save checkpoint {target}: {os_error(error).strerror}; earlier checkpoints are "
-            "kept, and when that is mended the same command goes on"
-        ) from error
+        where(layout, layout.first, told(target, partial(make_empty, aside)))
+        everywhere(layout, told(target, partial(write_shards, aside, tensors, layout)))
+        where(layout, layout.first, told(target, partial(complete, aside, target, state)))
+    except UserError:
+        if layout.first:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
     return target
+
+
+def make_empty(folder: Path) -> None:
+    """An empty folder, whatever was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def write_shards(aside: Path, tensors: dict[str, Tensor], layout: Layout) -> None:
+    """Write this process's tensors, and wait until the disk has them."""
+    before = set(aside.iterdir())
+    write_named(aside, tensors, layout)
+    for path in set(aside.iterdir()) - before:
+        sync(path)
+
+
+def complete(aside: Path, target: Path, state: State) -> None:
+    """Write what is no tensor, the marker last, and give the checkpoint its name."""
+    write_synced(aside / STATE, json.dumps(to_dict(state)))
+    write_synced(aside / MARKER, json.dumps(fingerprints(aside)))
+    sync(aside)
+    discard(target)  # a damaged one, or one of a step that is finished only now
+    aside.rename(target)
+    sync(target.parent)
+
+
+def told(target: Path, action: Callable[[], None]) -> Callable[[], None]:
+    """`action`, with the system's refusals retold as a `UserError` about the checkpoint."""
+
+    def call() -> None:
+        try:
+            action()
+        except (OSError, CheckpointException) as error:
+            raise UserError(
+                f"cannot save checkpoint {target}: {os_error(error).strerror}; earlier checkpoints "
+                "are kept, and when that is mended the same command goes on"
+            ) from error
+
+    return call
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -87,14 +134,28 @@ def os_error(error: OSError | CheckpointException) -> OSError:
 
 
 def load_state(folder: Path) -> State:
-    """The state.json of a complete checkpoint."""
-    return from_dict(State, read_json(folder / STATE), f"{folder}: ")
+    """The state.json of a complete checkpoint; a `UserError` if it is none."""
+    found = read_json(folder / STATE)
+    if not isinstance(found, dict):
+        raise UserError(f"{folder / STATE} is no state of a run")
+    state = from_dict(State, found, f"{folder}: ")
+    counts = (state.tokens, state.samples, state.losses_seen)
+    if folder != folder_of(folder.parent, state.step) or min(counts) < 0:
+        raise UserError(f"{folder / STATE} is not that of this checkpoint")
+    return state
+
+
+def folders(root: Path) -> dict[int, Path]:
+    """Step -> folder of everything under `root` that has a checkpoint's name, oldest first."""
+    named = {path: re.fullmatch(r"step-(\d{8,18})", path.name) for path in root.glob("step-*")}
+    found = {int(match[1]): path for path, match in named.items() if match and path.is_dir()}
+    return dict(sorted(found.items()))
 
 
 def newest(root: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint under `root`; a line for each newer one that is damaged."""
     damaged = []
-    for folder in sorted(root.glob("step-*"), reverse=True):
+    for folder in reversed(folders(root).values()):
         wrong = damage(folder)
         if wrong is None:
             return folder, damaged
@@ -135,16 +196,20 @@ def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
     return found
 
 
-def prune(newest: Path, keep: int) -> None:
-    """Delete checkpoints older than `newest`, complete and just written, so that `keep` remain.
+def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:
+    """Delete checkpoints older than `newest`, complete and just written, so that `keep_last` remain
+    and those of every `keep_every` steps.
 
     Also deletes what interrupted savings left behind.
     """
-    older = sorted(p for p in newest.parent.glob("step-*") if p.name < newest.name)
-    for folder in older[: max(len(older) + 1 - keep, 0)]:
-        discard(folder)
+    root = newest.parent
+    this = int(newest.name.removeprefix("step-"))
+    older = {step: path for step, path in folders(root).items() if step < this}
+    for step in list(older)[: max(len(older) + 1 - keep_last, 0)]:
+        if keep_every is None or step % keep_every:
+            discard(older[step])
     for pattern in (".writing-*", ".removing-*"):
-        for leftover in newest.parent.glob(pattern):
+        for leftover in root.glob(pattern):
             shutil.rmtree(leftover)
 
 

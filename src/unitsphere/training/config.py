@@ -11,8 +11,12 @@ from unitsphere.errors import UserError
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
+from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.parallel.config import ParallelConfig
+from unitsphere.training.recompute import Recompute
 from unitsphere.training.schedule import ScheduleConfig
+from unitsphere.training.stop import seconds_of
 
 Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
 
@@ -26,7 +30,8 @@ class TrainConfig:
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
-    """sequences that go through the model at once, the rest accumulates; none: the whole batch"""
+    """sequences that go through the model at once on a process, the rest accumulates; none: as
+    many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
     """of the weights' start and of the order of the data"""
     label_smoothing: float = 0.0
@@ -47,10 +52,28 @@ class TrainConfig:
     """steps between checkpoints; 0: at the end only"""
     keep_last: int = 2
     """checkpoints to keep"""
+    keep_every: int | None = None
+    """steps between checkpoints that are saved and kept for good"""
+    async_save: bool = True
+    """train on while a copy of the state is written; it takes as much of the host's memory"""
+    hang_timeout: str | None = "30m"
+    """time without headway after which the run says where it stands; none: never"""
+    on_spike: OnSpike = "stop"
+    """what happens with an update whose loss or gradient is not finite, or whose loss is a spike:
+    stop; skip: leave it out; rollback: go back to the last checkpoint and leave it out"""
+    spike_sigma: float | None = None
+    """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
+    example; none: only what is not finite is one"""
+    time_limit: str | None = None
+    """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
+    status 75 before it is over"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
+    recompute: Recompute = "none"
+    """what of the blocks is computed again in the backward pass instead of kept: none; selective:
+    all but matrix products and attention; full"""
     compile: bool | None = None
     """compile the blocks with torch.compile; none: on a GPU"""
     kernels: Mode = "auto"
@@ -65,10 +88,16 @@ class TrainConfig:
             )
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
-        for name in ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last"):
+        counts = ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last", "keep_every")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
+        if self.spike_sigma is not None and not 0 < self.spike_sigma < math.inf:
+            raise UserError(f"train.spike_sigma must be a number above 0: {self.spike_sigma}")
+        for name in ("time_limit", "hang_timeout"):
+            if getattr(self, name) is not None:
+                seconds_of(getattr(self, name), f"train.{name}")
         if self.log_every < 1:
             raise UserError(f"train.log_every must be at least 1: {self.log_every}")
         for name in ("seed", "eval_every", "save_every", "sample_every"):
@@ -79,16 +108,26 @@ class TrainConfig:
 FREE_KEYS = frozenset(
     {
         "data.cache",
+        *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
+        "data.prefetch",
+        "data.verify",
+        "train.async_save",
         "train.compile",
         "train.kernels",
         "train.device",
         "train.eval_every",
         "train.eval_tokens",
+        "train.keep_every",
         "train.keep_last",
+        "train.hang_timeout",
         "train.log_every",
         "train.micro_batch",
+        "train.recompute",
+        "train.on_spike",
         "train.sample_every",
         "train.save_every",
+        "train.spike_sigma",
+        "train.time_limit",
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
@@ -108,6 +147,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         if self.data.document_mask and self.objective != "clm":

@@ -14,6 +14,7 @@ from unitsphere.data import batches
 from unitsphere.data.batch import Batch
 from unitsphere.data.masking import EVALUATION_SEED, Masked
 from unitsphere.data.pairs import PairBatches, Pairs
+from unitsphere.data.prefetch import Batches
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
@@ -23,23 +24,26 @@ from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.evaluate import Evaluation, evaluate_shards
 from unitsphere.training.evaluate_pairs import cut_batch, evaluate_pair_split
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
 
 
-class Batches(Protocol):
-    """Batches as a pure function of the step."""
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step."""
-        ...
-
-
 class Validation(Protocol):
-    """Scores a model on the validation data, as often as it is asked and always the same way."""
+    """Scores a model on the validation data, as often as it is asked and always the same way.
 
-    def __call__(self, model: Transformer, *, precision: Precision) -> Evaluation: ...
+    `between` is called before each batch.
+    """
+
+    def __call__(
+        self,
+        model: Transformer,
+        *,
+        precision: Precision,
+        between: Callable[[], None] = ...,
+        layout: Layout = SINGLE,
+    ) -> Evaluation: ...
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,9 @@ def open_stream(config: RunConfig) -> Corpus:
     data, train = config.data, config.train
     folder = prepared(data)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    training.verify()
-    validation.verify()
+    if data.verify:
+        training.verify()
+        validation.verify()
     check_vocabulary(config, training.vocab_size)
     if validation.n_tokens < 2:
         raise UserError(
@@ -98,8 +103,9 @@ def open_pairs(config: RunConfig) -> Corpus:
     data, train = config.data, config.train
     folder = prepared(data, pairs=True)
     training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    training.verify()
-    validation.verify()
+    if data.verify:
+        training.verify()
+        validation.verify()
     check_vocabulary(config, training.vocab_size)
     held_out = Pairs(validation)
     if not len(held_out):

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.ops.project import length, own
 from unitsphere.training.hooks import StepHook
 
 
@@ -91,7 +92,7 @@ class CPR(StepHook):
             state["cpr_steps"] += 1
             KAPPAS[self.config.kappa](self, state, R)
             state["lambda"].add_((R - state["kappa"]) / weight.numel()).clamp_(min=0)
-            weight.mul_(1 - 2 * state["lambda"])
+            own(weight).mul_(1 - 2 * state["lambda"])
 
     def first(self, start: Tensor) -> State:
         """The state before the first step of a matrix whose ‖W‖² was `start`."""
@@ -134,4 +135,4 @@ KAPPAS: dict[str, Callable[[CPR, State, Tensor], None]] = {
 
 def square(weight: Tensor) -> Tensor:
     """R = ‖W‖², a scalar."""
-    return torch.linalg.vector_norm(weight.detach()).square()
+    return length(weight.detach(), (0, 1)).squeeze().square()

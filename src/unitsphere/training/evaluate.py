@@ -13,15 +13,15 @@ asks (`data.windows.Form`), in their order; separators are context but are not s
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unitsphere.data.batch import Batch
+from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.batches import window
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
@@ -32,6 +32,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.config import Precision
 from unitsphere.training.device import autocast
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,12 @@ def evaluate_shards(
     rows: int,
     max_tokens: int | None = None,
     precision: Precision = "fp32",
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
 ) -> Evaluation:
     """Score a prepared split as `evaluate` scores text, `rows` windows at once.
+
+    `between` is called before each batch.
 
     With `max_tokens` only as many windows as hold that number, spread evenly over the split;
     their bytes are then their share of the split's bytes.
@@ -114,7 +119,7 @@ def evaluate_shards(
         wanted = min(max(max_tokens // form.stride, 1), count)
         chosen = [i * count // wanted for i in range(wanted)]
     windows = (window(shards, form, index) for index in chosen)
-    totals = score(model, batches(windows, form, rows), form.likelihood, precision)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
     share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
     return summary(totals, round(shards.n_bytes * share), form.likelihood)
@@ -169,19 +174,52 @@ def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]
 
 @torch.no_grad()
 def score(
-    model: Transformer, batches: Iterable[Batch], likelihood: bool, precision: Precision
+    model: Transformer,
+    batches: Iterable[Batch],
+    likelihood: bool,
+    precision: Precision,
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
 ) -> Totals:
-    """Sums over all batches, as an evaluating model scores them."""
+    """Sums over all batches, as an evaluating model scores them; each process takes some rows.
+
+    `between` is called before each batch.
+    """
     totals = Totals()
     with evaluating(model):
-        for batch in batches:
+        for batch in (own_rows(batch, layout) for batch in batches):
+            between()
             here = batch.to(model.device)
             with autocast(model.device, precision):
                 loss, right = losses(model, here) if likelihood else guesses(model, here)
             totals.nats += float(loss)
             totals.right += int(right)
             totals.tokens += batch.scored
-    return totals
+    return sum_totals(totals, layout)
+
+
+def own_rows(batch: Batch, layout: Layout) -> Batch:
+    """This process's rows of a batch, near enough equally many; at least one, if need be unscored.
+
+    So all processes call the model equally often: what they share in it needs them all.
+    """
+    parts, rank = layout.degrees.data, layout.data_rank
+    if parts == 1:
+        return batch
+    first, end = rank * len(batch) // parts, (rank + 1) * len(batch) // parts
+    if first < end:
+        return batch.take(first, end)
+    one = batch.take(0, 1)
+    return replace(one, targets=torch.full_like(one.targets, IGNORED))
+
+
+def sum_totals(totals: Totals, layout: Layout) -> Totals:
+    """The sums over all processes."""
+    if layout.degrees.data == 1:
+        return totals
+    own = torch.tensor([totals.nats, totals.tokens, totals.right], dtype=torch.float64)
+    nats, tokens, right = layout.sum_(own).tolist()
+    return Totals(nats, round(tokens), round(right))
 
 
 def losses(model: Transformer, batch: Batch) -> tuple[Tensor, int]:

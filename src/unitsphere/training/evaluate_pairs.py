@@ -9,7 +9,7 @@ model sees the beginning of a source, and of a target its beginning is scored, w
 share of the bytes. `cut_sources` and `cut_targets` say how many.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from unitsphere.data.batch import Batch
@@ -20,6 +20,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 from unitsphere.training.evaluate import Evaluation, score, summary
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def evaluate_pairs(
     context: int,
     rows: int,
     precision: Precision = "fp32",
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
 ) -> PairEvaluation:
     """Score pairs, `rows` of them at once. Raises UserError if there are none."""
     count = cut_sources = cut_targets = 0
@@ -52,7 +55,8 @@ def evaluate_pairs(
             size += pair.target_bytes * min(1.0, context / max(len(pair.target), 1))
             yield pair
 
-    totals = score(model, pair_batches(counted(), separator, context, rows), True, precision)
+    batches = pair_batches(counted(), separator, context, rows)
+    totals = score(model, batches, True, precision, between, layout)
     if not count:
         raise UserError("there are no pairs to evaluate: the source holds none")
     found = summary(totals, round(size), True)
@@ -68,9 +72,11 @@ def evaluate_pair_split(
     rows: int,
     max_tokens: int | None = None,
     precision: Precision = "fp32",
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
 ) -> PairEvaluation:
     """Score a prepared split; with `max_tokens` only as many pairs, spread evenly over it, as hold
-    about that number of target tokens.
+    about that number of target tokens. `between` is called before each batch.
     """
     count = len(pairs)
     chosen = range(count)
@@ -79,7 +85,8 @@ def evaluate_pair_split(
         wanted = min(max(wanted, 1), count)
         chosen = [i * count // wanted for i in range(wanted)]
     separator = pairs.shards.separator
-    return evaluate_pairs(model, (pairs[i] for i in chosen), separator, context, rows, precision)
+    some = (pairs[i] for i in chosen)
+    return evaluate_pairs(model, some, separator, context, rows, precision, between, layout)
 
 
 def text_pairs(texts: Iterable[TextPair], tokenizer: Tokenizer) -> Iterator[Pair]:

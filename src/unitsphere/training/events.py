@@ -4,6 +4,7 @@ torch's SummaryWriter writes in a thread of its own, where a full disk ends in a
 not in the run's one line.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +15,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class Events:
-    """A new event file in `folder`. With `step` above 0, readers drop what others hold after it."""
+    """A new event file in `folder`; readers drop what others hold of steps after `step`."""
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(exist_ok=True)
         self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb")
         self.writer = RecordWriter(self.file)
         self._write(Event(file_version="brain.Event:2"))
-        if step:
-            self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Scalars of one step; on the disk after `flush` or `close`."""
@@ -32,6 +32,11 @@ class Events:
     def flush(self) -> None:
         """Hand everything to the system, so that TensorBoard shows it."""
         self.file.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk has everything."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Write what is left, and close the file."""

@@ -56,6 +56,8 @@ def write_environment(out: Path, found: dict[str, Any], step: int) -> None:
     path = out / ENVIRONMENT
     if step and path.is_file():
         first = read_json(path)
+        if not isinstance(first, dict) or not isinstance(first.get("resumed", []), list):
+            raise UserError(f"{path} is not what was written: delete it")
         found = first | {"resumed": [*first.get("resumed", []), {"step": step} | found]}
     replace(path, json.dumps(found, indent=2) + "\n")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unitsphere.ops.project import project_sphere_
+from unitsphere.ops.project import length, project_sphere_
 from unitsphere.training.hooks import StepHook
 
 WHOLE = (0, 1)
@@ -26,7 +26,7 @@ class Frobenius(StepHook):
 
     def __init__(self, weights: list[Tensor]) -> None:
         self.weights = weights
-        self.start = [torch.linalg.vector_norm(w.detach()) for w in weights]
+        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
 
     def after(self, optimizer: Optimizer) -> None:
         """Project."""

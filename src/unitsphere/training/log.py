@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from unitsphere.config import parse_json
 from unitsphere.training.events import Events
 
 METRICS = "metrics.jsonl"
@@ -29,7 +30,7 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 def parse(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl as a record, or None if it is torn."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:  # JSON or UTF-8: the line was being written when the run was killed
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
@@ -42,8 +43,9 @@ def cut(out: Path, step: int, samples: int) -> None:
     """
     kept = [record for record in read_metrics(out) if record["step"] <= step]
     replace(out / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
-    if (out / SAMPLES).exists():
-        os.truncate(out / SAMPLES, samples)
+    path = out / SAMPLES
+    if path.exists() and path.stat().st_size > samples:
+        os.truncate(path, samples)
 
 
 HEADER = "--- step "
@@ -137,6 +139,7 @@ class RunLog:
     def sync(self) -> None:
         """Wait until the disk has every record: a checkpoint must not be ahead of its metrics."""
         os.fsync(self.metrics.fileno())
+        self.events.sync()
 
 
 FORMS = {

@@ -1,17 +1,18 @@
 """The training loop: batch → loss → backward → clip → optimizer.step (projects) → what is due.
 
-The optimizer projects the constrained parameters itself (`training.constraint.constrain`), and
+The optimizer projects the constrained parameters itself (`training.constraint.constrain`),
+`training.guard` keeps out steps that must not count, and
 what is due after a step (logging, validation, samples, checkpoint, stopping) is the monitor's.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
@@ -19,11 +20,18 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
+from unitsphere.training.guard import Guard
+from unitsphere.training.parallel.gradients import clip, reduce_scalars, reducing
+from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):
-    """What happens between two steps."""
+    """What happens between two steps, and between two micro-batches of one."""
+
+    def between(self) -> None:
+        """Called between two micro-batches; the run stops here by an exception."""
+        ...
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Called when `step` updates have been made, with what the last of them showed."""
@@ -32,7 +40,7 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a run trains, on what, and how. `loss` is the model's with the run's extras."""
+    """What a run trains, on what, and how. `loss` is the model's, as `parallelize` made it."""
 
     config: RunConfig
     model: Transformer
@@ -40,39 +48,81 @@ class Job:
     optimizer: Optimizer
     batches: Batches
     precision: Precision
+    layout: Layout = SINGLE
+    guard: Guard = field(default_factory=Guard)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a batch, over all processes."""
+        return self.config.train.batch_tokens // self.config.data.context
 
 
 def train_steps(job: Job, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
     for step in range(first, job.config.train.steps):
-        monitor.after(step + 1, *update(job, step))
+        monitor.after(step + 1, *update(job, step, monitor.between))
 
 
-def update(job: Job, step: int) -> tuple[Tensor, Tensor, float]:
+def update(
+    job: Job, step: int, between: Callable[[], None] = lambda: None
+) -> tuple[Tensor, Tensor, float]:
     """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
-    loss = backward(job, job.batches.batch(step))
-    grad_norm = clip_grad_norm_(job.model.parameters(), job.config.optim.clip or math.inf)
+    draw_anew(job, step)
+    loss = backward(job, own_part(job, step), between)
+    reduce_scalars(job.model, job.layout)
+    grad_norm = clip(job.model, job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
-    job.optimizer.step()
+    job.guard.step(job.optimizer, step, loss, grad_norm)
     job.optimizer.zero_grad()
     return loss, grad_norm, lr
 
 
-def backward(job: Job, batch: Batch) -> Tensor:
-    """Gradients of the mean loss over a batch's targets; that loss, detached.
+def draw_anew(job: Job, step: int) -> None:
+    """With several processes, what dropout draws in a step depends on seed, step and rows alone.
 
-    The batch goes through the model in parts of `train.micro_batch` rows. Each part counts by
-    its targets, so the parts give the whole batch's gradient, up to rounding.
+    So there is no state of generators to keep for each process, and any number may go on.
     """
-    scored = max(batch.scored, 1)  # a stretch of empty documents has nothing to mask
+    if job.layout.world > 1:
+        place = [job.config.train.seed, step, job.layout.data_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+
+def own_part(job: Job, step: int) -> Batch:
+    """This process's rows of a step's batch, which is the same on any layout."""
+    if job.layout.degrees.data == 1:
+        return job.batches.batch(step)
+    return job.batches.rows(step, *job.layout.rows(job.rows))
+
+
+def backward(job: Job, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
+    """Gradients of the mean loss over the targets of all processes; that loss, detached.
+
+    `batch` is this process's part. It goes through the model in parts of `train.micro_batch` rows.
+    Each part counts by its targets, so the parts of all processes give the whole batch's gradient,
+    up to rounding. `between` is called between two of them.
+    """
+    scored = scored_everywhere(job, batch)
     total = torch.zeros((), device=job.model.device)
-    for part in batch.split(job.config.train.micro_batch or len(batch)):
+    parts = list(batch.split(job.config.train.micro_batch or len(batch)))
+    for number, part in enumerate(parts, 1):
+        if number > 1:
+            between()
         part = part.to(job.model.device)
-        with autocast(job.model.device, job.precision):
-            loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
-        loss.backward()
+        reduce_now = number == len(parts) or job.config.parallel.reduce == "part"
+        with reducing(job.model, job.loss, reduce_now):
+            with autocast(job.model.device, job.precision):
+                loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
+            loss.backward()
         total += loss.detach()
-    return total
+    return job.layout.sum_(total)
+
+
+def scored_everywhere(job: Job, batch: Batch) -> int | Tensor:
+    """The targets of all processes that count, at least 1: empty documents have nothing to mask."""
+    if job.layout.degrees.data == 1:
+        return max(batch.scored, 1)
+    own = torch.tensor(float(batch.scored), device=job.model.device)
+    return job.layout.sum_(own).clamp(min=1)
 
 
 def set_rate(job: Job, step: int) -> float:

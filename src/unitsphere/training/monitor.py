@@ -15,22 +15,28 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
-from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
 from unitsphere.training.evaluate import evaluating
 from unitsphere.training.flops import flops_per_token, peak_flops
+from unitsphere.training.guard import MOST, WINDOW, RolledBack
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job
-from unitsphere.training.stop import Preempted, StopSignals
+from unitsphere.training.saver import Saver
+from unitsphere.training.stop import Preempted, Stop
 from unitsphere.training.tensors import rng_state
+from unitsphere.training.watchdog import Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
 """What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
 
 
 class RunMonitor:
-    """Watches a run from `state` on: the loop calls `after` when a step is done."""
+    """Watches a run from `state` on: the loop calls `after` when a step is done.
+
+    done: steps after which all that was due has been done. A stop saves the state there, however
+    much of the next step or of this one's validation is done.
+    """
 
     def __init__(
         self,
@@ -39,75 +45,154 @@ class RunMonitor:
         state: State,
         log: RunLog,
         corpus: Corpus,
-        stop: StopSignals,
+        stop: Stop,
+        saver: Saver,
+        watch: Watchdog,
         sampler: Sampler | None,
     ) -> None:
-        self.job, self.out, self.log, self.stop = job, out, log, stop
+        self.job, self.out, self.log, self.stop, self.saver = job, out, log, stop, saver
+        self.watch = watch
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
-        self.pending: list[tuple[int, Tensor, Tensor]] = []
+        self.pending: list[tuple[int, Tensor, Tensor, Tensor]] = []
+        self.spikes = state.spikes
         self.recorded = state.step, state.seconds
-        self.saved = state.step
+        self.done = self.saved = state.step
+        self.unfinished = state.unfinished
+        self.rng = rng_state(job.model.device)
         self.peak = peak_flops(job.model.device, job.precision)
         if job.config.objective == "seq2seq":
             self.peak = None  # A pair is shorter than what it counts as: the figure would flatter.
         self.flops = flops_per_token(job.model, job.config.data.context)
         self.clock = time.perf_counter()
 
+    def resume(self) -> None:
+        """Do what a stop in the middle of a validation left undone, before the first step."""
+        if self.unfinished:
+            self.finish(self.done, self.unfinished)
+            self.unfinished = {}
+            self.save()
+            self.clock = time.perf_counter()
+
+    def between(self) -> None:
+        """Called between micro-batches, and between batches of a validation.
+
+        Raises Preempted if a stop is due, when the last whole step is saved.
+        """
+        self.watch.beat()
+        if self.stop.due():
+            self.leave()
+
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Do what is due when `step` updates have been made."""
-        self.pending.append((step, loss, grad_norm))
+        self.pending.append((step, loss, grad_norm, self.job.guard.limit))
+        self.done, self.rng = step, rng_state(self.job.model.device)
+        self.watch.beat()
+        self.saver.check()
         train = self.job.config.train
         last = step == train.steps
-        validates = last or due(step, train.eval_every)
-        records = validates or step == 1 or due(step, train.log_every)
+        records = last or step == 1 or due(step, train.log_every) or due(step, train.eval_every)
         samples = last or due(step, train.sample_every)
-        saves = last or due(step, train.save_every)
-        if records or samples or saves or self.stop.requested:
-            values = self.settle()
+        saves = last or due(step, train.save_every) or due(step, train.keep_every or 0)
+        if records or samples or saves:
+            values = self.settle(records)
             if records:
-                self.record(step, values | {"lr": lr}, validates)
-            if samples:
-                self.sample(step)
-            if saves or self.stop.requested:  # which may have come during the validation
-                self.save(step)
+                values |= {"lr": lr} | self.pace(step)
+            self.finish(step, values if records else {})
+            if saves:
+                self.save()
             self.clock = time.perf_counter()
-        if self.stop.requested and self.saved == step and not last:
-            raise Preempted(
-                f"stopped and saved at step {step} of {train.steps} in {self.out}: "
-                "the same command goes on from there"
-            )
+        if self.stop.due() and not last:
+            self.leave()
 
-    def settle(self) -> dict[str, float]:
-        """Read the losses that are still on the device, and the clock; the last step's values.
+    def finish(self, step: int, values: dict[str, float]) -> None:
+        """Validate if that is due, write the record of `values`, if there are any, and samples."""
+        train = self.job.config.train
+        last = step == train.steps
+        if values:
+            self.unfinished = values
+            if last or due(step, train.eval_every):
+                values = values | self.validate()
+            self.log.record(self.place(step) | values)
+            self.unfinished = {}
+        if last or due(step, train.sample_every):
+            self.sample(step)
 
-        Raises UserError if one of them is not a finite number.
+    def validate(self) -> dict[str, float]:
+        """The figures of a validation; Preempted if a stop comes in the middle of it."""
+        model, precision = self.job.model, self.job.precision
+        found = self.corpus.validate(model, precision=precision, between=self.between)
+        return found.record()
+
+    def leave(self) -> None:
+        """Save, unless that is done, and raise Preempted."""
+        steps, before = self.job.config.train.steps, self.saved
+        if not self.done:
+            raise Preempted("stopped before the first step was made: the same command begins anew")
+        if self.pending:
+            self.settle(records=False)
+        if self.unfinished or before != self.done:
+            self.save()
+        self.saver.wait()
+        raise Preempted(
+            f"stopped and saved at step {self.done} of {steps} in {self.out}: "
+            "the same command goes on from there"
+        )
+
+    def place(self, step: int) -> dict[str, float]:
+        """What every record begins with."""
+        tokens = step * self.job.config.train.batch_tokens
+        return {"step": step, "tokens": tokens, "time": round(self.seconds, 4)}
+
+    def settle(self, records: bool) -> dict[str, float]:
+        """Read the figures that are still on the device, and the clock; those of the last step.
+
+        A spike gets a record of its own, unless it is the last step and that has one anyway.
+        Raises UserError for a spike if the run is to stop or has had too many, RolledBack if it is
+        to go back.
         """
-        read = torch.stack([torch.stack(pair) for _, *pair in self.pending]).tolist()
+        rows = [torch.stack([part.double() for part in row]) for _, *row in self.pending]
+        read = torch.stack(rows).tolist()
         self.seconds += time.perf_counter() - self.clock
-        for (step, *_), values in zip(self.pending, read, strict=True):
-            if not all(map(math.isfinite, values)):
-                raise UserError(
-                    f"step {step}: loss {values[0]}, gradient norm {values[1]}; start a new run "
-                    f"with a lower optim.lr (now {self.job.config.optim.lr}) or a longer "
-                    f"schedule.warmup; checkpoints in {self.out} are kept"
-                )
+        found = {}
+        for (step, *_), (loss, grad_norm, limit) in zip(self.pending, read, strict=True):
+            values = {"loss": loss, "grad_norm": grad_norm}
+            found = {name: value for name, value in values.items() if math.isfinite(value)}
+            dropped = step - 1 in self.job.guard.dropped
+            if dropped or len(found) < len(values) or loss > limit:
+                found["spike"] = 1.0
+                self.bear(step, **values, limit=limit)
+                if step != self.done or not records:
+                    self.log.record(self.place(step) | found)
         self.pending.clear()
-        return {"loss": read[-1][0], "grad_norm": read[-1][1]}
+        return found
 
-    def record(self, step: int, values: dict[str, float], validates: bool) -> None:
-        """Write the record of `step`, with the validation's figures if that is due."""
+    def bear(self, step: int, loss: float, grad_norm: float, limit: float) -> None:
+        """Say that a step was a spike, or raise what the run is to do about it."""
+        guard, optim = self.job.guard, self.job.config.optim
+        why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
+        if loss > limit:
+            why += f", a spike above {limit:.6g}"
+        self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
+        if guard.on_spike == "stop" or len(self.spikes) > MOST:
+            many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
+            raise UserError(
+                f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
+                "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
+                f"replay {self.out} --step {step}` shows the batch"
+            )
+        if guard.on_spike == "rollback" and step - 1 not in guard.dropped:
+            raise RolledBack(step - 1, why)
+        self.log.say(f"{why}: left out")
+
+    def pace(self, step: int) -> dict[str, float]:
+        """Tokens a second since the last record, and the share of the device's peak."""
         before, seconds = self.recorded
-        batch = self.job.config.train.batch_tokens
-        rate = (step - before) * batch / (self.seconds - seconds)
-        values = values | {"tokens_per_second": rate}
-        if self.peak is not None:
-            values["mfu"] = rate * self.flops / self.peak
-        if validates:
-            values |= self.corpus.validate(self.job.model, precision=self.job.precision).record()
         self.recorded = step, self.seconds
-        place = {"step": step, "tokens": step * batch, "time": round(self.seconds, 4)}
-        self.log.record(place | values)
+        rate = (step - before) * self.job.config.train.batch_tokens / (self.seconds - seconds)
+        peak = None if self.peak is None else self.peak * self.job.layout.world
+        share = {} if peak is None else {"mfu": rate * self.flops / peak}
+        return {"tokens_per_second": rate} | share
 
     def sample(self, step: int) -> None:
         """Sample text into samples.txt."""
@@ -116,27 +201,27 @@ class RunMonitor:
             with evaluating(model):
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
-    def save(self, step: int) -> None:
-        """Save a checkpoint, unless this step has one, and delete those that are too old."""
-        if step == self.saved:
-            return
+    def save(self) -> None:
+        """Save a checkpoint of `done` steps, and delete those that are too old."""
         self.log.sync()
-        train, device = self.job.config.train, self.job.model.device
-        cpu, gpu = rng_state(device)
+        losses, seen = self.job.guard.state()
         state = State(
-            step=step,
-            tokens=step * train.batch_tokens,
+            step=self.done,
+            tokens=self.done * self.job.config.train.batch_tokens,
             seconds=self.seconds,
             samples=self.log.samples_size(),
             data=self.data,
             torch_version=torch.__version__,
-            rng=cpu,
-            rng_device=gpu,
+            rng=self.rng[0],
+            rng_device=self.rng[1],
+            unfinished=self.unfinished,
+            losses=losses,
+            losses_seen=seen,
+            spikes=self.spikes,
         )
-        root = self.out / "checkpoints"
-        saved = checkpoint.save(root, state, self.job.model, self.job.optimizer)
-        checkpoint.prune(saved, train.keep_last)
-        self.saved = step
+        self.saver.save(state, self.job.model, self.job.optimizer)
+        self.stop.saving = self.saver.longest
+        self.saved = self.done
 
 
 def due(step: int, every: int) -> bool:

@@ -15,6 +15,7 @@ from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import MuonAdam
+from unitsphere.training.parallel.gradients import by_mesh
 
 DECAYED = ("matrix", "embedding", "head")
 
@@ -107,8 +108,9 @@ def build_adam(
 ) -> Adam:
     """Adam, or AdamW unless the config says "adam"; its rate is `lr`, or the config's."""
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+        {"params": alike, "weight_decay": decay}
+        for parameters, decay in ((decayed, config.weight_decay), (free, 0.0))
+        for alike in by_mesh(parameters) or [[]]
     ]
     kind = Adam if config.name == "adam" else AdamW
     return kind(

@@ -1,20 +1,24 @@
 """One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
 
+import math
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from unitsphere.config import flatten, from_dict, to_dict
+from unitsphere.data.prefetch import Prefetch
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.kernels import use_attention_of, use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
-from unitsphere.training.compiling import compile_blocks, compiles, keep_cache
+from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
@@ -29,14 +33,23 @@ from unitsphere.training.folder import (
     write_environment,
 )
 from unitsphere.training.fp8 import use_fp8
+from unitsphere.training.guard import Guard, RolledBack
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
+from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
+from unitsphere.training.parallel.forecast import fitting_rows, forecast
+from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degrees
+from unitsphere.training.parallel.parallelize import parallelize
+from unitsphere.training.parallel.processes import own_device, processes
+from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
+from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import warmup_steps
-from unitsphere.training.stop import Preempted, StopSignals
+from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
+from unitsphere.training.watchdog import Watchdog
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 
@@ -78,32 +91,81 @@ def train(
     or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
     `Preempted` when a signal stopped the run and it was saved.
     """
-    out = Path(out)
-    with locked(out):
-        saved = saved_config(out)
-        config = resolve(config, saved)
-        if saved is not None:
-            check_same(out, saved, config)
-        state = last_state(out)
-        if state is not None and state.step == config.train.steps:
+    out, limit = Path(out), config.train.time_limit
+    with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
+        stop = AgreedStop(layout, None if limit is None else seconds_of(limit))
+        where(layout, layout.first, lambda: stack.enter_context(locked(out)))
+        config = agreed_config(layout, config, out)
+        state = agreed_state(layout, out)
+        if state is not None and state.step == config.train.steps and not state.unfinished:
             found = result(out, trained=False)
-            print(
-                f"{out} is finished: {found.step} steps, {found.validation()}; nothing to train",
-                file=sys.stderr,
-            )
+            if layout.first:
+                print(
+                    f"{out} is finished: {found.step} steps, {found.validation()}; "
+                    "nothing to train",
+                    file=sys.stderr,
+                )
             return found
-        if compiles(config.train.compile, pick_device(config.train.device)):
+        if compiles(config.train.compile, own_device(config.train.device)):
             keep_cache(out)
-        corpus = open_corpus(config)
+        corpus = one_by_one(layout, partial(open_corpus, config))
+        check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         state = state or first_state(corpus)
-        check_data(out, state, corpus)
-        job = build_job(config, corpus.batches)
+        everywhere(layout, partial(check_data, out, state, corpus))
+        layout = everywhere(layout, partial(place, layout, config))
+        corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
+        job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
+        job = with_micro_batch(job)
         with disk_errors(out):
-            write_config(out, config)
-            write_environment(out, environment(job.model.device), state.step)
-            corpus.tokenizer.save(out / "tokenizer.json")
-            run_from(state, job, corpus, out, recipe, sampler)
+            where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
+            run_to_end(state, job, corpus, out, stop, recipe, sampler)
         return result(out, trained=True)
+
+
+def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
+    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+
+    Raises UserError where it is not.
+    """
+
+    def decide() -> RunConfig:
+        saved = saved_config(out)
+        resolved = resolve(config, saved)
+        if saved is not None:
+            check_same(out, saved, resolved)
+        return resolved
+
+    resolved = everywhere(layout, decide)
+    check_alike(layout, "config", flatten(to_dict(resolved)))
+    return resolved
+
+
+def agreed_state(layout: Layout, out: Path) -> State | None:
+    """The state that the first process found in `out`, in all of them."""
+
+    def find() -> dict[str, Any] | None:
+        state = last_state(out)
+        return None if state is None else to_dict(state)
+
+    found = on_first(layout, find)
+    return None if found is None else from_dict(State, found)
+
+
+def place(layout: Layout, config: RunConfig) -> Layout:
+    """This process's place once the degrees of parallelism are decided by the model's size."""
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    found = degrees(config.parallel, layout.world, count)
+    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
+    return layout.with_degrees(found, own_device(config.train.device).type)
+
+
+def begin_folder(out: Path, job: Job, corpus: Corpus, state: State) -> None:
+    """Write what a run folder says of itself."""
+    write_config(out, job.config)
+    found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
+    write_environment(out, found, state.step)
+    corpus.tokenizer.save(out / "tokenizer.json")
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
@@ -177,8 +239,40 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
         )
 
 
+def run_to_end(
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
+) -> None:
+    """`run_from`, and again from the last checkpoint whenever a spike asks for that."""
+    while True:
+        try:
+            return run_from(state, job, corpus, out, stop, recipe, sampler)
+        except RolledBack as spike:
+            last = agreed_state(job.layout, out)
+            if last is None:
+                raise UserError(
+                    f"{spike}, and {out} has no checkpoint yet to go back to: start a new run with "
+                    "a lower train.save_every or optim.lr, or train.on_spike skip"
+                ) from spike
+            if job.layout.first:
+                print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
+            job.guard.dropped.add(spike.step)
+            state = last
+
+
 def run_from(
-    state: State, job: Job, corpus: Corpus, out: Path, recipe: str, sampler: Sampler | None
+    state: State,
+    job: Job,
+    corpus: Corpus,
+    out: Path,
+    stop: Stop,
+    recipe: str,
+    sampler: Sampler | None,
 ) -> None:
     """Load the checkpoint of `state` into the run's objects, and train to the end."""
     torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
@@ -187,20 +281,34 @@ def run_from(
         load_model(folder, job.model)
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
+    job.guard.load(state.losses, state.losses_seen, job.model.device)
+    train, logged = job.config.train, state.step - bool(state.unfinished)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
-        log = stack.enter_context(RunLog(out, state.step, job.config.train.steps, state.samples))
+        stack.enter_context(stop)
+        log = stack.enter_context(
+            RunLog(out, logged, train.steps, state.samples) if job.layout.first else QuietLog(out)
+        )
+        saver = Saver(
+            out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
+        )
+        stack.enter_context(saver)
         log.say(headline(job, out, state, recipe))
-        monitor = RunMonitor(job, out, state, log, corpus, stop, sampler)
-        train_steps(job, state.step, monitor)
+        if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
+            log.say(forecast(job.config, job.model, job.layout).line())
+        hang = None if train.hang_timeout is None else seconds_of(train.hang_timeout)
+        watch = stack.enter_context(Watchdog(hang))
+        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, watch, sampler)
+        monitor.resume()
+        batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
+        train_steps(replace(job, batches=batches), state.step, monitor)
 
 
-def build_job(config: RunConfig, batches: Batches) -> Job:
+def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    Raises UserError for fp8 on a device that has none.
+    Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
     """
-    device = pick_device(config.train.device)
+    device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
     if config.train.precision == "fp8" and precision != "fp8":
         raise UserError(
@@ -212,19 +320,42 @@ def build_job(config: RunConfig, batches: Batches) -> Job:
     )
     if precision == "bf16-storage":
         model.to(torch.bfloat16)
-    optimizer = build_optimizer(model, config.optim)
-    warmup = warmup_steps(config.schedule, config.train.steps)
-    constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     use_kernels(config.train.kernels)
     use_attention_of(device)
     if precision == "fp8":
         use_fp8(model, config.optim.constraint.kind)
-    if compiles(config.train.compile, device):
-        compile_blocks(model)
-    loss = partial(
-        model.loss, label_smoothing=config.train.label_smoothing, z_loss=config.train.z_loss
+    loss = parallelize(
+        model,
+        layout,
+        config.train.recompute,
+        compiles(config.train.compile, device),
+        label_smoothing=config.train.label_smoothing,
+        z_loss=config.train.z_loss,
     )
-    return Job(config, model, loss, optimizer, batches, precision)
+    optimizer = build_optimizer(model, config.optim)
+    warmup = warmup_steps(config.schedule, config.train.steps)
+    constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
+    guard = Guard(config.train.on_spike, config.train.spike_sigma)
+    return Job(config, model, loss, optimizer, batches, precision, layout, guard)
+
+
+def with_micro_batch(job: Job) -> Job:
+    """The job with as many sequences at once as will fit a GPU, unless their number is given.
+
+    The first process decides for all, which have as much to do and as much memory. On a CPU, whose
+    memory is the machine's, the whole batch goes at once.
+    """
+    device, train = job.model.device, job.config.train
+    if train.micro_batch is not None or device.type != "cuda":
+        return job
+
+    def decide() -> int:
+        free, _ = torch.cuda.mem_get_info(device)
+        return fitting_rows(job.config, job.model, job.layout, free)
+
+    micro_batch = on_first(job.layout, decide)
+    config = replace(job.config, train=replace(train, micro_batch=micro_batch))
+    return replace(job, config=config)
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
@@ -252,7 +383,7 @@ def result(out: Path, trained: bool) -> Result:
         step=last["step"],
         tokens=last["tokens"],
         seconds=last["time"],
-        loss=last["loss"],
+        loss=last.get("loss", math.nan),  # not finite, and left out
         val_loss=last["val_loss"],
         val_bits_per_byte=last.get("val_bits_per_byte"),
         val_accuracy=last.get("val_accuracy"),

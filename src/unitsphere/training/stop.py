@@ -1,12 +1,18 @@
-"""Stopping a run from outside: SIGINT, SIGTERM and SIGUSR1 save at the next step's end."""
+"""Stopping a run from outside: a signal or a limit of time saves it, and it can go on later."""
 
+import math
+import re
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from unitsphere.errors import UserError
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Preempted(Exception):  # noqa: N818 - nothing went wrong
@@ -16,18 +22,32 @@ class Preempted(Exception):  # noqa: N818 - nothing went wrong
     """
 
 
-class StopSignals:
-    """While entered, the first signal sets `requested`; a second Ctrl-C stops at once.
+def seconds_of(text: str, name: str = "train.time_limit") -> float:
+    """Seconds of "90", "90s", "1.5h", "2h30m", "1d"; a `UserError` on `name` for anything else."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text)
+    found = math.fsum(float(number) * UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or not 0 < found < math.inf:
+        raise UserError(
+            f"{name} must be a time such as 90m, 2h30m or a number of seconds: {text!r}"
+        )
+    return found
 
-    Python delivers signals to the main thread alone: elsewhere entering does nothing, and the
-    caller decides about stopping.
+
+class Stop:
+    """Whether a run is to save and stop: after a signal while entered, or when time is up.
+
+    A second Ctrl-C stops at once. Python delivers signals to the main thread alone: elsewhere
+    there is only the limit. The clock starts with the object; saving begins early enough that a
+    checkpoint as slow as twice the slowest so far, `saving` seconds, is done in time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float | None = None) -> None:
+        self.limit, self.began = limit, time.monotonic()
+        self.asked, self.longest, self.saving = math.inf, 0.0, 0.0
         self.requested = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "StopSignals":
+    def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
@@ -41,12 +61,33 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def due(self) -> bool:
+        """Whether to save and stop now.
+
+        Asked between steps, micro-batches and batches of a validation; the longest time between
+        two questions is part of what is kept free before the limit.
+        """
+        now = time.monotonic()
+        self.longest = max(self.longest, now - self.asked)
+        self.asked = now
+        if self.limit is not None and not self.requested:
+            left = self.began + self.limit - now
+            if left <= self.longest + 2 * self.saving:
+                self.requested = True
+                print(
+                    f"train.time_limit: {max(left, 0):.0f} of {self.limit:.0f} seconds are left: "
+                    "saving",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return self.requested
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
         print(
-            f"\n{signal.Signals(number).name}: saving after this step; Ctrl-C stops at once",
+            f"\n{signal.Signals(number).name}: saving; Ctrl-C stops at once",
             file=sys.stderr,
             flush=True,
         )

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -23,15 +25,31 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.parts import turned
+from unitsphere.training.parallel.layout import SINGLE, Layout
 
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """The model's tensors into one safetensors file, the optimizer's into another."""
-    tensors = model_tensors(model) | optimizer_tensors(model, optimizer)
+    write_named(folder, named_tensors(model, optimizer))
+
+
+def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by their names there."""
+    return model_tensors(model) | optimizer_tensors(model, optimizer)
+
+
+def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> None:
+    """`write_tensors` of what `named_tensors` gave, or of a copy of it.
+
+    Of several processes each writes its shards into two files of its own: call it in all of them.
+    """
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
+    several = layout.world > 1
     with single_process():
-        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files)
-        save(tensors, storage_writer=writer, no_dist=True)
+        writer = HuggingFaceStorageWriter(
+            str(folder), fqn_to_index_mapping=files, save_distributed=several
+        )
+        save(tensors, storage_writer=writer, no_dist=not several, process_group=layout.group)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -66,7 +84,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
     Raises UserError if the names or shapes are not those of the model.
     """
     tensors = model_tensors(model)
-    stored = {name: t.shape for name, t in empty_tensors(folder, "model.").items()}
+    stored = {name: t.shape for name, t in empty_tensors(folder, "model.", "meta").items()}
     wanted = {name: t.shape for name, t in tensors.items()}
     if stored != wanted:
         odd = sorted(name for name in stored | wanted if stored.get(name) != wanted.get(name))
@@ -81,10 +99,22 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Give the optimizer the state that a complete checkpoint holds."""
-    tensors = empty_tensors(folder, "optim.")
+    parameters, transposed = dict(model.named_parameters()), turned(model)
+    tensors: dict[str, Tensor] = {}
+    for name, stored in empty_tensors(folder, "optim.", "meta").items():
+        parameter, _, _ = name.removeprefix("optim.").rpartition(".")
+        if parameter not in parameters:
+            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
+        of = parameters[parameter].detach()
+        of = of.t() if parameter in transposed else of
+        if of.shape == stored.shape:  # then it is spread over processes as the parameter is
+            tensors[name] = torch.empty_like(of, dtype=stored.dtype)
+        elif stored.numel() == 1:
+            tensors[name] = torch.empty_like(stored, device="cpu")
+        else:
+            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
-    transposed = turned(model)
     for name, tensor in tensors.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
         value = turn(tensor) if parameter in transposed else tensor
@@ -96,20 +126,53 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     optimizer.load_state_dict(packed)
 
 
-def empty_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """An empty CPU tensor of the stored shape and dtype for each stored name with `prefix`."""
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(found.size, dtype=found.properties.dtype)
-        for name, found in stored.items()
-        if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
-    }
+def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, Tensor]:
+    """An empty tensor of the stored shape and dtype for each stored name with `prefix`.
+
+    Raises UserError if the files cannot be read, or claim more than they hold.
+    """
+    with readable(folder):
+        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        shapes = {
+            name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+            for name, found in stored.items()
+            if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+        }
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        if sum(tensor.nbytes for tensor in shapes.values()) > size:
+            raise ValueError("its tensors are larger than its files")
+        return {name: torch.empty_like(t, device=device) for name, t in shapes.items()}
 
 
 def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` in place from a checkpoint's files."""
-    with single_process():
+    """Fill `tensors` in place from a checkpoint's files; a UserError if they cannot be read."""
+    with readable(folder), single_process():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Retell as a `UserError` whatever torch runs into in files that were not written here.
+
+    It looks up what a header says without asking whether it is there.
+    """
+    try:
+        yield
+    except (
+        SafetensorError,
+        CheckpointException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"checkpoint {folder} cannot be read: {first}") from error
 
 
 @contextmanager
@@ -127,10 +190,13 @@ def rng_state(device: torch.device) -> tuple[str, str | None]:
 
 
 def set_rng_state(cpu: str, gpu: str | None, device: torch.device) -> None:
-    """Put the generators where `rng_state` found them."""
-    torch.set_rng_state(decode(cpu))
-    if gpu is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(decode(gpu), device)
+    """Put the generators where `rng_state` found them; a UserError if that is no state."""
+    try:
+        torch.set_rng_state(decode(cpu))
+        if gpu is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(decode(gpu), device)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"the checkpoint's random generator cannot be set: {error}") from error
 
 
 def encode(state: Tensor) -> str:

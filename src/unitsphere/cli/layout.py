@@ -1,0 +1,46 @@
+"""`unitsphere train … --dry-run`: what a layout would hold and compute, without its machines."""
+
+from typing import TYPE_CHECKING
+
+from unitsphere.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from unitsphere.training.config import RunConfig
+    from unitsphere.training.parallel.dryrun import DryRun
+
+
+def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
+    """Lay the run out over `world` processes and print that, as tables or one JSON document."""
+    from unitsphere.training.parallel.dryrun import dry_run
+    from unitsphere.training.run import resolve
+
+    found = dry_run(resolve(config, None), world)
+    if json:
+        print_json(found.record())
+    else:
+        print_dry_run(found)
+    return 0
+
+
+def print_dry_run(found: "DryRun") -> None:
+    """The tables: degrees, shards of the first process, memory of each process."""
+    from unitsphere.training.parallel.forecast import size
+
+    degrees = found.degrees
+    print(
+        f"{found.world} processes: dp_replicate {degrees.dp_replicate} · dp_shard "
+        f"{degrees.dp_shard} · tp {degrees.tp}; {found.rows} sequences of each batch a process"
+    )
+    print(f"{found.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs a step\n")
+    rows = [[s.name, shape(s.whole), shape(s.part), s.placements] for s in found.shards]
+    print_table(("parameter (of one block)", "whole", "first process", "cut"), rows)
+    print()
+    memory = found.forecast
+    parts = {name: value for name, value in vars(memory).items() if name != "flops"}
+    lines = [[name, size(value)] for name, value in parts.items()]
+    print_table(("predicted memory", "each process"), [*lines, ["total", size(memory.memory)]])
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    """A shape such as 1280 × 64; a scalar has none."""
+    return " × ".join(map(str, sizes)) or "scalar"

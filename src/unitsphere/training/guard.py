@@ -1,0 +1,140 @@
+"""Updates that must not count: spikes of the loss, and what is no number.
+
+An update with loss ℓ and gradient norm g is a spike if
+
+- ℓ or g is not finite, or
+- ℓ > μ + k·σ: μ and σ are mean and standard deviation of the last 100 losses that were no spikes
+  (none is one before there are so many), k is `train.spike_sigma`, none for no such limit.
+
+All of this is computed on the device; the host reads it with the next record. So what happens with
+a spike (`train.on_spike`) costs no wait where there is none:
+
+- stop: the run ends at the next record. What is saved is from before.
+- skip: the update is taken back on the device, weights and optimizer state bit for bit. For that a
+  second copy of both is kept there.
+- rollback: at the next record the run goes back to its last checkpoint, and from there on without
+  the update that was the spike.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+OnSpike = Literal["stop", "skip", "rollback"]
+WINDOW = 100
+"""Losses that a spike is measured by."""
+MOST = 10
+"""Spikes that are borne within WINDOW steps."""
+
+Place = tuple[Tensor, str]
+"""A weight, and the name of a tensor of its state or "" for the weight itself."""
+
+
+class RolledBack(Exception):  # noqa: N818 - what was asked for
+    """The run is to go back to its last checkpoint and leave out update `step`."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(why)
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The last WINDOW losses that were no spikes, `seen` in all; the one after replaces the oldest,
+    at place `seen` modulo WINDOW.
+    """
+
+    values: Tensor
+    seen: Tensor
+
+    @classmethod
+    def of(cls, values: list[float], seen: int, device: torch.device) -> "Losses":
+        """The losses as a checkpoint has them; float64, on `device`."""
+        held = torch.zeros(WINDOW, dtype=torch.float64)
+        held[: len(values)] = torch.tensor(values[:WINDOW], dtype=torch.float64)
+        return cls(held.to(device), torch.tensor(seen, device=device))
+
+    def limit(self, sigma: float) -> Tensor:
+        """μ + sigma·σ, or infinity while there are too few."""
+        limit = self.values.mean() + sigma * self.values.std(correction=0)
+        return torch.where(self.seen >= WINDOW, limit, torch.inf)
+
+    def add(self, loss: Tensor, spike: Tensor) -> "Losses":
+        """With one more, unless it is a spike."""
+        place = torch.arange(WINDOW, device=loss.device) == self.seen % WINDOW
+        values = torch.where(place & ~spike, loss.double(), self.values)
+        return Losses(values, self.seen + ~spike)
+
+
+class Guard:
+    """Makes the optimizer's steps, and keeps spikes out as `on_spike` says.
+
+    limit: what the last loss was measured by. dropped: updates, counted from 0, that a rollback
+    leaves out.
+    """
+
+    def __init__(self, on_spike: OnSpike = "stop", sigma: float | None = None) -> None:
+        self.on_spike, self.sigma = on_spike, sigma
+        self.limit = torch.tensor(torch.inf, dtype=torch.float64)
+        self.losses: Losses | None = None
+        self.dropped: set[int] = set()
+        self.kept: dict[Place, Tensor] = {}
+
+    def load(self, values: list[float], seen: int, device: torch.device) -> None:
+        """Go on from the losses that a checkpoint has."""
+        self.limit = self.limit.to(device)
+        if self.sigma is not None:
+            self.losses = Losses.of(values, seen, device)
+
+    def state(self) -> tuple[list[float], int]:
+        """The losses for a checkpoint, and how many were seen."""
+        if self.losses is None:
+            return [], 0
+        seen = int(self.losses.seen)
+        return self.losses.values[:seen].tolist(), seen
+
+    def step(self, optimizer: Optimizer, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+        """Update number `step`, unless it is a spike to be left out."""
+        if self.losses is not None and self.sigma is not None:
+            self.limit = self.losses.limit(self.sigma)
+        spike = ~(loss.isfinite() & grad_norm.isfinite()) | (loss > self.limit)
+        if self.losses is not None:
+            self.losses = self.losses.add(loss, spike)
+        if step in self.dropped:
+            return
+        if self.on_spike == "skip":
+            self.step_or_not(optimizer, spike)
+        else:
+            optimizer.step()
+
+    @torch.no_grad()
+    def step_or_not(self, optimizer: Optimizer, spike: Tensor) -> None:
+        """A step, taken back on the device where `spike` is true."""
+        before = held_by(optimizer)
+        for place, tensor in before.items():
+            if place not in self.kept:
+                self.kept[place] = torch.empty_like(tensor)
+            self.kept[place].copy_(tensor)
+        optimizer.step()
+        after = held_by(optimizer)
+        for place in before:
+            after[place].copy_(torch.where(spike, self.kept[place], after[place]))
+        new = [place for place in after if place not in before]
+        if new and bool(spike):  # the host waits, but only for the step that makes the state
+            for weight, key in new:
+                del optimizer.state[weight][key]
+
+
+def held_by(optimizer: Optimizer) -> dict[Place, Tensor]:
+    """This process's part of the weights and of the state of an optimizer."""
+    found = {}
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            found[weight, ""] = weight
+            for key, value in optimizer.state.get(weight, {}).items():
+                found[weight, key] = value
+    return {place: t.to_local() if isinstance(t, DTensor) else t for place, t in found.items()}

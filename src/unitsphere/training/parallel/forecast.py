@@ -1,0 +1,223 @@
+"""How much memory a process will need, from shapes alone.
+
+| part | is |
+|---|---|
+| weights, gradients | what the process holds of every parameter, as it is stored |
+| optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
+| gathered | with FSDP2: the two largest blocks, or what lies outside of them, whole |
+| activations | what a forward pass of the micro-batch keeps for the backward pass |
+| head | the gradients of h and of the head that the loss makes, and a chunk of logits |
+
+Activations are counted tensor by tensor on tensors that have only a shape; in bf16 they are taken
+for half as large. What a library allocates for itself is not known, nor what the
+allocator wastes: expect a tenth more.
+"""
+
+import dataclasses
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unitsphere.models.constraint import roles
+from unitsphere.models.registry import build_from
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.chunked_loss import CHUNK_BYTES
+from unitsphere.ops.project import own
+from unitsphere.training.config import RunConfig
+from unitsphere.training.flops import flops_per_token
+from unitsphere.training.parallel.layout import Layout
+from unitsphere.training.parallel.tensor import share_matrices
+from unitsphere.training.recompute import KEPT, Recompute, recompute_blocks
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes in each process, and floating-point operations of a step in all of them."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    head: int
+    flops: int
+
+    @property
+    def memory(self) -> int:
+        """All bytes of a process at the peak."""
+        parts = dataclasses.astuple(self)[:-1]
+        return sum(parts)
+
+    def line(self) -> str:
+        """The memory in one line."""
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "gathered": self.gathered,
+            "activations": self.activations + self.head,
+        }
+        listed = ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
+        return f"predicted memory of each process: {size(self.memory)} ({listed})"
+
+
+def forecast(config: RunConfig, model: Transformer, layout: Layout) -> Forecast:
+    """What training `config` needs in each process, for its model as `parallelize` left it.
+
+    Weights, gradients and optimizer state are those of `model`; it may be on the meta device.
+    """
+    rows = min(config.train.micro_batch or own_rows(config, layout), own_rows(config, layout))
+    weights = sum(held(parameter) for parameter in model.parameters())
+    blocks = [*model.blocks, *(model.encoder or [])]
+    kept = activations(config, layout)
+    if config.train.recompute != "none":  # the block that is being computed again
+        whole = activations(config, layout, recompute=False)
+        kept += max(whole - kept, 0) // len(blocks)
+    return Forecast(
+        weights=weights,
+        gradients=held_between_parts(config, model, layout, weights),
+        optimizer=optimizer_bytes(config, model),
+        gathered=gathered(model, blocks, layout),
+        activations=kept * rows,
+        head=head_bytes(config, model, rows),
+        flops=flops_per_token(model, config.data.context) * config.train.batch_tokens,
+    )
+
+
+def own_rows(config: RunConfig, layout: Layout) -> int:
+    """Sequences of a batch that a process computes."""
+    return config.train.batch_tokens // config.data.context // layout.degrees.data
+
+
+def held(parameter: Tensor) -> int:
+    """Bytes of a parameter that this process holds."""
+    return own(parameter).numel() * parameter.element_size()
+
+
+def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
+    """Bytes of gradients: of whole matrices if FSDP2 reduces them only after several parts."""
+    several = 0 < (config.train.micro_batch or 0) < own_rows(config, layout)
+    if layout.degrees.dp_shard > 1 and several and config.parallel.reduce == "batch":
+        return sum(p.numel() * p.element_size() for p in model.parameters()) // layout.degrees.tp
+    return weights
+
+
+def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
+    """Bytes of the optimizer's state."""
+    role = roles(model)
+    muon = config.optim.name == "muon"
+    return sum(
+        own(p).numel() * FP32 * (1 if muon and role[name] == "matrix" else 2)
+        for name, p in model.named_parameters()
+    )
+
+
+def gathered(model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
+    """Bytes of whole weights that FSDP2 has at once beside its shards."""
+    if layout.degrees.dp_shard == 1:
+        return 0
+
+    def whole(module: nn.Module) -> int:
+        return sum(p.numel() * p.element_size() for p in module.parameters()) // layout.degrees.tp
+
+    within = [whole(block) for block in blocks]
+    outside = whole(model) - sum(within)
+    return outside + sum(sorted(within)[-2:])
+
+
+def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> int:
+    """Bytes that the forward pass of one sequence keeps for the backward pass, without the head.
+
+    All layers keep the same, so a model of one layer and one of two tell the rest.
+    """
+    how = config.train.recompute if recompute else "none"
+    one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
+    total = one + (config.model.n_layers - 1) * (two - one)
+    return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
+
+
+def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) -> int:
+    """Bytes that a forward pass in fp32 of so many layers keeps."""
+    sizes = dataclasses.replace(config.model, n_layers=n_layers)
+    model = build_from(config.architecture, sizes, "meta", objective=config.objective)
+    if layout.degrees.tp > 1:
+        share_matrices(model, layout)
+    recompute_blocks(model, how)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        part = own(tensor)
+        kept[part.untyped_storage()._cdata] = part.numel() * part.element_size()
+        return tensor
+
+    kept_again = Repeated() if how == "selective" else nullcontext()
+    # Not the meta device, whose attention would keep all scores.
+    with FakeTensorMode(allow_non_fake_inputs=True), kept_again:
+        model.to_empty(device="cpu")
+        weights = {own(p).untyped_storage()._cdata for p in model.parameters()}
+        tokens = torch.zeros((1, config.data.context), dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            memory = model.encode(tokens) if config.objective == "seq2seq" else None
+            features = model.features(tokens, memory=memory)
+    assert features.requires_grad  # and so the graph, which keeps the storages apart, is alive
+    total = sum(count for storage, count in kept.items() if storage not in weights)
+    return total + (kept_again.bytes if isinstance(kept_again, Repeated) else 0)
+
+
+class Repeated(TorchDispatchMode):
+    """Counts what selective recomputation keeps on its own account: autograd does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            outputs = found if isinstance(found, tuple) else (found,)
+            self.bytes += sum(
+                t.numel() * t.element_size() for t in outputs if isinstance(t, Tensor)
+            )
+        return found
+
+
+def head_bytes(config: RunConfig, model: Transformer, rows: int) -> int:
+    """Bytes of what the loss makes: gradients of h and of the head, a chunk of logits."""
+    h = rows * config.data.context * config.model.d_model
+    chunk = CHUNK_BYTES.get(model.device.type, CHUNK_BYTES["cuda"])
+    return FP32 * (h + own(model.head().weight).numel()) + chunk
+
+
+SPARE = 0.9
+"""Share of a device's free memory that a forecast may fill."""
+
+
+def fitting_rows(config: RunConfig, model: Transformer, layout: Layout, free: int) -> int:
+    """The most rows at once that divide a process's part of the batch and fit `free` bytes.
+
+    `free` counts from before the gradients: the weights are there. 1 if no number fits.
+    """
+    rows = own_rows(config, layout)
+    for count in (n for n in range(rows, 0, -1) if rows % n == 0):
+        train = dataclasses.replace(config.train, micro_batch=count)
+        found = forecast(dataclasses.replace(config, train=train), model, layout)
+        if found.memory - found.weights <= SPARE * free:
+            return count
+    return 1
+
+
+def size(count: int) -> str:
+    """Bytes in a unit that suits."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"

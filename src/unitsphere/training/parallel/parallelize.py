@@ -1,0 +1,102 @@
+"""A model made for its layout: what it computes stays the same, who computes what changes.
+
+    tensor parallel → recomputation → compile, block by block → FSDP2 (HSDP), or DDP
+
+The order is torchtitan's: tensor parallel cuts the matrices that the blocks then see,
+recomputation is compiled with its block, and what is gathered and reduced is outermost.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+from unitsphere.models.trunk import Transformer
+from unitsphere.training.compiling import compile_blocks
+from unitsphere.training.parallel.layout import Layout
+from unitsphere.training.parallel.tensor import share_matrices
+from unitsphere.training.recompute import Recompute, recompute_blocks
+
+FORWARD_METHODS = ("loss", "encode")
+"""What callers use of a model beside `forward`: FSDP gathers the weights for these too."""
+
+
+def parallelize(
+    model: Transformer,
+    layout: Layout,
+    recompute: Recompute = "none",
+    compiled: bool = False,
+    **settings: float,
+) -> Callable[..., Tensor]:
+    """Spread `model` over the processes of `layout`, in place; its loss as training calls it.
+
+    `settings` go to every call of the loss. Call it before the optimizer is built. Gradients of
+    that loss are summed, never averaged: each process divides by the targets of the whole batch.
+    Raises UserError where the model does not fit the layout.
+    """
+    if layout.degrees.tp > 1:
+        share_matrices(model, layout)
+    recompute_blocks(model, recompute)
+    if compiled:
+        compile_blocks(model)
+    if layout.degrees.dp_shard > 1 or (layout.degrees.tp > 1 and layout.degrees.data > 1):
+        shard(model, layout)
+    loss = partial(model.loss, **settings)
+    sharded = isinstance(model, FSDPModule)
+    return loss if sharded or layout.degrees.data == 1 else replicas(model, loss)
+
+
+def shard(model: Transformer, layout: Layout) -> None:
+    """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
+
+    Scalars, which cannot be cut, stay whole: `gradients.reduce_scalars` sums theirs.
+    """
+    assert layout.mesh is not None
+    several = layout.degrees.dp_replicate > 1
+    mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
+    scalars = {p for p in model.parameters() if p.dim() == 0}
+    for module in [*model.blocks, *(model.encoder or []), model]:
+        fully_shard(module, mesh=mesh, ignored_params=scalars)
+    assert isinstance(model, FSDPModule)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale on the way
+    for name in FORWARD_METHODS:
+        register_fsdp_forward_method(model, name)
+
+
+class Loss(nn.Module):
+    """A model's loss as a forward pass, which is what DDP wraps."""
+
+    def __init__(self, model: Transformer, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *arguments: object, **keywords: object) -> Tensor:
+        """The loss."""
+        return self.loss(*arguments, **keywords)
+
+
+def replicas(model: Transformer, loss: Callable[..., Tensor]) -> DistributedDataParallel:
+    """The model's loss with gradients summed over the copies."""
+    device = [model.device] if model.device.type == "cuda" else None
+    wrapped = DistributedDataParallel(
+        Loss(model, loss), device_ids=device, gradient_as_bucket_view=True
+    )
+    wrapped.register_comm_hook(None, summed)
+    return wrapped
+
+
+def summed(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """The sum of a bucket of gradients over the processes, taken in fp32."""
+    own = bucket.buffer()
+    wide = own.float()
+    work = dist.all_reduce(wide, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda _: own.copy_(wide))

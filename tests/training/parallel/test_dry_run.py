@@ -1,0 +1,134 @@
+"""Layouts without their machines: shards, memory and FLOPs from shapes alone."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build_from
+from unitsphere.training.parallel.config import ParallelConfig
+from unitsphere.training.parallel.dryrun import dry_run
+from unitsphere.training.parallel.forecast import fitting_rows, forecast, size
+from unitsphere.training.parallel.layout import SINGLE, Degrees, degrees
+from unitsphere.training.run import resolve
+
+
+def laid_out(tiny, world, **parallel):
+    rows = 256 // parallel.get("tp", 1)
+    config = tiny("ngpt", batch_tokens=32 * rows)
+    config = dataclasses.replace(config, parallel=ParallelConfig(**parallel))
+    return dry_run(resolve(config, None), world)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [{"dp_shard": 256}, {"dp_replicate": 8, "dp_shard": 32}, {"dp_shard": 128, "tp": 2}, {}],
+)
+def test_256_processes_hold_what_one_would(tiny, parallel):
+    found, alone = laid_out(tiny, 256, **parallel), laid_out(tiny, 1)
+    assert math.prod(found.degrees) == 256
+    assert found.parameters == alone.parameters
+    assert [s.whole for s in found.shards] == [s.whole for s in alone.shards]
+    cut = found.degrees.dp_shard > 1
+    for shard in found.shards:
+        parts = found.degrees.dp_shard * (found.degrees.tp if "tp" in shard.placements else 1)
+        assert math.prod(shard.part) * parts >= math.prod(shard.whole)
+        assert (shard.part != shard.whole) == (cut and shard.whole != ())
+    assert (found.forecast.weights < alone.forecast.weights) == cut
+
+
+def test_what_is_held_is_what_was_predicted(tiny):
+    config = resolve(tiny("ngpt"), None)
+    model = build_from("ngpt", config.model)
+    found = forecast(config, model, SINGLE)
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert (found.weights, found.gradients, found.optimizer) == (held, held, 2 * held)
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    tokens = torch.zeros((4, config.data.context), dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        features = model.features(tokens)
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    assert found.activations == pytest.approx(sum(kept.values()), rel=0.1)
+    assert features.requires_grad
+
+
+def test_recomputing_keeps_less(tiny):
+    kept = []
+    for how in ("full", "selective", "none"):
+        config = resolve(tiny("ngpt", recompute=how), None)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, n_layers=12))
+        kept.append(forecast(config, build_from("ngpt", config.model, "meta"), SINGLE).activations)
+    assert kept[0] < kept[1] < kept[2]
+
+
+def test_as_many_rows_as_fit(tiny):
+    config = resolve(tiny("gpt", batch_tokens=32 * 12), None)
+    model = build_from("gpt", config.model)
+    whole = forecast(config, model, SINGLE)
+    enough = whole.memory * 2
+    assert fitting_rows(config, model, SINGLE, enough) == 12
+    assert fitting_rows(config, model, SINGLE, 0) == 1
+    less = whole.memory - whole.weights - whole.activations // 3
+    assert fitting_rows(config, model, SINGLE, less) in (2, 3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "parameters", "expected"),
+    [
+        ({}, 1, 10, Degrees(1, 1, 1)),
+        ({}, 8, 10, Degrees(8, 1, 1)),
+        ({}, 8, 10**9, Degrees(1, 8, 1)),
+        ({"tp": 2}, 8, 10, Degrees(1, 4, 2)),
+        ({"dp_shard": 4}, 8, 10, Degrees(2, 4, 1)),
+        ({"dp_replicate": 2}, 8, 10, Degrees(2, 4, 1)),
+        ({"dp_replicate": 2, "tp": 2}, 8, 10, Degrees(2, 2, 2)),
+    ],
+)
+def test_degrees(parallel, world, parameters, expected):
+    assert degrees(ParallelConfig(**parallel), world, parameters) == expected
+
+
+def test_degrees_that_do_not_multiply_are_refused():
+    with pytest.raises(UserError, match="is 6, but there are 4 processes"):
+        degrees(ParallelConfig(dp_replicate=3, dp_shard=2), 4, 10)
+    with pytest.raises(UserError, match="tp 2 is 2, but there are 1 processes"):
+        degrees(ParallelConfig(tp=2), 1, 10)
+
+
+@pytest.mark.parametrize("name", ["cp", "pp"])
+def test_what_is_not_there_is_refused(name):
+    with pytest.raises(UserError, match=r"is not supported.* use "):
+        ParallelConfig(**{name: 2})
+
+
+def test_sizes_that_do_not_fit_are_refused(tiny):
+    with pytest.raises(UserError, match="tp 4 does not divide 2 heads of queries and 2 of keys"):
+        laid_out(tiny, 4, tp=4)
+    with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
+        laid_out(tiny, 384, tp=4)
+
+
+def test_the_command(capsys):
+    command = ["train", "quickstart/ngpt", "--data.tokenizer", "bytes", "--dry-run"]
+    sizes = ["--world-size", "256", "--train.batch_tokens", "65536", "--parallel.dp_shard=256"]
+    assert main([*command, *sizes, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["world_size"], found["dp_shard"], found["sequences_per_process"]) == (256, 256, 1)
+    assert found["step_flops"] > 0
+    assert main([*command, *sizes]) == 0
+    said = capsys.readouterr().out
+    assert "256 processes: dp_replicate 1 · dp_shard 256 · tp 1" in said
+    assert "blocks.0.attention.W_q.weight" in said
+    assert size(found["memory"]["total"]) in said
+    assert main(["train", "quickstart/ngpt", "--world-size", "4"]) == 2
+    assert main([*command, "--world-size", "four"]) == 2

@@ -1,0 +1,61 @@
+"""Activations computed again: the same run in less memory."""
+
+import pytest
+import torch
+
+from unitsphere.data.batch import Batch
+from unitsphere.models.registry import build
+from unitsphere.training.recompute import recompute_blocks
+
+NUMBERS = {"vocab_size": 32, "d_model": 16, "n_layers": 2, "n_heads": 2}
+
+
+def gradients(architecture, objective, how, **numbers):
+    """Loss, gradients and the bytes that the forward pass kept, of one batch."""
+    model = build(architecture, objective=objective, **NUMBERS, **numbers)
+    recompute_blocks(model, how)
+    tokens = torch.arange(24).reshape(2, 12) % 32
+    source = tokens if objective == "seq2seq" else None
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    torch.manual_seed(0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model.loss(tokens, tokens.roll(1, 1), **Batch(tokens, tokens, source).keywords())
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())], sum(kept.values())
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+@pytest.mark.parametrize(
+    ("architecture", "objective", "numbers"),
+    [
+        ("ngpt", "clm", {}),
+        ("angpt", "mlm", {}),
+        ("normformer", "clm", {"dropout": 0.3}),
+        ("gpt", "seq2seq", {"qk_norm": True}),
+    ],
+)
+def test_nothing_changes(architecture, objective, numbers, how):
+    plain, _ = gradients(architecture, objective, "none", **numbers)
+    again, _ = gradients(architecture, objective, how, **numbers)
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def test_full_keeps_least():
+    sizes = [gradients("ngpt", "clm", how)[1] for how in ("full", "none")]
+    assert sizes[0] < sizes[1] / 2
+
+
+def test_a_run_takes_the_setting(tiny, tmp_path):
+    from run_folders import weights
+
+    from unitsphere.training.run import train
+
+    for how in ("none", "full"):
+        train(tiny("ngpt", steps=3, recompute=how), tmp_path / how)
+    plain, again = weights(tmp_path / "none"), weights(tmp_path / "full")
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
