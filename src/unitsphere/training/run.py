@@ -1,9 +1,8 @@
 """One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
 
-import math
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from unitsphere.training.folder import (
 from unitsphere.training.fp8 import use_fp8
 from unitsphere.training.guard import Guard, RolledBack
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.log import RunLog, read_metrics
+from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim import build_optimizer
@@ -45,6 +44,7 @@ from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degr
 from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
+from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import warmup_steps
 from unitsphere.training.stop import Preempted, Stop, seconds_of
@@ -52,33 +52,6 @@ from unitsphere.training.tensors import load_model, load_optimizer, set_rng_stat
 from unitsphere.training.watchdog import Watchdog
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: its last record, and whether this call trained at all.
-
-    val_bits_per_byte is None where the objective has none, val_accuracy where it is not measured.
-    """
-
-    out: Path
-    step: int
-    tokens: int
-    seconds: float
-    loss: float
-    val_loss: float
-    val_bits_per_byte: float | None
-    val_accuracy: float | None
-    trained: bool
-
-    def validation(self) -> str:
-        """The last validation in a few words."""
-        parts = [f"validation loss {self.val_loss:.4f}"]
-        if self.val_bits_per_byte is not None:
-            parts.append(f"{self.val_bits_per_byte:.4f} bits/byte")
-        if self.val_accuracy is not None:
-            parts.append(f"{self.val_accuracy:.1%} of the masked tokens right")
-        return ", ".join(parts)
 
 
 def train(
@@ -364,36 +337,3 @@ def with_micro_batch(job: Job) -> Job:
     micro_batch = on_first(job.layout, decide)
     config = replace(job.config, train=replace(train, micro_batch=micro_batch))
     return replace(job, config=config)
-
-
-def headline(job: Job, out: Path, state: State, recipe: str) -> str:
-    """What is about to be trained, in one line."""
-    count = sum(parameter.numel() for parameter in job.model.parameters())
-    train = job.config.train
-    start = f", from step {state.step} on" if state.step else ""
-    line = (
-        f"{recipe or job.config.architecture}: {count:,} parameters, {train.steps} steps of "
-        f"{train.batch_tokens:,} tokens{start}, {job.precision} on {job.model.device}, in {out}"
-    )
-    warmup = warmup_steps(job.config.schedule, train.steps)
-    if warmup > train.steps:
-        line += f"; the warm-up of {warmup} steps is longer than the run: set schedule.warmup"
-    if job.precision == "bf16-storage":
-        line += "; weights stored in bf16 lose small updates: not recommended"
-    return line
-
-
-def result(out: Path, trained: bool) -> Result:
-    """The result of a finished run from its last record."""
-    last = read_metrics(out)[-1]
-    return Result(
-        out=out,
-        step=last["step"],
-        tokens=last["tokens"],
-        seconds=last["time"],
-        loss=last.get("loss", math.nan),  # not finite, and left out
-        val_loss=last["val_loss"],
-        val_bits_per_byte=last.get("val_bits_per_byte"),
-        val_accuracy=last.get("val_accuracy"),
-        trained=trained,
-    )
