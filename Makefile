@@ -51,7 +51,7 @@ test-data: $(DEV) ## tests on real corpora, in the folder UNITSPHERE_DATA
 
 .PHONY: torture
 torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; about half an hour
-	@TORTURE=long $(PYTEST) tests/torture $(ARGS)
+	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
 
 .PHONY: lint
 lint: $(DEV) ## ruff, import contract, types

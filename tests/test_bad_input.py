@@ -132,6 +132,14 @@ MISTAKES = {
     "unknown key": ([*TRAIN, "--optim.lrr", "1"], ["--optim.lrr", "did you mean '--optim.lr'"]),
     "wrong type": ([*TRAIN, "--train.steps", "many"], ["--train.steps", "integer", "many"]),
     "heads that do not divide": ([*TRAIN, "--model.d_model", "33"], ["33", "divisible", "n_heads"]),
+    "a model beyond 64 bits": (
+        [*TRAIN, "--model.d_model", str(2**32)],
+        ["a model of these sizes cannot be built"],
+    ),
+    "a width beyond 64 bits": (
+        [*TRAIN, "--model.d_model", str(10**30)],
+        ["a model of these sizes cannot be built"],
+    ),
     "odd rotary size": ([*TRAIN, "--model.d_model", "34"], ["rotary", "17", "even"]),
     "batch of no whole sequences": ([*TRAIN, "--train.batch_tokens", "100"], ["100", "32", "96"]),
     "another config": (

@@ -21,7 +21,7 @@ def may_mount() -> bool:
         return False
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(7200)
 def test_a_full_and_a_read_only_disk(config_file, tmp_path, tally):
     if not may_mount():
         pytest.skip("this system mounts nothing for us")

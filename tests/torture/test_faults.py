@@ -10,7 +10,7 @@ import pytest
 from torture.conftest import LONG
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(7200)
 def test_every_file_operation_of_a_saving(tmp_path, tally):
     program = [sys.executable, str(Path(__file__).with_name("fault_saves.py"))]
     done = subprocess.run(

@@ -34,7 +34,7 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_memory_and_open_files_stay_flat(config_file: Path, tmp_path: Path, tally) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(config_file), str(tmp_path / "run"), str(STEPS)],

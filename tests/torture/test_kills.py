@@ -12,7 +12,7 @@ from torture.conftest import LONG
 KILLS = 200 if LONG else 6
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_killed_at_random_moments(config_file, tmp_path, tally):
     seed = "0"
     program = [sys.executable, str(Path(__file__).with_name("kill_runs.py"))]

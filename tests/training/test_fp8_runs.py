@@ -123,6 +123,9 @@ class Kept:
     def __init__(self):
         self.losses = []
 
+    def between(self):
+        pass
+
     def after(self, step, loss, grad_norm, lr):
         self.losses.append(loss.item())
 

@@ -17,6 +17,7 @@ from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, r
 from unitsphere.bench.steps import clock_name, timed
 from unitsphere.bench.train import COPY, say
 from unitsphere.inference.generate import generate
+from unitsphere.models.folding import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.environment import environment
@@ -63,9 +64,9 @@ def bench_generation(
 
 
 def built(name: str, sizes: Sizes, device: torch.device) -> Transformer:
-    """An arm's model, as generation uses it."""
+    """An arm's model, folded, as `unitsphere generate` uses it."""
     config = arm_config(name, sizes)
-    return build_from(config.architecture, config.model, device).eval().requires_grad_(False)
+    return fold_(build_from(config.architecture, config.model, device))
 
 
 def measure(

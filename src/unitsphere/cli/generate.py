@@ -64,9 +64,11 @@ def run(argv: list[str]) -> int:
     for prompt in args.prompt:
         if any("\ud800" <= c <= "\udfff" for c in prompt):  # Python's form of undecodable bytes
             raise UserError(f"--prompt {prompt!r} is not valid UTF-8: check its encoding")
+    from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 
     loaded = load_run(args.run, args.device)
+    fold_(loaded.model)
     if loaded.config.objective == "seq2seq":
         found, texts = answers(args, loaded)
     else:

@@ -143,6 +143,13 @@ class Attention(nn.Module):
         k, v = (split_heads(W(h, self.nu_qkv), self.n_kv_heads) for W in (self.W_k, self.W_v))
         return context.rotate_norm(k), v
 
+    def fold(self) -> None:
+        """ν_qkv and ν_p into the matrices."""
+        for W in (self.W_q, self.W_k, self.W_v):
+            W.absorb(self.nu_qkv)
+        self.W_p.absorb(self.nu_p)
+        self.nu_qkv = self.nu_p = 1.0
+
 
 class MLP(nn.Module):
     """h_M before its norm."""
@@ -174,6 +181,13 @@ class MLP(nn.Module):
         u = self.W_u(h, self.nu_uz * self.nu_acf)  # ν_acf scales the product; here it folds
         z = self.W_z(h, self.nu_uz * self.z_gain)
         return self.W_d(u * self.activation(z), self.nu_d)
+
+    def fold(self) -> None:
+        """The ν's and z's gain into the matrices."""
+        self.W_u.absorb(self.nu_uz * self.nu_acf)
+        self.W_z.absorb(self.nu_uz * self.z_gain)
+        self.W_d.absorb(self.nu_d)
+        self.nu_uz = self.nu_acf = self.z_gain = self.nu_d = 1.0
 
 
 class Block(nn.Module):
@@ -226,3 +240,9 @@ class ANGPT(Transformer):
     def head(self) -> Head:
         """z = s_z ⊙ (W_h h)."""
         return Head((self.W_h or self.E_in).matrix(), self.s_z())
+
+    def fold(self) -> None:
+        """s_z into an output head of its own; a tied one is the embedding too."""
+        if self.W_h is not None:
+            self.W_h.absorb(self.s_z())
+            self.s_z.spend()

@@ -188,6 +188,14 @@ class MLP(nn.Module):
         nu = self.W_nu(h, self.s_nu() * self.root_d)
         return self.W_oMLP(swiglu(u, nu))
 
+    def fold(self) -> None:
+        """s_u and s_ν·√d into W_u and W_ν."""
+        self.W_u.absorb(self.s_u())
+        self.W_nu.absorb(self.s_nu() * self.root_d)
+        self.s_u.spend()
+        self.s_nu.spend()
+        self.root_d = 1.0
+
 
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
@@ -251,3 +259,9 @@ class NGPT(Transformer):
     def head(self) -> Head:
         """z = s_z ⊙ (E_out h) (eq. 1, 3)."""
         return Head((self.E_out or self.E_in).matrix(), self.s_z())
+
+    def fold(self) -> None:
+        """s_z into an output head of its own; a tied one is the embedding too."""
+        if self.E_out is not None:
+            self.E_out.absorb(self.s_z())
+            self.s_z.spend()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.ops.linear import scaled_linear
+from unitsphere.ops.linear import fold, scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
 
@@ -87,6 +87,13 @@ class Linear(nn.Module):
         self.weight.copy_(drawn.t() if self.turned else drawn)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def absorb(self, scale: Tensor | float) -> None:
+        """W ← scale ⊙ W as it is used, no longer bounded: see `models.folding`."""
+        folded = fold(self.matrix(), scale)
+        self.weight.copy_(folded.t() if self.turned else folded)
+        self.bound = None
 
     def declare(self) -> dict[str, Declaration]:
         """The stored weight by its role and bound; a bias is free."""
@@ -180,6 +187,17 @@ class Scale(nn.Module):
         if self.stored is None:
             return self.init
         return self.stored if self.factor == 1 else self.stored * self.factor
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Store the effective value, so that using it costs nothing: see `models.folding`."""
+        if self.stored is not None:
+            self.stored.mul_(self.factor)
+            self.factor = 1.0
+
+    def spend(self) -> None:
+        """Become the constant 1: a weight has absorbed the scale."""
+        self.stored, self.init = None, 1.0
 
     def reset(self, generator: torch.Generator) -> None:
         """Set the stored tensor to s_scale, so that the effective value is s_init."""

@@ -24,13 +24,20 @@ def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float | None) -> Te
     Many tokens are multiplied by the scaled weight: the same numbers but for rounding, and no pass
     over the outputs in either direction (`folds` has the rule).
     """
+    scale = unless_one(scale)
     if scale is None or folds(x):
         return F.linear(x, fold(weight, scale))
     return F.linear(x, weight) * scale
 
 
+def unless_one(scale: Tensor | float | None) -> Tensor | float | None:
+    """The scale, or none for the constant 1."""
+    return None if not isinstance(scale, Tensor) and scale == 1 else scale
+
+
 def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
     """scale ⊙ weight, row by row: a linear layer's outputs are scaled by its weight's rows."""
+    scale = unless_one(scale)
     if scale is None:
         return weight
     if isinstance(scale, Tensor) and scale.dim() == 1:

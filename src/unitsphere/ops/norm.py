@@ -1,5 +1,7 @@
 """Norms: vectors to unit length (nGPT, anGPT) and RMS normalisation (GPT)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,48 @@ def unit_norm(x: Tensor, dim: int = -1) -> Tensor:
     A zero vector stays zero and passes its gradient on unchanged, so nothing becomes NaN.
     nGPT §2.2, anGPT §3.
     """
+    if not torch.is_grad_enabled():  # without what `apply` costs a token in decoding
+        return UnitNorm.forward(x, dim)
+    return UnitNorm.apply(x, dim)  # pyright: ignore[reportReturnType]
+
+
+class UnitNorm(torch.autograd.Function):
+    """`unit_norm`, of which x alone is kept for the backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """x/‖x‖."""
+        return (x / length(x, dim)).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        """Keep x."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """dx, by operations that autograd can differentiate again."""
+        (x,) = ctx.saved_tensors
+        return unit_norm_backward(g, x, ctx.dim).to(x.dtype), None
+
+
+def length(x: Tensor, dim: int = -1) -> Tensor:
+    """‖x‖₂ along `dim`, kept, in fp32 or wider, and above 0: a zero vector can be divided by it."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    length = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
-    return (x / length.masked_fill(length == 0, 1)).to(x.dtype)
+    found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
+    return found.clamp(min=torch.finfo(wide).tiny)
+
+
+def unit_norm_backward(g: Tensor, x: Tensor, dim: int = -1) -> Tensor:
+    """r(g − x̂⟨g, x̂⟩) for x̂ = r x, r = 1/‖x‖; g itself for a zero vector. In fp32 or wider."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
+    r = found.masked_fill(found == 0, 1).reciprocal()
+    unit = x * r
+    return r * (g - unit * (g * unit).sum(dim, keepdim=True))
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

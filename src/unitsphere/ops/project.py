@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NO_LENGTH = 1e-30  # vectors no longer than this count as zero
+
 Axes = int | tuple[int, ...]
 """One axis: a matrix is a set of vectors along it. Both: the whole matrix is one vector."""
 
@@ -53,8 +55,7 @@ def _complete(sums: Tensor) -> Tensor:
 @torch.no_grad()
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
-    vectors = length(weight, dim)
-    own(weight).mul_(radius / vectors.masked_fill_(vectors == 0, 1))
+    own(weight).mul_(radius / length(weight, dim).clamp_(min=NO_LENGTH))
     return weight
 
 

@@ -8,14 +8,17 @@
 | `lerp` | (h + α ⊙ (Norm(x) − h)) · ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2) | anGPT Table 1 |
 
 Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d];
-`lerp_norm` in h's dtype, so that a scale kept in fp32 does not widen the hidden state.
+`lerp_norm` and `lerp` in h's dtype, so that a scale kept in fp32 does not widen it.
 `lerp` is also "nGPT with LERP correction" (anGPT Figure 5): ν(α) in place of the outer Norm.
 """
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unitsphere.ops.norm import unit_norm
+from unitsphere.ops.norm import length, unit_norm, unit_norm_backward
 
 LONGEST = 4.0
 """How long h was seen to become in training where ν(α) takes the place of Norm (at most 3.98)."""
@@ -23,7 +26,56 @@ LONGEST = 4.0
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""
-    return unit_norm(h + alpha * (unit_norm(x) - h)).to(h.dtype)
+    step = alpha if isinstance(alpha, Tensor) else torch.full((), alpha, device=h.device)
+    if not torch.is_grad_enabled():  # without what `apply` costs a token in decoding
+        return LerpNorm.forward(h, x, step)
+    return LerpNorm.apply(h, x, step)  # pyright: ignore[reportReturnType]
+
+
+class LerpNorm(torch.autograd.Function):
+    """`lerp_norm` with its gradient by rows, which keeps h, x and α and nothing in between.
+
+    With x̂ = Norm(x), s = h + α⊙(x̂ − h), y = Norm(s): dα = Σ_rows ds⊙(x̂ − h), dh = (1 − α)⊙ds,
+    and dx is the gradient of Norm for α⊙ds. In fp32 or wider.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+        """y."""
+        s, _ = step_towards(h, x, alpha)
+        return (s / length(s)).to(h.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """dh, dx, dα, by operations that autograd can differentiate again."""
+        h, x, alpha = ctx.saved_tensors
+        s, x_hat = step_towards(h, x, alpha)
+        ds = unit_norm_backward(g, s)
+        step = alpha * ds
+        # Two products, not one with x̂ − h: compiled, that difference would be kept.
+        d_alpha = (ds * x_hat - ds * h).sum_to_size(alpha.shape)
+        dx = unit_norm_backward(step, x)
+        return (ds - step).to(h.dtype), dx.to(x.dtype), d_alpha.to(alpha.dtype)
+
+
+def step_towards(h: Tensor, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """s = h + α⊙(x̂ − h) and x̂ = Norm(x), in fp32 or wider."""
+    x_hat = x / length(x)
+    return interpolate(h, x_hat, alpha), x_hat
+
+
+def interpolate(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
+    """h + α⊙(x − h), in fp32 or wider."""
+    wide = torch.promote_types(h.dtype, torch.float32)
+    weight = alpha.to(wide) if isinstance(alpha, Tensor) else alpha
+    return torch.lerp(h.to(wide), x.to(wide), weight)
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -56,11 +108,12 @@ def lerp(h: Tensor, x: Tensor, alpha: Tensor | float, nu_alpha: bool = True) -> 
     ν(α) = (1 − 2α + 2α²)^(−1/2) is 1/√E‖·‖² for orthogonal unit vectors, as §4.2 defines it;
     the paper's §4.3 prints the inverse square of that.
     """
-    step = h + alpha * (unit_norm(x) - h)
-    return step * nu(alpha) if nu_alpha else step
+    step = interpolate(h, unit_norm(x), alpha)
+    return (step * nu(alpha) if nu_alpha else step).to(h.dtype)
 
 
 def nu(alpha: Tensor | float) -> Tensor | float:
-    """ν(α) = (1 − 2α + 2α²)^(−1/2), element by element."""
-    square = 1 - 2 * alpha + 2 * alpha**2
-    return square.rsqrt() if isinstance(square, Tensor) else square**-0.5
+    """ν(α) = (1 − 2α + 2α²)^(−1/2) = ((1 − α)² + α²)^(−1/2), element by element."""
+    if isinstance(alpha, Tensor):
+        return torch.hypot(1 - alpha, alpha).reciprocal()
+    return 1 / math.hypot(1 - alpha, alpha)

@@ -183,8 +183,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         )
     precision = decide_precision(config, saved)
     model = replace(config.model, vocab_size=model_vocabulary(config))
-    # Refuses a model that cannot be.
-    build_from(config.architecture, model, "meta", objective=config.objective)
+    check_model(replace(config, model=model))
     return replace(
         config,
         model=model,
@@ -208,6 +207,15 @@ def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
     if asked == "fp8" and picked != "fp8":
         print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
     return picked
+
+
+def check_model(config: RunConfig) -> None:
+    """Raise UserError for a model that cannot be, or that is larger than any memory."""
+    try:
+        build_from(config.architecture, config.model, "meta", objective=config.objective)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
+        said = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes cannot be built: {said}") from error
 
 
 def last_state(out: Path) -> State | None:

@@ -1,0 +1,38 @@
+"""A model made ready for inference: constants and scales of outputs become part of the weights."""
+
+from typing import Protocol, TypeVar, runtime_checkable
+
+from torch import nn
+
+from unitsphere.models.parts import Linear, Scale
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@runtime_checkable
+class Folds(Protocol):
+    """A module whose weights can absorb what it multiplies their outputs by."""
+
+    def fold(self) -> None:
+        """Let them, and multiply by 1 from then on."""
+        ...
+
+
+def fold_(model: Model) -> Model:
+    """Fold what a model multiplies outputs by into its weights, in place, for inference alone.
+
+    The outputs are the same but for rounding, and a token costs less (docs/results/speed.md):
+    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z disappear, every other scale is kept as it is
+    used, and weights that are normalised in the forward pass are so once. Architectures without
+    such factors stay as they are. The weights are no unit vectors then: they need no gradient,
+    declare no constraint and are not for a checkpoint. Returns the model, in eval mode.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, Folds):
+            module.fold()
+    for module in model.modules():
+        if isinstance(module, Scale):
+            module.settle()
+        if isinstance(module, Linear):
+            module.absorb(1.0)
+    return model.eval().requires_grad_(False)
