@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "unitsphere"
 MODELS = [  # the cheapest first: one failure is enough
     "tests/models/test_factors.py",
+    "tests/models/test_layout.py",
+    "tests/models/test_folding.py",
     "tests/models/test_grouped.py",
     "tests/models/test_window.py",
     "tests/models/test_documents.py",
@@ -40,6 +42,7 @@ MODELS = [  # the cheapest first: one failure is enough
     "tests/models/test_oracles_objectives.py",
 ]
 TRAINING = [
+    "tests/models/test_layout.py",
     "tests/training/test_schedule.py",
     "tests/training/test_optim.py",
     "tests/training/test_optim_groups.py",

@@ -10,6 +10,7 @@ def test_unit_norm_along_an_axis(dim):
     lengths = unit_norm(x, dim).norm(dim=dim)
     torch.testing.assert_close(lengths, torch.ones_like(lengths))
     assert torch.autograd.gradcheck(lambda x: unit_norm(x, dim), x.requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda x: unit_norm(x, dim), x)
 
 
 def test_zero_vector_stays_zero_with_a_finite_gradient():

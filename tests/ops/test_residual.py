@@ -60,3 +60,53 @@ def test_nu_alpha_keeps_the_length_in_expectation():
         plain = lerp(h, x, torch.full((256,), alpha, dtype=torch.float64), nu_alpha=False)
         expected = math.sqrt(1 - 2 * alpha + 2 * alpha**2)
         assert abs(plain.norm(dim=-1).mean().item() - expected) < 5e-3
+
+
+def by_the_equation(h, x, alpha):
+    """nGPT eq. 10 as it is written."""
+    return unit_norm(h + alpha * (unit_norm(x) - h))
+
+
+def gradients(rule, *inputs):
+    found = rule(*inputs)
+    return [found, *torch.autograd.grad(found.sin().sum(), inputs)]
+
+
+@pytest.mark.parametrize("shape", [(64,), ()])
+@pytest.mark.parametrize("special", ["", "x", "h"])
+def test_lerp_norm_and_its_gradients_are_those_of_the_equation(shape, special):
+    h, x = pair()
+    alpha = torch.rand(shape, dtype=torch.float64)
+    {"x": x, "h": h}.get(special, torch.zeros(1, 1))[0] = 0  # a zero vector, in either place
+    inputs = [t.requires_grad_() for t in (h, x, alpha)]
+    for ours, theirs in zip(
+        gradients(lerp_norm, *inputs), gradients(by_the_equation, *inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_lerp_norm_can_be_differentiated_twice_and_by_rows():
+    h, x = pair(d=5, rows=3)
+    alpha = torch.rand(5, dtype=torch.float64)
+    inputs = tuple(t.requires_grad_() for t in (h, x, alpha))
+    assert torch.autograd.gradgradcheck(lerp_norm, inputs)
+    each = torch.func.vmap(torch.func.grad(lambda h, x: lerp_norm(h, x, alpha).sin().sum()))
+    whole = torch.autograd.grad(lerp_norm(h, x, alpha).sin().sum(), h)[0]
+    torch.testing.assert_close(each(h, x), whole)
+
+
+def test_only_inputs_are_kept_for_the_backward_pass():
+    """What lies between h, x and the result is computed again: a step needs no memory for it."""
+    h, x = (t.requires_grad_() for t in pair())
+    alpha = torch.rand(64, dtype=torch.float64).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        lerp_norm(h, x, alpha)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in (h, x, alpha)}
+
+
+def test_in_half_precision_the_gradients_have_the_inputs_types():
+    h, x = (t.to(torch.bfloat16).requires_grad_() for t in pair())
+    alpha = torch.rand(64).requires_grad_()
+    lerp_norm(h, x, alpha).sum().backward()
+    assert [t.grad.dtype for t in (h, x, alpha)] == [torch.bfloat16, torch.bfloat16, torch.float32]
