@@ -21,7 +21,7 @@ from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.guard import Guard
-from unitsphere.training.parallel.gradients import clip, reduce_scalars, reducing
+from unitsphere.training.parallel.gradients import clip, reducing, settle
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.schedule import factor
 
@@ -69,7 +69,7 @@ def update(
     """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
     draw_anew(job, step)
     loss = backward(job, own_part(job, step), between)
-    reduce_scalars(job.model, job.layout)
+    settle(job.model, job.layout)
     grad_norm = clip(job.model, job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
     job.guard.step(job.optimizer, step, loss, grad_norm)

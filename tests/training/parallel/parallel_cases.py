@@ -17,6 +17,7 @@ from unitsphere.models.trunk import Objective
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
+from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
@@ -61,6 +62,7 @@ VARIANTS = {
     ),
     "ngpt-grouped": Case("ngpt", model=SMALL | {"n_heads": 4, "n_kv_heads": 2}),
     "ngpt-muon": Case("ngpt", model=SMALL, optim={"name": "muon"}),
+    "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
     "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
 }
@@ -98,9 +100,8 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
         for name, value in case.model.items()
     }
     optim = dict(case.optim)
-    if "constraint" in optim:
-        start = OptimConfig().constraint
-        optim["constraint"] = dataclasses.replace(start, kind=optim["constraint"])
+    kind_of, riemannian = optim.pop("constraint", "declared"), optim.pop("riemannian", False)
+    optim["constraint"] = ConstraintConfig(kind=kind_of, riemannian=riemannian)
     return kind(
         architecture=case.architecture,
         objective=case.objective,

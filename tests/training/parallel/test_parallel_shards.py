@@ -18,7 +18,7 @@ from unitsphere.training.parallel.gradients import whole as whole_of
 from unitsphere.training.parallel.layout import Degrees
 
 CASES = ARCHITECTURES | VARIANTS
-NAMES = ["ngpt", "angpt", "normformer", "dyt", "ngpt-tied-scalar"]
+NAMES = ["ngpt", "normformer", "dyt", "ngpt-tied-scalar"]
 FSDP2, TP, DDP = Degrees(dp_shard=2), Degrees(tp=2), Degrees(dp_replicate=2)
 STAGES = [range(4), range(4, 8), range(8, 12)]
 

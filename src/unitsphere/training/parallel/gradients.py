@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from unitsphere.models.trunk import Transformer
+from unitsphere.ops.project import placements
 from unitsphere.training.parallel.layout import Layout
 
 
@@ -37,6 +38,23 @@ def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
     yield
+
+
+def settle(model: Transformer, layout: Layout) -> None:
+    """Once a batch is through: bring each gradient to where its weight is, summed."""
+    if layout.degrees.tp > 1:
+        place(model)
+    reduce_scalars(model, layout)
+
+
+def place(model: Transformer) -> None:
+    """Sum and cut the gradients that tensor parallel leaves otherwise than their weights."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if gradient is not None and placements(gradient) != placements(parameter):
+            parameter.grad = gradient.redistribute(  # pyright: ignore[reportAttributeAccessIssue]
+                placements=placements(parameter)
+            )
 
 
 def reduce_scalars(model: Transformer, layout: Layout) -> None:

@@ -54,7 +54,7 @@ def parallelize(
 def shard(model: Transformer, layout: Layout) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
-    Scalars, which cannot be cut, stay whole: `gradients.reduce_scalars` sums theirs.
+    Scalars, which cannot be cut, stay whole: `gradients.settle` sums theirs.
     """
     assert layout.mesh is not None
     several = layout.degrees.dp_replicate > 1
