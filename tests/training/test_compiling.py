@@ -9,10 +9,10 @@ from torch._dynamo.utils import counters
 
 from unitsphere.data import Batch
 from unitsphere.models.registry import ARCHITECTURES
+from unitsphere.training.build import build_job
 from unitsphere.training.compiling import CACHE, compiles, keep_cache
 from unitsphere.training.config import run_config_type
 from unitsphere.training.loop import train_steps
-from unitsphere.training.run import build_job
 
 
 class Windows:
@@ -78,7 +78,7 @@ def test_no_architecture_makes_graphs_by_the_layer(name, monkeypatch):
         for block in model.blocks:
             block.compile(fullgraph=True, backend="aot_eager")
 
-    monkeypatch.setattr("unitsphere.training.run.compile_blocks", traced)
+    monkeypatch.setattr("unitsphere.training.parallel.parallelize.compile_blocks", traced)
     watched = trained(name, 3, compile=True)
     assert watched.graphs[0] == watched.graphs[-1] <= 2  # LN-scaling's 1/√ℓ is a number by layer
 

@@ -24,10 +24,11 @@ from unitsphere.inference.generate import generate_text
 from unitsphere.inference.samples import write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.decide import resolve
 from unitsphere.training.evaluate import evaluate, evaluate_shards, evaluating
 from unitsphere.training.flops import flops_per_token
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.run import load_run, resolve, train
+from unitsphere.training.run import load_run, train
 
 TEXT = "The cat sat on the mat, and that was that. " * 20
 MASK = ByteTokenizer.vocab_size

@@ -17,10 +17,11 @@ from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.config import run_config_type
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.decide import resolve
 from unitsphere.training.folder import locked
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.run import load_run, resolve, train
+from unitsphere.training.run import load_run, train
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
+    from unitsphere.training.decide import resolve
     from unitsphere.training.parallel.dryrun import dry_run
-    from unitsphere.training.run import resolve
 
     found = dry_run(resolve(config, None), world)
     if json:

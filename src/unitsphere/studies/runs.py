@@ -8,9 +8,10 @@ from typing import Any
 from unitsphere.config import from_dict, to_dict
 from unitsphere.studies.executor import Job
 from unitsphere.training.config import RunConfig
+from unitsphere.training.decide import resolve
 from unitsphere.training.folder import check_same, saved_config
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.run import last_state, resolve
+from unitsphere.training.run import last_state
 
 
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:

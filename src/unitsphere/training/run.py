@@ -9,44 +9,35 @@ from typing import Any
 
 import torch
 
-from unitsphere.config import flatten, from_dict, to_dict
+from unitsphere.config import from_dict, to_dict
 from unitsphere.data.prefetch import Prefetch
-from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
-from unitsphere.kernels import use_attention_of, use_kernels
-from unitsphere.models.registry import build_from
 from unitsphere.training import checkpoint
+from unitsphere.training.build import build_job, with_micro_batch
 from unitsphere.training.checkpoint import State
 from unitsphere.training.compiling import compiles, keep_cache
-from unitsphere.training.config import Precision, RunConfig
-from unitsphere.training.constraint import constrain
-from unitsphere.training.corpus import Batches, Corpus, model_vocabulary, open_corpus
-from unitsphere.training.device import FP8_NEEDS, pick_device, pick_precision
+from unitsphere.training.config import RunConfig
+from unitsphere.training.corpus import Corpus, open_corpus
+from unitsphere.training.decide import agreed_config, place
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
-    check_same,
     disk_errors,
     locked,
-    saved_config,
     write_config,
     write_environment,
 )
-from unitsphere.training.fp8 import use_fp8
-from unitsphere.training.guard import Guard, RolledBack
+from unitsphere.training.guard import RolledBack
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
-from unitsphere.training.optim import build_optimizer
 from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
-from unitsphere.training.parallel.forecast import fitting_rows, forecast
-from unitsphere.training.parallel.layout import SINGLE, Layout, check_rows, degrees
-from unitsphere.training.parallel.parallelize import parallelize
+from unitsphere.training.parallel.forecast import forecast
+from unitsphere.training.parallel.layout import Layout
 from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
-from unitsphere.training.schedule import warmup_steps
 from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.watchdog import Watchdog
@@ -95,24 +86,6 @@ def train(
         return result(out, trained=True)
 
 
-def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
-    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
-
-    Raises UserError where it is not.
-    """
-
-    def decide() -> RunConfig:
-        saved = saved_config(out)
-        resolved = resolve(config, saved)
-        if saved is not None:
-            check_same(out, saved, resolved)
-        return resolved
-
-    resolved = everywhere(layout, decide)
-    check_alike(layout, "config", flatten(to_dict(resolved)))
-    return resolved
-
-
 def agreed_state(layout: Layout, out: Path) -> State | None:
     """The state that the first process found in `out`, in all of them."""
 
@@ -124,71 +97,12 @@ def agreed_state(layout: Layout, out: Path) -> State | None:
     return None if found is None else from_dict(State, found)
 
 
-def place(layout: Layout, config: RunConfig) -> Layout:
-    """This process's place once the degrees of parallelism are decided by the model's size."""
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    found = degrees(config.parallel, layout.world, count)
-    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
-    return layout.with_degrees(found, own_device(config.train.device).type)
-
-
 def begin_folder(out: Path, job: Job, corpus: Corpus, state: State) -> None:
     """Write what a run folder says of itself."""
     write_config(out, job.config)
     found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
     write_environment(out, found, state.step)
     corpus.tokenizer.save(out / "tokenizer.json")
-
-
-def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
-    """`config` with what it leaves open decided; a run that goes on keeps what it decided.
-
-    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
-    the objective.
-    Raises UserError for values that do not go together.
-    """
-    tokens, context = config.train.batch_tokens, config.data.context
-    if tokens % context:
-        raise UserError(
-            f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
-            f"{max(round(tokens / context), 1) * context} is the nearest that is"
-        )
-    precision = decide_precision(config, saved)
-    model = replace(config.model, vocab_size=model_vocabulary(config))
-    check_model(replace(config, model=model))
-    return replace(
-        config,
-        model=model,
-        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
-        train=replace(config.train, precision=precision),
-    )
-
-
-def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
-    """The run's precision on its device; a line on stderr where that cannot be fp8 as asked.
-
-    A run begun in fp8 keeps it: `build_job` refuses to go on with it where there is none.
-    """
-    asked, device = config.train.precision, pick_device(config.train.device)
-    before = None if saved is None else saved.train.precision
-    if asked == "auto" and before is not None:
-        asked = before
-    if asked == before == "fp8":
-        return "fp8"
-    picked = pick_precision(asked, device)
-    if asked == "fp8" and picked != "fp8":
-        print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
-    return picked
-
-
-def check_model(config: RunConfig) -> None:
-    """Raise UserError for a model that cannot be, or that is larger than any memory."""
-    try:
-        build_from(config.architecture, config.model, "meta", objective=config.objective)
-    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
-        said = str(error).partition("\n")[0]
-        raise UserError(f"a model of these sizes cannot be built: {said}") from error
 
 
 def last_state(out: Path) -> State | None:
@@ -282,58 +196,3 @@ def run_from(
         monitor.resume()
         batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
         train_steps(replace(job, batches=batches), state.step, monitor)
-
-
-def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
-    """Model, optimizer with its constraint, and batches, at the start of the run.
-
-    Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
-    """
-    device = own_device(config.train.device)
-    precision = pick_precision(config.train.precision, device)
-    if config.train.precision == "fp8" and precision != "fp8":
-        raise UserError(
-            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run begun in fp8 "
-            "goes on in it alone, or starts over with another --out"
-        )
-    model = build_from(
-        config.architecture, config.model, device, config.train.seed, config.objective
-    )
-    if precision == "bf16-storage":
-        model.to(torch.bfloat16)
-    use_kernels(config.train.kernels)
-    use_attention_of(device)
-    if precision == "fp8":
-        use_fp8(model, config.optim.constraint.kind)
-    loss = parallelize(
-        model,
-        layout,
-        config.train.recompute,
-        compiles(config.train.compile, device),
-        label_smoothing=config.train.label_smoothing,
-        z_loss=config.train.z_loss,
-    )
-    optimizer = build_optimizer(model, config.optim)
-    warmup = warmup_steps(config.schedule, config.train.steps)
-    constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
-    guard = Guard(config.train.on_spike, config.train.spike_sigma)
-    return Job(config, model, loss, optimizer, batches, precision, layout, guard)
-
-
-def with_micro_batch(job: Job) -> Job:
-    """The job with as many sequences at once as will fit a GPU, unless their number is given.
-
-    The first process decides for all, which have as much to do and as much memory. On a CPU, whose
-    memory is the machine's, the whole batch goes at once.
-    """
-    device, train = job.model.device, job.config.train
-    if train.micro_batch is not None or device.type != "cuda":
-        return job
-
-    def decide() -> int:
-        free, _ = torch.cuda.mem_get_info(device)
-        return fitting_rows(job.config, job.model, job.layout, free)
-
-    micro_batch = on_first(job.layout, decide)
-    config = replace(job.config, train=replace(train, micro_batch=micro_batch))
-    return replace(job, config=config)

@@ -15,13 +15,13 @@ from torch import Tensor
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.models.trunk import Objective
 from unitsphere.training import checkpoint
+from unitsphere.training.build import build_job
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
-from unitsphere.training.run import build_job
 from unitsphere.training.tensors import load_model, load_optimizer, named_tensors
 
 VOCABULARY, CONTEXT, ROWS, WIDTH = 64, 12, 4, 32

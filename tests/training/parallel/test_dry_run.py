@@ -10,11 +10,11 @@ import torch
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
+from unitsphere.training.decide import resolve
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.parallel.dryrun import dry_run
 from unitsphere.training.parallel.forecast import fitting_rows, forecast, size
 from unitsphere.training.parallel.layout import SINGLE, Degrees, degrees
-from unitsphere.training.run import resolve
 
 
 def laid_out(tiny, world, **parallel):

@@ -1,0 +1,97 @@
+"""What a run's config leaves open, decided; the same in all of its processes."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from unitsphere.config import flatten, to_dict
+from unitsphere.data.prepare import tokenizer_spec
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build_from
+from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.corpus import model_vocabulary
+from unitsphere.training.device import FP8_NEEDS, pick_device, pick_precision
+from unitsphere.training.folder import (
+    check_same,
+    saved_config,
+)
+from unitsphere.training.parallel.agree import check_alike, everywhere
+from unitsphere.training.parallel.layout import Layout, check_rows, degrees
+from unitsphere.training.parallel.processes import own_device
+
+
+def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
+    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+
+    Raises UserError where it is not.
+    """
+
+    def decide() -> RunConfig:
+        saved = saved_config(out)
+        resolved = resolve(config, saved)
+        if saved is not None:
+            check_same(out, saved, resolved)
+        return resolved
+
+    resolved = everywhere(layout, decide)
+    check_alike(layout, "config", flatten(to_dict(resolved)))
+    return resolved
+
+
+def place(layout: Layout, config: RunConfig) -> Layout:
+    """This process's place once the degrees of parallelism are decided by the model's size."""
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    found = degrees(config.parallel, layout.world, count)
+    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
+    return layout.with_degrees(found, own_device(config.train.device).type)
+
+
+def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """`config` with what it leaves open decided; a run that goes on keeps what it decided.
+
+    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
+    the objective.
+    Raises UserError for values that do not go together.
+    """
+    tokens, context = config.train.batch_tokens, config.data.context
+    if tokens % context:
+        raise UserError(
+            f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
+            f"{max(round(tokens / context), 1) * context} is the nearest that is"
+        )
+    precision = decide_precision(config, saved)
+    model = replace(config.model, vocab_size=model_vocabulary(config))
+    check_model(replace(config, model=model))
+    return replace(
+        config,
+        model=model,
+        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
+        train=replace(config.train, precision=precision),
+    )
+
+
+def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
+    """The run's precision on its device; a line on stderr where that cannot be fp8 as asked.
+
+    A run begun in fp8 keeps it: `build_job` refuses to go on with it where there is none.
+    """
+    asked, device = config.train.precision, pick_device(config.train.device)
+    before = None if saved is None else saved.train.precision
+    if asked == "auto" and before is not None:
+        asked = before
+    if asked == before == "fp8":
+        return "fp8"
+    picked = pick_precision(asked, device)
+    if asked == "fp8" and picked != "fp8":
+        print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
+    return picked
+
+
+def check_model(config: RunConfig) -> None:
+    """Raise UserError for a model that cannot be, or that is larger than any memory."""
+    try:
+        build_from(config.architecture, config.model, "meta", objective=config.objective)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
+        said = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes cannot be built: {said}") from error
