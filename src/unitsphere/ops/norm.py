@@ -52,8 +52,9 @@ def unit_norm_backward(g: Tensor, x: Tensor, dim: int = -1) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
     r = found.masked_fill(found == 0, 1).reciprocal()
-    unit = x * r
-    return r * (g - unit * (g * unit).sum(dim, keepdim=True))
+    g, unit = g.to(wide), x * r
+    along = torch.linalg.vecdot(g, unit, dim=dim).unsqueeze(dim)
+    return r * torch.addcmul(g, unit, along, value=-1)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

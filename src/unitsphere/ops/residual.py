@@ -35,8 +35,8 @@ def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
 class LerpNorm(torch.autograd.Function):
     """`lerp_norm` with its gradient by rows, which keeps h, x and α and nothing in between.
 
-    With x̂ = Norm(x), s = h + α⊙(x̂ − h), y = Norm(s): dα = Σ_rows ds⊙(x̂ − h), dh = (1 − α)⊙ds,
-    and dx is the gradient of Norm for α⊙ds. In fp32 or wider.
+    With x̂ = Norm(x), s = h + α⊙(x̂ − h) and ds, what Norm passes back to s: dα = Σ_rows ds⊙(x̂ − h),
+    dh = (1 − α)⊙ds, and dx is what Norm passes back of α⊙ds. In fp32 or wider.
     """
 
     generate_vmap_rule = True
@@ -44,7 +44,7 @@ class LerpNorm(torch.autograd.Function):
     @staticmethod
     def forward(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
         """y."""
-        s, _ = step_towards(h, x, alpha)
+        s = interpolate(h, x / length(x), alpha)
         return (s / length(s)).to(h.dtype)
 
     @staticmethod
@@ -56,19 +56,14 @@ class LerpNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """dh, dx, dα, by operations that autograd can differentiate again."""
         h, x, alpha = ctx.saved_tensors
-        s, x_hat = step_towards(h, x, alpha)
+        x_hat = x / length(x)
+        s = interpolate(h, x_hat, alpha)
         ds = unit_norm_backward(g, s)
         step = alpha * ds
         # Two products, not one with x̂ − h: compiled, that difference would be kept.
         d_alpha = (ds * x_hat - ds * h).sum_to_size(alpha.shape)
         dx = unit_norm_backward(step, x)
         return (ds - step).to(h.dtype), dx.to(x.dtype), d_alpha.to(alpha.dtype)
-
-
-def step_towards(h: Tensor, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """s = h + α⊙(x̂ − h) and x̂ = Norm(x), in fp32 or wider."""
-    x_hat = x / length(x)
-    return interpolate(h, x_hat, alpha), x_hat
 
 
 def interpolate(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
