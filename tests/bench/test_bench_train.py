@@ -95,7 +95,9 @@ def test_a_step_is_the_training_code_s_own():
     job = Stepper(arm_config("ngpt", TINY)).job
     shown = []
     short = dataclasses.replace(job.config.train, steps=3)
-    monitor = SimpleNamespace(after=lambda step, loss, norm, lr: shown.append(loss.item()))
+    monitor = SimpleNamespace(
+        after=lambda step, loss, norm, lr: shown.append(loss.item()), between=lambda: None
+    )
     job = dataclasses.replace(job, config=dataclasses.replace(job.config, train=short))
     train_steps(job, 0, monitor)
     assert mine[:1] == shown[:1]

@@ -226,7 +226,7 @@ def setup(case, objective="clm"):
     generator = torch.Generator().manual_seed(2)
     role = roles(model)
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in shown(model).items():  # views of what is stored
             noise = torch.randn(p.shape, generator=generator)
             if role[name] == "scale" and p.any():  # some change their sign, none its magnitude
                 p.mul_(1 + 0.6 * noise)

@@ -40,8 +40,8 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
-  --dry-run              lay the run out without training: shards, memory, FLOPs of
-                         --world-size N processes; --json
+  --dry-run              lay the run out without training: shards, memory and
+                         FLOPs of --world-size N processes; --json
   --verify               read all data first and compare their checksums
   --optim.lr             peak learning rate
   --model.d_model        width; also --model.n_layers, --model.n_heads"""

@@ -48,13 +48,13 @@ def length(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def unit_norm_backward(g: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """r(g − x̂⟨g, x̂⟩) for x̂ = r x, r = 1/‖x‖; g itself for a zero vector. In fp32 or wider."""
+    """(g − x̂⟨g, x̂⟩)/‖x‖ for x̂ = x/‖x‖; g itself for a zero vector. In fp32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
-    r = found.masked_fill(found == 0, 1).reciprocal()
-    g, unit = g.to(wide), x * r
+    found = found.masked_fill(found == 0, 1)
+    g, unit = g.to(wide), x / found
     along = torch.linalg.vecdot(g, unit, dim=dim).unsqueeze(dim)
-    return r * torch.addcmul(g, unit, along, value=-1)
+    return torch.addcmul(g, unit, along, value=-1) / found
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
