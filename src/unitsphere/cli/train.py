@@ -11,6 +11,7 @@ from tyro.conf import arg
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
 from unitsphere.cli.layout import show_dry_run
 from unitsphere.cli.parse import parse
+from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --dry-run              lay the run out without training: shards, memory and
                          FLOPs of --world-size N processes; --json
   --verify               read all data first and compare their checksums
+  --submit slurm         run this command as a job (pip install 'unitsphere[slurm]'):
+                         --submit.nodes, .gpus (a node, a process each), .tasks, .cpus,
+                         .memory (GB), .time, .partition, .account, .qos, .constraint,
+                         .name; --submit local: in the background here
   --optim.lr             peak learning rate
   --model.d_model        width; also --model.n_layers, --model.n_heads"""
 
@@ -59,6 +64,8 @@ class Instead:
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
     argv = ["--data.verify=True" if word == "--verify" else word for word in argv]
+    submission, argv = take_submission(argv)
+    command = argv
     instead, argv = take_instead(argv)
     name, rest = split_recipe(argv)
     if name is None:
@@ -78,6 +85,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.stop import Preempted
 
     config, out = read_command(name, load_recipe(name), rest)
+    if submission and not instead.dry_run:
+        return submit(submission, command, out)
     if instead.dry_run:
         return show_dry_run(config, instead.world_size or 1, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started

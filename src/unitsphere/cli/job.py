@@ -1,0 +1,110 @@
+"""One task of a submitted job: trains as a process that torchrun started would.
+
+What asks it to stop decides whether the job goes back into the queue. The end of its time (SIGUSR2,
+or train.time_limit) does. SIGTERM is also what `scancel` sends: the run saves, and SLURM itself
+requeues the job if it was preempted.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from unitsphere.cli.app import EXIT_PREEMPTED, main
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+TIME_IS_UP = signal.SIGUSR2
+
+
+class TrainTask:
+    """`unitsphere train` with `argv`, as submitit calls it in each task of a job."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+
+    def __call__(self) -> int:
+        """Train, or go on; exits as the command does, unless the job takes another turn."""
+        os.environ.update(torchrun_variables())
+        requeue = signal.getsignal(TIME_IS_UP)
+        with arrived_signals() as arrived:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, nothing_to_save)
+            signal.signal(TIME_IS_UP, ask_to_save)
+            status = run_train(self.argv)
+            cancelled = signal.SIGTERM in arrived()
+        if status == EXIT_PREEMPTED and not cancelled:
+            signal.signal(TIME_IS_UP, requeue)
+            signal.raise_signal(TIME_IS_UP)  # submitit: the first task requeues, and exits
+        elif status:
+            sys.exit(status)
+        return status
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """The next turn's task: this one, for all else is in the run folder."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run_train(argv: list[str]) -> int:
+    """The command's exit status, also where a signal ended it before there was a run to save."""
+    try:
+        return main(["train", *argv])
+    except SystemExit as end:
+        if end.code != EXIT_PREEMPTED:
+            raise
+        return EXIT_PREEMPTED
+
+
+def torchrun_variables() -> dict[str, str]:
+    """RANK and so on of this task, by submitit's account of the job."""
+    from submitit import JobEnvironment
+    from submitit.helpers import TorchDistributedEnvironment
+
+    own = TorchDistributedEnvironment()
+    alone = JobEnvironment().num_nodes == 1  # then no name has to be looked up
+    return {
+        "MASTER_ADDR": "127.0.0.1" if alone else own.master_addr,
+        "MASTER_PORT": str(own.master_port),
+        "RANK": str(own.rank),
+        "WORLD_SIZE": str(own.world_size),
+        "LOCAL_RANK": str(own.local_rank),
+        "LOCAL_WORLD_SIZE": str(own.local_world_size),
+    }
+
+
+def nothing_to_save(number: int, frame: FrameType | None) -> None:
+    """For a signal before the first step and after the last, when the run does not listen."""
+    sys.exit(EXIT_PREEMPTED)
+
+
+def ask_to_save(number: int, frame: FrameType | None) -> None:
+    """Pass SLURM's notice on as a signal that the run knows."""
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@contextmanager
+def arrived_signals() -> Iterator[Callable[[], set[int]]]:
+    """Within: a function that gives the signals that have come, whoever has handled them."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    seen: set[int] = set()
+
+    def arrived() -> set[int]:
+        with suppress(BlockingIOError):  # none since the last question
+            seen.update(os.read(reader, 65536))
+        return seen
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield arrived
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
