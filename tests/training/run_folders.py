@@ -17,5 +17,5 @@ def weights(out: Path) -> dict[str, Tensor]:
 
 def figures(out: Path) -> list[dict[str, Any]]:
     """The records of a run without what depends on the clock."""
-    clock = ("time", "tokens_per_second")
+    clock = ("time", "tokens_per_second", "slowest_rank", "slowest_ratio")
     return [{k: v for k, v in r.items() if k not in clock} for r in read_metrics(out)]

@@ -21,6 +21,7 @@ from unitsphere.training.parallel.forecast import fitting_rows
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device
+from unitsphere.training.parallel.straggler import OwnTime
 from unitsphere.training.schedule import warmup_steps
 
 
@@ -57,7 +58,8 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
-    return Job(config, model, loss, optimizer, batches, precision, layout, guard)
+    own = OwnTime(layout)
+    return Job(config, model, loss, optimizer, batches, precision, layout, guard, own)
 
 
 def with_micro_batch(job: Job) -> Job:

@@ -149,6 +149,8 @@ FORMS = {
     "val_accuracy": "({:.1%} right)",
     "lr": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "slowest_rank": "slowest rank {:.0f}",
+    "slowest_ratio": "×{:.1f}",
 }
 
 

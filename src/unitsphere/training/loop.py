@@ -23,6 +23,7 @@ from unitsphere.training.device import autocast
 from unitsphere.training.guard import Guard
 from unitsphere.training.parallel.gradients import clip, reducing, settle
 from unitsphere.training.parallel.layout import SINGLE, Layout
+from unitsphere.training.parallel.straggler import OwnTime
 from unitsphere.training.schedule import factor
 
 
@@ -50,6 +51,7 @@ class Job:
     precision: Precision
     layout: Layout = SINGLE
     guard: Guard = field(default_factory=Guard)
+    own: OwnTime = field(default_factory=OwnTime)
 
     @property
     def rows(self) -> int:
@@ -68,7 +70,9 @@ def update(
 ) -> tuple[Tensor, Tensor, float]:
     """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
     draw_anew(job, step)
-    loss = backward(job, own_part(job, step), between)
+    with job.own.loading():
+        batch = own_part(job, step)
+    loss = backward(job, batch, between)
     settle(job.model, job.layout)
     grad_norm = clip(job.model, job.config.optim.clip or math.inf)
     lr = set_rate(job, step)
@@ -110,7 +114,8 @@ def backward(job: Job, batch: Batch, between: Callable[[], None] = lambda: None)
         part = part.to(job.model.device)
         reduce_now = number == len(parts) or job.config.parallel.reduce == "part"
         with reducing(job.model, job.loss, reduce_now):
-            with autocast(job.model.device, job.precision):
+            device = job.model.device
+            with job.own.computing(device), autocast(device, job.precision):
                 loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
             loss.backward()
         total += loss.detach()

@@ -22,6 +22,7 @@ from unitsphere.training.flops import flops_per_token, peak_flops
 from unitsphere.training.guard import MOST, WINDOW, RolledBack
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job
+from unitsphere.training.parallel.straggler import Stragglers
 from unitsphere.training.saver import Saver
 from unitsphere.training.stop import Preempted, Stop
 from unitsphere.training.tensors import rng_state
@@ -63,6 +64,7 @@ class RunMonitor:
         self.peak = peak_flops(job.model.device, job.precision)
         if job.config.objective == "seq2seq":
             self.peak = None  # A pair is shorter than what it counts as: the figure would flatter.
+        self.stragglers = Stragglers(job.layout, job.own, log.say)
         self.flops = flops_per_token(job.model, job.config.data.context)
         self.clock = time.perf_counter()
 
@@ -97,7 +99,8 @@ class RunMonitor:
         if records or samples or saves:
             values = self.settle(records)
             if records:
-                values |= {"lr": lr} | self.pace(step)
+                compared = self.stragglers.compare(self.seconds - self.recorded[1])
+                values |= {"lr": lr} | self.pace(step) | compared
             self.finish(step, values if records else {})
             if saves:
                 self.save()
