@@ -44,8 +44,8 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --dry-run              lay the run out without training: shards, memory and
                          FLOPs of --world-size N processes; --json
   --verify               read all data first and compare their checksums
-  --submit slurm         run this command as a SLURM job (extra slurm), or in the
-                         background: --submit local. --submit.nodes, .gpus (a
+  --submit slurm         run this command as a SLURM job (extra slurm); local: in
+                         the background. --submit.nodes, .gpus (a
                          node, a process each), .tasks, .cpus, .memory (GB),
                          .time, .partition, .account, .qos, .constraint, .name
   --optim.lr             peak learning rate
