@@ -12,8 +12,8 @@ def folds(x: Tensor) -> bool:
     """Whether a scale of the outputs for x [..., d] is cheaper in the weight than in the outputs.
 
     Folded, the scale costs passes over the weight's rows of d, and its gradient is a sum along
-    them; else passes over the outputs, and a sum over all tokens. Measured (docs/results/speed.md):
-    folding pays from about 5·d tokens on.
+    them; else passes over the outputs, and a sum over all tokens. On a CPU
+    folding pays from about 2·d tokens on (docs/results/speed.md), on a GPU from 5·d by derivation.
     """
     return x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
 

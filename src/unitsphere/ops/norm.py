@@ -35,9 +35,12 @@ class UnitNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """dx, by operations that autograd can differentiate again."""
+        """r(g − x̂⟨g, x̂⟩), r = 1/‖x‖, by operations that autograd can differentiate again."""
         (x,) = ctx.saved_tensors
-        return unit_norm_backward(g, x, ctx.dim).to(x.dtype), None
+        r = reciprocal_length(x, ctx.dim)
+        g, unit = g.to(r.dtype), x * r
+        dx = r * torch.addcmul(g, unit, inner(g, unit, ctx.dim), value=-1)
+        return dx.to(x.dtype), None
 
 
 def length(x: Tensor, dim: int = -1) -> Tensor:
@@ -47,14 +50,16 @@ def length(x: Tensor, dim: int = -1) -> Tensor:
     return found.clamp(min=torch.finfo(wide).tiny)
 
 
-def unit_norm_backward(g: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """(g − x̂⟨g, x̂⟩)/‖x‖ for x̂ = x/‖x‖; g itself for a zero vector. In fp32 or wider."""
+def reciprocal_length(x: Tensor, dim: int = -1) -> Tensor:
+    """1/‖x‖₂ along `dim`, kept, in fp32 or wider; 1 for a zero vector, whose gradient passes."""
     wide = torch.promote_types(x.dtype, torch.float32)
     found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
-    found = found.masked_fill(found == 0, 1)
-    g, unit = g.to(wide), x / found
-    along = torch.linalg.vecdot(g, unit, dim=dim).unsqueeze(dim)
-    return torch.addcmul(g, unit, along, value=-1) / found
+    return found.masked_fill(found == 0, 1).reciprocal()
+
+
+def inner(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    """⟨x, y⟩ along `dim`, kept."""
+    return torch.linalg.vecdot(x, y, dim=dim).unsqueeze(dim)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
