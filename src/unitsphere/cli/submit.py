@@ -7,7 +7,11 @@ machine, in the background.
 import dataclasses
 import importlib.util
 import math
+import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,15 +53,20 @@ class Submission:
         if self.cluster == "local" and self.nodes > 1:
             raise UserError("--submit local has this one machine: leave --submit.nodes out")
 
+    @property
+    def processes(self) -> int:
+        """On all nodes: one for each GPU, unless `tasks` says otherwise."""
+        return self.nodes * (self.tasks or max(self.gpus, 1))
+
     def parameters(self) -> dict[str, Any]:
-        """The same in submitit's words: a process for each GPU, unless `tasks` says otherwise."""
+        """The same in submitit's words."""
         from unitsphere.training.stop import seconds_of
 
         minutes = math.ceil(seconds_of(self.time, "submit.time") / 60)
         return {
             "name": self.name,
             "nodes": self.nodes,
-            "tasks_per_node": self.tasks or max(self.gpus, 1),
+            "tasks_per_node": self.processes // self.nodes,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
             "mem_gb": self.memory,
@@ -126,11 +135,33 @@ def submit(submission: Submission, argv: list[str], out: Path) -> int:
     executor = submitit.AutoExecutor(logs, cluster=submission.cluster, **turns)
     executor.update_parameters(**parameters)
     try:
-        job = executor.submit(TrainTask(argv))
+        with detached():
+            job = executor.submit(TrainTask(argv))
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"SLURM refused the job: {error}") from error
     announce(submission, str(job.job_id), out / LOGS)
     return 0
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Within: a process that is started here does not hold what this one prints into.
+
+    A local job outlives the command, and `unitsphere train … | tee` ends when all have let go.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    kept = {stream: os.dup(stream) for stream in (1, 2)}
+    try:
+        for stream in kept:
+            os.dup2(nowhere, stream)
+        yield
+    finally:
+        for stream, own in kept.items():
+            os.dup2(own, stream)
+            os.close(own)
+        os.close(nowhere)
 
 
 def announce(submission: Submission, job: str, logs: Path) -> None:
