@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,29 +145,29 @@ def test_fuzz_safetensors(part, copy, cases):
 KEYS = ["exp_avg", "exp_avg_sq", "step", "radius", "__class__", "../../../../tmp/x", "", "exp_avg.x"]
 DTYPES = [torch.float64, torch.float8_e4m3fn, torch.bfloat16, torch.int8, torch.bool]
 DTYPES += [torch.complex64, torch.int64]
+SHAPES = [(), (1,), (1, 1), (0,), (3, 2), (320, 16), (16, 320), (16, 16)]
+CHANGES = st.one_of(
+    st.just(("drop", None)),
+    st.tuples(st.just("key"), st.sampled_from(KEYS)),
+    st.tuples(st.just("name"), st.sampled_from(["optim.", "optim.x.", "optim.../../x", "model.x"])),
+    st.tuples(st.just("shape"), st.sampled_from(SHAPES)),
+    st.tuples(st.just("dtype"), st.sampled_from(DTYPES)),
+    st.tuples(st.just("values"), st.sampled_from([-1.0, math.nan, math.inf])),
+)
 
 
-@st.composite
-def other_states(draw: Callable[..., Any], valid: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """An optimizer's state with one to three changes: of a name, a shape, a type, or its values."""
-    found = dict(valid)
-    for _ in range(draw(st.integers(1, 3))):
-        name = draw(st.sampled_from(sorted(found)))
-        tensor, (stem, _, _) = found[name], name.rpartition(".")
-        shapes = [(), (1,), (1, 1), (0,), (3, 2), tuple(tensor.shape)[::-1], (*tensor.shape, 1)]
-        other = {
-            "drop": lambda: found.pop(name),
-            "name": lambda: f"{stem}.{draw(st.sampled_from(KEYS))}",
-            "parameter": lambda: draw(st.sampled_from(["optim.", "optim.x.", "optim.../../"])),
-            "shape": lambda: torch.zeros(draw(st.sampled_from(shapes))),
-            "dtype": lambda: tensor.to(draw(st.sampled_from(DTYPES))),
-            "values": lambda: tensor.clone().fill_(draw(st.sampled_from([-1, math.nan, math.inf]))),
-        }[draw(st.sampled_from(["drop", "name", "parameter", "shape", "dtype", "values"]))]()
-        if isinstance(other, str):
-            found[other] = found.pop(name)
-        elif other is not tensor:
-            found[name] = other
-    return found
+def other_state(states: dict[str, torch.Tensor], place: int, how: str, value: Any) -> None:
+    """Change one tensor of an optimizer's state, in place: its name, shape, type, or values."""
+    name = sorted(states)[place % len(states)]
+    tensor = states.pop(name)
+    if how in ("key", "name"):
+        states[f"{name.rpartition('.')[0]}.{value}" if how == "key" else value] = tensor
+    elif how == "shape":
+        states[name] = torch.zeros(value)
+    elif how == "dtype":
+        states[name] = tensor.to(value)
+    elif how == "values":
+        states[name] = torch.full(tensor.shape, value)
 
 
 def test_fuzz_optimizer_states(copy, cases):
@@ -177,9 +176,12 @@ def test_fuzz_optimizer_states(copy, cases):
     valid = load_file(path)
 
     @settings(TORTURE)
-    @given(other_states(valid))
-    def check(states: dict[str, torch.Tensor]) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in states.items()}, path)
+    @given(st.lists(st.tuples(st.integers(0, 999), CHANGES), min_size=1, max_size=3))
+    def check(changes: list[tuple[int, tuple[str, Any]]]) -> None:
+        states = dict(valid)
+        for place, change in changes:
+            other_state(states, place, *change)
+        save_file(states, path)
         signed(newest)
         elsewhere = outside(copy)
         with cases:
