@@ -86,7 +86,8 @@ def test_two_local_tasks_are_told_in_time_and_go_on_by_themselves():
     printed = log.read_text()
     assert printed.count("the same command goes on") == printed.count("Requeued job") == 1
     assert "Job completed successfully" in printed
-    steps = [json.loads(line)["step"] for line in Path("run/metrics.jsonl").open()]
+    records = Path("run/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(record)["step"] for record in records]
     assert steps == [1, *range(10, 151, 10)]
     environment = json.loads(Path("run/environment.json").read_text())
     assert environment["processes"]["dp_replicate"] == 2

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 from children import DONE, LOST, PREEMPTED, fork, status_of
@@ -22,6 +23,7 @@ from torchruns import adopt_orphans, kill_all, pid_file, reap, torchrun
 
 from unitsphere.training import checkpoint
 from unitsphere.training.log import read_metrics
+from unitsphere.training.parallel import watch
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
@@ -94,6 +96,7 @@ def main() -> None:
     config, folder = Path(sys.argv[1]), Path(sys.argv[2])
     chance, kills, processes = random.Random(int(sys.argv[3])), int(sys.argv[4]), int(sys.argv[5])
     adopt_orphans()
+    watch.GRACE = timedelta(seconds=2)  # for the processes that are left when one is killed
     began = time.monotonic()
     assert ended(session(config, folder / "whole", processes), processes) == DONE
     span = time.monotonic() - began
@@ -112,7 +115,9 @@ def main() -> None:
         status = ended(child, processes)
         if status == -signal.SIGKILL:
             counts["SIGKILL"] += 1
-        elif status == LOST and re.search(rf"rank +: {rank} .*\n +exitcode +: -9 ", said.read_text()):
+        elif status == LOST and re.search(
+            rf"rank +: {rank} .*\n +exitcode +: -9 ", said.read_text()
+        ):
             counts["one"] += 1
         elif status in (PREEMPTED, -signal.SIGTERM):  # the latter before training began
             counts["SIGTERM"] += 1

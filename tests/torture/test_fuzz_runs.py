@@ -142,7 +142,16 @@ def test_fuzz_safetensors(part, copy, cases):
     cases.done()
 
 
-KEYS = ["exp_avg", "exp_avg_sq", "step", "radius", "__class__", "../../../../tmp/x", "", "exp_avg.x"]
+KEYS = [
+    "exp_avg",
+    "exp_avg_sq",
+    "step",
+    "radius",
+    "__class__",
+    "../../../../tmp/x",
+    "",
+    "exp_avg.x",
+]
 DTYPES = [torch.float64, torch.float8_e4m3fn, torch.bfloat16, torch.int8, torch.bool]
 DTYPES += [torch.complex64, torch.int64]
 SHAPES = [(), (1,), (1, 1), (0,), (3, 2), (320, 16), (16, 320), (16, 16)]

@@ -26,7 +26,11 @@ def launch(function: Callable[[int, Path], None], processes: int, folder: Path) 
     port = free_port()
     multiprocessing.set_forkserver_preload(IMPORTS)
     context = mp.start_processes(
-        _enter, (function, processes, port, folder), processes, join=False, start_method="forkserver"
+        _enter,
+        (function, processes, port, folder),
+        processes,
+        join=False,
+        start_method="forkserver",
     )
     assert context is not None
     waited = 0

@@ -1,24 +1,19 @@
 """Shards: projected without a word between processes, saved on one layout, loaded on another."""
 
-import dataclasses
 import itertools
 import json
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from parallel_cases import ARCHITECTURES, VARIANTS, job_of, losses, resumed, save
 from parallel_launch import launch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from unitsphere.models.constraint import Constraint, constraints
-from unitsphere.training.parallel import parallelize
 from unitsphere.training.parallel.gradients import whole as whole_of
 from unitsphere.training.parallel.layout import Degrees
 
@@ -84,37 +79,10 @@ def project_in_silence(rank: int) -> None:
             assert lengths.max() <= 1 + 1e-6
 
 
-def gathered_in_bf16(rank: int) -> None:
-    """Blocks send their matrices in bf16, and learn bit for bit what autocast alone learns."""
-    for name in ("gpt-plus", "ngpt"):
-        case = dataclasses.replace(CASES[name], train={"precision": "bf16", "micro_batch": 1})
-        job = job_of(case, FSDP2, rank)
-        used: dict[str, torch.dtype] = {}
-
-        def look(prefix: str, used: dict[str, torch.dtype], module: nn.Module, _: object) -> None:
-            own = module.named_parameters(prefix, recurse=False)
-            used.update({key: weight.dtype for key, weight in own})
-
-        for prefix, module in job.model.named_modules():
-            module.register_forward_pre_hook(partial(look, prefix, used))
-        curve = losses(job, range(4))
-        assert "blocks.1.mlp.W_u.weight" in used
-        for key, dtype in used.items():
-            matrix = key.startswith("blocks.") and key.endswith(".weight")
-            assert dtype == (torch.bfloat16 if matrix else torch.float32), key
-        with mock.patch.object(parallelize, "policy_of", lambda *_: parallelize.REDUCED):
-            plain = job_of(case, FSDP2, rank)
-        assert torch.equal(curve, losses(plain, range(4))), name
-        for weight, other in zip(job.model.parameters(), plain.model.parameters(), strict=True):
-            assert weight.dtype == torch.float32
-            assert torch.equal(whole_of(weight), whole_of(other)), name
-
-
 def run_all(rank: int, folder: Path) -> None:
     """Everything that needs two processes."""
     sharded_projections(rank)
     project_in_silence(rank)
-    gathered_in_bf16(rank)
     found = {name: three_layouts(name, rank, folder / name) for name in NAMES}
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))

@@ -120,9 +120,7 @@ def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
     )
 
 
-def gathered(
-    config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout
-) -> int:
+def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
     """Bytes of whole weights that FSDP2 has at once beside its shards."""
     if layout.degrees.dp_shard == 1:
         return 0

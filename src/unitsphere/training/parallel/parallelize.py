@@ -94,7 +94,9 @@ def policy_of(model: Transformer, precision: Precision) -> MixedPrecisionPolicy:
     same product. Embedding and head are gathered as they are (rows of the one are h), and so
     is what the forward pass normalises or rounds to FP8 first.
     """
-    in_forward = any(d.bound is not None and d.bound.in_forward for d in declarations(model).values())
+    in_forward = any(
+        d.bound is not None and d.bound.in_forward for d in declarations(model).values()
+    )
     if precision != "bf16" or in_forward:
         return REDUCED
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
