@@ -19,6 +19,7 @@ from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.decide import agreed_config, place
+from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     disk_errors,
@@ -61,7 +62,7 @@ def train(
         where(layout, layout.first, lambda: stack.enter_context(locked(out)))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out)
-        if state is not None and state.step == config.train.steps and not state.unfinished:
+        if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
             if layout.first:
                 print(
@@ -147,6 +148,8 @@ def run_to_end(
     while True:
         try:
             return run_from(state, job, corpus, out, stop, recipe, sampler)
+        except Diverged:
+            return
         except RolledBack as spike:
             last = agreed_state(job.layout, out)
             if last is None:
