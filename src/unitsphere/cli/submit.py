@@ -106,7 +106,7 @@ def submit(submission: Submission, argv: list[str], out: Path) -> int:
     something else than a run.
     """
     if importlib.util.find_spec("submitit") is None:
-        raise UserError("--submit needs submitit: pip install 'unitsphere[slurm]'")
+        raise UserError("--submit needs submitit: pip install 'unitsphere[cluster]'")
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 

@@ -40,6 +40,7 @@ from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
 from unitsphere.training.stop import Preempted, Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
+from unitsphere.training.tracking import Tracker, check_installed
 from unitsphere.training.watchdog import Watchdog
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
@@ -59,6 +60,7 @@ def train(
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
         stop = AgreedStop(layout, None if limit is None else seconds_of(limit))
         where(layout, layout.first, lambda: stack.enter_context(locked(out)))
+        where(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out)
         if state is not None and state.step == config.train.steps and not state.unfinished:
@@ -177,12 +179,10 @@ def run_from(
         load_optimizer(folder, job.model, job.optimizer)
         set_rng_state(state.rng, state.rng_device, job.model.device)
     job.guard.load(state.losses, state.losses_seen, job.model.device)
-    train, logged = job.config.train, state.step - bool(state.unfinished)
+    train = job.config.train
     with ExitStack() as stack:
         stack.enter_context(stop)
-        log = stack.enter_context(
-            RunLog(out, logged, train.steps, state.samples) if job.layout.first else QuietLog(out)
-        )
+        log = stack.enter_context(open_log(stack, job, out, state))
         saver = Saver(
             out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
         )
@@ -196,3 +196,16 @@ def run_from(
         monitor.resume()
         batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
         train_steps(replace(job, batches=batches), state.step, monitor)
+
+
+def open_log(stack: ExitStack, job: Job, out: Path, state: State) -> RunLog:
+    """The run's log, of which only the first process's writes; what it opens too is `stack`'s."""
+    if not job.layout.first:
+        return QuietLog(out)
+    train, logged = job.config.train, state.step - bool(state.unfinished)
+    also = None
+    if train.wandb is not None:
+        tracker = Tracker(train.wandb, out, to_dict(job.config))
+        stack.callback(tracker.close)
+        also = tracker.add
+    return RunLog(out, logged, train.steps, state.samples, also)
