@@ -14,9 +14,10 @@ import pytest
 from unitsphere.errors import UserError
 from unitsphere.studies import slurm
 from unitsphere.studies.cluster import Resources
-from unitsphere.studies.execution import Execution
+from unitsphere.studies.execute import executor_of
 from unitsphere.studies.executor import Interrupted, Job, run_jobs
 from unitsphere.studies.slurm import SlurmExecutor, Squeue
+from unitsphere.studies.spec import Execution
 
 pytest.importorskip("submitit")
 WAITS = """
@@ -240,4 +241,4 @@ def test_mistakes_in_run_are_told(monkeypatch):
         Resources(time="soon")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="found no srun"):
-        Execution(executor="slurm").choose([], Path())
+        executor_of(Execution(executor="slurm"), Path())([])
