@@ -42,7 +42,8 @@ def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, s
     """`unitsphere train` of a recipe, as a user would type it, as a job."""
     flags = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
     argv = [sys.executable, "-m", "unitsphere", "train", recipe, "--out", str(run), *flags]
-    return Job(name=name, argv=argv, out=run, steps=steps)
+    device = str(overrides.get("train.device", "auto"))
+    return Job(name=name, argv=argv, out=run, steps=steps, device=device)
 
 
 def is_finished(run: Path) -> bool:

@@ -71,6 +71,9 @@ class TrainConfig:
     status 75 before it is over"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
+    wandb: str | None = None
+    """project of Weights & Biases to which the records go too; WANDB_MODE=offline: into the run
+    folder; none: off"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
     recompute: Recompute = "none"
@@ -130,6 +133,7 @@ FREE_KEYS = frozenset(
         "train.save_every",
         "train.spike_sigma",
         "train.time_limit",
+        "train.wandb",
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
