@@ -247,7 +247,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "submitit", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["train", "tiny.toml", "--submit", "local"]) == 2
-    assert "pip install 'unitsphere[slurm]'" in capsys.readouterr().err
+    assert "pip install 'unitsphere[cluster]'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cluster")

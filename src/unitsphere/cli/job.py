@@ -14,11 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from unitsphere.cli.app import EXIT_PREEMPTED, main
+from unitsphere.studies.task import TIME_IS_UP, torchrun_variables
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-TIME_IS_UP = signal.SIGUSR2
 
 
 class TrainTask:
@@ -65,23 +64,6 @@ def run_train(argv: list[str]) -> int:
         if end.code != EXIT_PREEMPTED:
             raise
         return EXIT_PREEMPTED
-
-
-def torchrun_variables() -> dict[str, str]:
-    """RANK and so on of this task, by submitit's account of the job."""
-    from submitit import JobEnvironment
-    from submitit.helpers import TorchDistributedEnvironment
-
-    own = TorchDistributedEnvironment()
-    alone = JobEnvironment().num_nodes == 1  # then no name has to be looked up
-    return {
-        "MASTER_ADDR": "127.0.0.1" if alone else own.master_addr,
-        "MASTER_PORT": str(own.master_port),
-        "RANK": str(own.rank),
-        "WORLD_SIZE": str(own.world_size),
-        "LOCAL_RANK": str(own.local_rank),
-        "LOCAL_WORLD_SIZE": str(own.local_world_size),
-    }
 
 
 def nothing_to_save(number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
+from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.tensors import named_tensors, write_named
@@ -54,6 +55,12 @@ class State:
     """what a spike is measured by (guard.py)"""
     spikes: list[int] = field(default_factory=list)
     """steps of late that were spikes"""
+    watch: Watch = field(default_factory=Watch)
+    """the loss as divergence is judged by it"""
+
+    def over(self, steps: int) -> bool:
+        """Whether a run of so many steps has nothing left to do."""
+        return (self.step == steps or self.watch.diverged is not None) and not self.unfinished
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:

@@ -27,7 +27,8 @@ class StepHook:
         """Called when the weights have moved."""
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        closure = args[0] if args else kwargs.get("closure")
+        _, *given = args  # torch hands on those of `Optimizer.step`, the optimizer first
+        closure = given[0] if given else kwargs.get("closure")
         self.before(optimizer, ready=closure is None)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
