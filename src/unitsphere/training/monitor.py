@@ -18,6 +18,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
+from unitsphere.training.device import autocast
 from unitsphere.training.divergence import Diverged
 from unitsphere.training.evaluate import evaluating
 from unitsphere.training.flops import flops_per_token, peak_flops
@@ -217,7 +218,7 @@ class RunMonitor:
         """Sample text into samples.txt."""
         if self.sampler is not None:
             corpus, model = self.corpus, self.job.model
-            with evaluating(model):
+            with evaluating(model), autocast(model.device, self.job.precision):
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
     def save(self) -> None:
