@@ -82,7 +82,7 @@ def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
     assert found == document(study[0], climbs) == read_json(out / "results.json")
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert f"{found['arms']['ngpt']['lr']:g}" in said
+    assert f"{found['arms']['ngpt']['lr']:.3g}" in said
     assert str(out / "loss.png") in said
     assert (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
     assert f"{found['arms']['ngpt']['ratio']:.2f}" in (out / "results.md").read_text()
@@ -116,8 +116,9 @@ def test_what_did_not_diverge_or_failed_is_said(study, tmp_path):
     gpt, ngpt = found["arms"].values()
     assert (gpt["lr"], gpt["reached_peak"], gpt["ratio"]) == (None, True, None)
     assert (ngpt["lr"], ngpt["reached_peak"], ngpt["ratio"]) == (None, False, None)
-    assert "gpt: 2 of 3 did not diverge up to 10000" in found["flags"]
-    assert "ngpt, seed 0, failed: no disk" in found["flags"]
+    said = {(flag["name"], flag["text"]) for flag in found["flags"]}
+    assert ("not-diverged", "gpt: 2 of 3 did not diverge up to 10000") in said
+    assert ("failed", "ngpt, seed 0: no disk") in said
     write_ramp(found, climbs, tmp_path)
     page = (tmp_path / "results.md").read_text()
     assert "| gpt | above 10000 | above 10000, 0.2, above 10000 |" in page

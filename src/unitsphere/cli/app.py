@@ -26,6 +26,7 @@ VERBS = {
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
     "lr-ramp": ("lr_ramp", "how high the rate climbs before the loss diverges"),
+    "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }

@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
     args = parse(LrRamp, argv, "lr-ramp")
     check_positive(workers=args.workers)
     study = study_of(args)
-    from unitsphere.report.ramp import COLUMNS, ramp_rows
+    from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
     from unitsphere.studies.ramp import document, ramp
     from unitsphere.studies.ramp_files import write_ramp
     from unitsphere.training.stop import Preempted
@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
         print_json(found)
     else:
         print_table(COLUMNS, ramp_rows(found))
-        for line in [*found["flags"], *files]:
+        for line in [*notes(found), *files]:
             print(line)
     return 1 if any(climb.error for runs in climbs.values() for climb in runs) else 0
 

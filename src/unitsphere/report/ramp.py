@@ -10,7 +10,7 @@ from unitsphere.report.curves import COLOURS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMNS = ("arm", "diverged at rate", "of each seed", "after steps", "against the first")
+COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
 ABOVE = 3.0
 """Nats above the lowest loss that the picture shows."""
 
@@ -30,17 +30,24 @@ def ramp_rows(found: Mapping[str, Any]) -> list[list[str]]:
     for name, arm in found["arms"].items():
         seeds = [seed for seed in arm["seeds"] if seed["error"] is None]
         above = f"above {peak:g}"
-        rate = above if arm["reached_peak"] else "failed" if arm["lr"] is None else f"{arm['lr']:g}"
+        rate = (
+            above if arm["reached_peak"] else "failed" if arm["lr"] is None else f"{arm['lr']:.3g}"
+        )
         rows.append(
             [
                 name,
                 rate,
-                ", ".join(above if seed["lr"] is None else f"{seed['lr']:g}" for seed in seeds),
+                ", ".join(above if seed["lr"] is None else f"{seed['lr']:.3g}" for seed in seeds),
                 ", ".join("–" if seed["step"] is None else f"{seed['step']:,}" for seed in seeds),
                 "–" if arm["ratio"] is None else f"{arm['ratio']:.2f}",
             ]
         )
     return rows
+
+
+def notes(found: Mapping[str, Any]) -> list[str]:
+    """The flags, a line each."""
+    return [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
 
 
 def ramp_picture(

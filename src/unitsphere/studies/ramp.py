@@ -154,14 +154,18 @@ def ratio(lr: float | None, first: float | None) -> float | None:
     return lr / first
 
 
-def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[str]:
-    """What a reader must know of the figures."""
+def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[str, str]]:
+    """What a reader must know of the figures, each flag by its name."""
     found = []
     if len(study.seeds) < 3:
-        found.append(f"{len(study.seeds)} seed(s): the paper takes the median of 3")
+        text = f"seeds: {len(study.seeds)}; the paper takes the median of 3"
+        found.append({"name": "few-seeds", "text": text})
     for arm, runs in climbs.items():
-        found += [f"{arm}, seed {run.seed}, failed: {run.error}" for run in runs if run.error]
+        for run in runs:
+            if run.error:
+                found.append({"name": "failed", "text": f"{arm}, seed {run.seed}: {run.error}"})
         stayed = sum(run.lr is None and run.error is None for run in runs)
         if stayed:
-            found.append(f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}")
+            text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"
+            found.append({"name": "not-diverged", "text": text})
     return found

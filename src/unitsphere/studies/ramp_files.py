@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from unitsphere.report.ramp import COLUMNS, RampCurve, ramp_picture, ramp_rows
+from unitsphere.report.ramp import COLUMNS, RampCurve, notes, ramp_picture, ramp_rows
 from unitsphere.report.table import markdown
 from unitsphere.studies.ramp import Climb
 from unitsphere.training.divergence import WINDOW
@@ -23,9 +23,9 @@ def write_ramp(
     replace(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     curves = {name: [smoothed(run) for run in runs] for name, runs in climbs.items()}
     ramp_picture(curves, found["start"] > 0, "Loss as the learning rate climbs", picture)
-    notes = "".join(f"- {flag}\n" for flag in found["flags"])
+    flags = "".join(f"- {note}\n" for note in notes(found))
     table = markdown(COLUMNS, ramp_rows(found))
-    replace(page, f"# lr-ramp\n\n{table}\n{notes}\n![loss against the rate]({PICTURE})\n")
+    replace(page, f"# lr-ramp\n\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n")
     return [document, page, picture]
 
 
