@@ -33,10 +33,8 @@ def study_folder(out: Path, study: Study) -> Iterator[None]:
         write_record(out, study)
         try:
             yield
-        except Interrupted:
-            raise Preempted(
-                f"stopped and saved in {out}: the same command goes on from there"
-            ) from None
+        except Interrupted as stopped:
+            raise Preempted(f"{out}: {stopped}") from None
 
 
 def write_record(out: Path, study: Study) -> None:

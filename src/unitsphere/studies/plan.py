@@ -1,5 +1,6 @@
 """A study's runs before they are made: what tells one from the others, and its folder."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "
 class Planned:
     """One run: a recipe with some keys set, and the run folder that is or will be its own.
 
-    `name` is for people; `config` is what comes of recipe and keys, everything decided.
+    `name` is for people, its arm's first; `config` is what comes of recipe and keys, everything
+    decided.
     """
 
     name: str
@@ -42,7 +44,9 @@ class Planned:
 
     def job(self) -> Job:
         """`unitsphere train` of it."""
-        return train_job(self.name, self.recipe, self.keys, self.folder, self.config.train.steps)
+        job = train_job(self.name, self.recipe, self.keys, self.folder, self.config.train.steps)
+        arm = self.name.partition(" ")[0]
+        return dataclasses.replace(job, device=self.config.train.device, arm=arm)
 
 
 def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Planned:

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 
 from unitsphere.config import flatten, from_dict, read_toml
 from unitsphere.errors import UserError
+from unitsphere.studies.cluster import Resources
 
 S = TypeVar("S", bound="Study")
 
@@ -78,14 +79,18 @@ class Tune:
 class Execution:
     """How a study is executed. It may change when a study goes on."""
 
-    executor: Literal["local"] = "local"
-    """local: processes on this machine"""
+    executor: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: arrays of a cluster"""
     workers: int | None = None
-    """runs at a time; none: one a core"""
+    """runs at a time; none: one a core or GPU, in a cluster all"""
+    slurm: Resources = field(default_factory=Resources)
+    """what each run is given there"""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise UserError(f"run.workers must be at least 1: {self.workers}")
+        if self.executor == "local" and self.slurm != Resources():
+            raise UserError('run.slurm is for run.executor = "slurm": set it, or leave it out')
 
 
 @dataclass(frozen=True, kw_only=True)
