@@ -20,11 +20,17 @@ def law(tokens: float, faster: float) -> float:
     return 1.7 + 40 * (faster * tokens) ** -0.4
 
 
-def played(folder: Path, faster: dict[str, float], seeds=(0, 1, 2), noise=0.002, pace=None) -> dict:
-    """The document of arms of known speed, the first is the baseline; `pace`: tokens a second."""
+def played(
+    folder: Path, faster: dict[str, float], seeds=(0, 1, 2), noise=0.002, pace=None, changes=None
+) -> dict:
+    """The document of arms of known speed, the first is the baseline.
+
+    pace: tokens a second of an arm. changes: keys set in one.
+    """
+    changes = {arm: {} for arm in faster} | (changes or {})
     random = np.random.default_rng(1)
     recipe = recipes(folder)[0]
-    configs = {arm: wanted(recipe, {"train.steps": 6}, folder / "none") for arm in faster}
+    configs = {arm: wanted(recipe, changes[arm], folder / "none") for arm in faster}
     rates = {
         (arm, t): Tuned(0.02, t, {0.01: 3.0, 0.02: 2.0, 0.04: None}, at_edge=False)
         for arm in faster
@@ -35,7 +41,8 @@ def played(folder: Path, faster: dict[str, float], seeds=(0, 1, 2), noise=0.002,
         for tokens in BUDGETS:
             shared = random.normal(0, 0.01)
             for arm, speed in faster.items():
-                keys = {"train.steps": tokens // 64, "train.seed": seed}
+                steps = tokens // configs[arm].train.batch_tokens
+                keys = {"train.steps": steps, "train.seed": seed, **changes[arm]}
                 out = folder / "runs" / arm / f"{tokens}-{seed}"
                 run = Planned(arm, recipe, keys, out, wanted(recipe, keys, out))
                 loss = law(tokens, speed) + shared + random.normal(0, noise)

@@ -14,8 +14,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.studies.compare import CompareStudy, compare
 from unitsphere.studies.compare_files import any_failed, write_comparison
-from unitsphere.studies.executor import Interrupted
-from unitsphere.studies.spec import ArmSpec, Tune
+from unitsphere.studies.spec import ArmSpec, Tune, load_study
 from unitsphere.training.stop import Preempted
 
 BUDGETS = [384, 768]
@@ -116,6 +115,11 @@ def test_equal_tokens_and_equal_order_for_a_seed(finished):
         assert (first.batch(step).inputs == second.batch(step).inputs).all()
 
 
+def test_the_record_is_the_study(finished):
+    folder, out, _, _ = finished
+    assert load_study(CompareStudy, out / "study.toml") == toy(folder)
+
+
 def test_the_same_study_trains_nothing_again(copy):
     folder, out, before = copy
     executor = InProcess()
@@ -129,49 +133,38 @@ def digest(run: Path) -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
-class Stopping(InProcess):
-    """Stops like Ctrl-C before its third job."""
-
-    def __call__(self, jobs, on_progress):
-        super().__call__(jobs[:2], on_progress)
-        raise Interrupted([])
-
-
 def test_an_interrupted_study_goes_on_and_leaves_finished_runs_alone(finished, tmp_path):
-    folder, _, before, ran = finished
-    out = tmp_path / "out"
+    folder, _, before, _ = finished
+    out, study = tmp_path / "out", toy(folder, budgets=BUDGETS[:1])
+    first, second = InProcess(stop=2), InProcess()
     with pytest.raises(Preempted, match="the same command goes on"):
-        compare(toy(folder), out, Stopping())
-    done = sorted(path.parent.parent for path in out.rglob("checkpoints/step-*"))
-    done = [run for run in dict.fromkeys(done) if run.name.startswith("lr-")]
-    assert len(done) == 2
-    kept = {run: digest(run) for run in done}
-    executor = InProcess()
-    found = compare(toy(folder), out, executor)
-    assert len(executor.ran) == len(ran) - 2
-    assert {run: digest(run) for run in done} == kept
+        compare(study, out, first)
+    kept = {run: digest(run) for run in out.glob("runs/*/*/lr-*-seed-*") if run.is_dir()}
+    assert len(kept) == 2
+    found = compare(study, out, second)
+    assert {run: digest(run) for run in kept} == kept
+    assert set(first.ran).isdisjoint(second.ran)
     for arm in ("gpt", "ngpt"):
-        for one, two in zip(
-            found["arms"][arm]["budgets"], before["arms"][arm]["budgets"], strict=True
-        ):
-            assert one["loss"] == two["loss"]
+        one, two = (each["arms"][arm]["budgets"][0] for each in (found, before))
+        assert (one["loss"], one["lr"]) == (two["loss"], two["lr"])
 
 
 def test_one_failed_arm_ends_no_other_and_is_shown(finished, tmp_path):
     folder, _, before, _ = finished
     executor = InProcess(broken=["ngpt 768"])
-    found = compare(toy(folder, tune=Tune(points=1)), tmp_path / "out", executor)
+    study = toy(folder, tune=Tune(points=1), seeds=[0])
+    found = compare(study, tmp_path / "out", executor)
     assert any_failed(found)
     assert found["arms"]["gpt"]["budgets"][1]["loss"] > 0
     budget = found["arms"]["ngpt"]["budgets"][1]
     assert budget["loss"] is None
-    assert [seed["status"] for seed in budget["seeds"]] == ["failed", "failed"]
+    assert [seed["status"] for seed in budget["seeds"]] == ["failed"]
     assert budget["seeds"][0]["error"] == "the disk is full"
     (row,) = found["speedups"]
     assert row["tokens"]["median"] is None
     assert "no seed of which both finished" in row["tokens"]["reason"]
     names = [flag["name"] for flag in found["flags"]]
-    assert names.count("failed") == 2
+    assert names.count("failed") == 1
     assert "untuned" in names
     write_comparison(found, tmp_path / "out")
     assert not any_failed(before)
@@ -180,7 +173,7 @@ def test_one_failed_arm_ends_no_other_and_is_shown(finished, tmp_path):
 def test_divergence_is_a_result(finished, tmp_path):
     folder, _, _, _ = finished
     arms = toy(folder).arms | {"ngpt": dataclasses.replace(toy(folder).arms["gpt"], lr=1e30)}
-    study = toy(folder, arms=arms, tune=Tune(points=1), seeds=[0])
+    study = toy(folder, arms=arms, tune=Tune(points=1), seeds=[0], budgets=BUDGETS[:1])
     found = compare(study, tmp_path / "out", InProcess())
     assert not any_failed(found)
     assert found["arms"]["ngpt"]["budgets"][0]["seeds"][0]["status"] == "diverged"

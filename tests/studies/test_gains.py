@@ -23,6 +23,17 @@ def test_known_speedups_are_recovered_in_tokens_steps_flops_and_time(tmp_path):
     json.dumps(found, allow_nan=False)
 
 
+def test_a_larger_model_and_a_larger_batch_change_flops_and_steps(tmp_path):
+    larger = {"ngpt": {"model.n_layers": 3, "train.batch_tokens": 128}}
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, changes=larger)
+    flops = [found["arms"][arm]["flops_per_token"] for arm in ("gpt", "ngpt")]
+    assert flops[1] > 1.2 * flops[0]
+    (row,) = found["speedups"]
+    assert row["flops"]["median"] == pytest.approx(1.5 * flops[0] / flops[1], rel=0.05)
+    assert row["steps"]["median"] == pytest.approx(1.5 * 2, rel=0.05)
+    assert "parameters" in [flag["name"] for flag in found["flags"]]
+
+
 def test_a_slower_arm_is_not_reached_and_how_far_behind_is_said(tmp_path):
     (row,) = played(tmp_path, {"gpt": 1.0, "slow": 1 / 1.4})["speedups"]
     for key in ("tokens", "steps", "flops", "time"):

@@ -59,7 +59,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     findings = check_fair(configs, study.reference, study.allow)
     check_budgets(study, configs[study.reference])
     with study_folder(out, study):
-        executor = executor or executor_of(study.run)
+        executor = executor or executor_of(study.run, out)
         rates = tuned_rates(out, study, sorted(study.budgets), executor)
         records = final_records(out, study, rates, executor)
     return document(
