@@ -12,6 +12,7 @@ from unitsphere.studies.ladder_flags import grid_flags, law_flags, spent_flags
 from unitsphere.studies.ladder_spec import LadderStudy
 from unitsphere.studies.optima import Optimum
 from unitsphere.studies.powerlaw import PowerLaw
+from unitsphere.studies.provenance import provenance
 from unitsphere.studies.scaling import (
     Allocation,
     Laws,
@@ -63,6 +64,7 @@ def document(found: Findings) -> dict[str, Any]:
             *law_flags(study, found.laws),
             *spent_flags(found.spent, found.allocations),
         ],
+        "provenance": provenance(),
     }
 
 

@@ -17,6 +17,7 @@ from unitsphere.studies.arms import arm_config
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.folder import RUNS, study_folder
 from unitsphere.studies.plan import Planned, plan
+from unitsphere.studies.provenance import provenance
 from unitsphere.studies.spec import Study, Tune
 from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
 from unitsphere.training.log import read_metrics
@@ -144,6 +145,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": flags(study, climbs),
+        "provenance": provenance(),
     }
 
 
