@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torch.nn import Parameter
-from torch.optim import Adam, AdamW, Muon, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
@@ -14,7 +14,7 @@ from unitsphere.models.constraint import roles
 from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
-from unitsphere.training.muon import MuonAdam
+from unitsphere.training.muon import Muon, MuonAdam
 from unitsphere.training.parallel.gradients import by_mesh
 
 DECAYED = ("matrix", "embedding", "head")
