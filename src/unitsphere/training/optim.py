@@ -115,12 +115,14 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     CPU 3 to 5 times faster than the loop. The constraint is `training.constraint.constrain`'s work.
     """
     role, parameters = roles(model), dict(model.named_parameters())
-    for_muon: tuple[Role, ...] = ("matrix",) if config.name == "muon" else ()
-    rest = {p: role[name] for name, p in parameters.items() if role[name] not in for_muon}
-    adam = build_adam(model, config, rest)
+    muon = config.name == "muon"
+    kinds: dict[Parameter, Role] = {p: role[name] for name, p in parameters.items()}
+    hidden = [p for p, kind in kinds.items() if muon and kind == "matrix"]
+    adam = build_adam(
+        model, config, {p: kind for p, kind in kinds.items() if not muon or kind != "matrix"}
+    )
     optimizer: Optimizer = adam
-    if for_muon:
-        hidden = [p for name, p in parameters.items() if role[name] in for_muon]
+    if muon:
         flat = {parameters[name] for name in turned(model)}
         optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
     for group in optimizer.param_groups:
