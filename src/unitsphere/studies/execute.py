@@ -15,6 +15,7 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
+from unitsphere.errors import UserError
 from unitsphere.studies.cluster import Resources
 from unitsphere.studies.executor import Executor as JobExecutor
 from unitsphere.studies.executor import here, run_jobs
@@ -96,8 +97,8 @@ def execute(planned: Sequence[Planned], executor: Executor) -> list[Record]:
         prepared(data, pairs=pairs == "seq2seq")
     errors: dict[Path, str] = {}
     if missing:
-        finished = len({run.folder for run in planned}) - len(missing)
-        reused = f" ({finished} finished earlier)" if finished else ""
+        earlier = len({run.folder for run in planned}) - len(missing)
+        reused = f" ({earlier} finished earlier)" if earlier else ""
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
         jobs = [run.job() for run in missing.values()]
         chosen = executor(jobs)
@@ -117,7 +118,15 @@ def divergence(folder: Path) -> Path:
 
 def is_settled(folder: Path) -> bool:
     """Whether a run has come to its end, be it that it diverged."""
-    return divergence(folder).exists() or is_finished(folder)
+    return divergence(folder).exists() or finished(folder)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is finished; not so if its checkpoints are damaged, of which its job tells."""
+    try:
+        return is_finished(folder)
+    except UserError:
+        return False
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
@@ -125,7 +134,7 @@ def read_record(run: Planned, error: str | None = None) -> Record:
     mark = divergence(run.folder)
     if mark.exists():
         return Record(run, "diverged", error=mark.read_text(encoding="utf-8").strip())
-    if not is_finished(run.folder):
+    if not finished(run.folder):
         return Record(run, "failed", error=error or "it was not run")
     records = read_metrics(run.folder)
     last = records[-1]

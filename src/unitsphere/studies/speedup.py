@@ -118,30 +118,33 @@ def end_slope(width: float, next_width: float, chord: float, next_chord: float) 
     return float(slope)
 
 
-def speedups(
-    tokens: Sequence[float], baseline: np.ndarray, arm: np.ndarray, budget: int = -1
-) -> np.ndarray:
+@dataclass(frozen=True)
+class Losses:
+    """An arm's losses: tokens [budgets], rising, and values [seeds, budgets]."""
+
+    tokens: Sequence[float]
+    values: np.ndarray
+
+    def curve(self, seeds: Sequence[int]) -> LossCurve:
+        """The curve through the mean losses of some seeds, each as often as it is named."""
+        return LossCurve(self.tokens, self.values[list(seeds)].mean(0))
+
+
+def speedups(baseline: Losses, arm: Losses, budget: int = -1) -> np.ndarray:
     """The speedup in tokens to the baseline's loss at a budget, of every draw of seeds, [draws].
 
-    baseline, arm: losses [seeds, budgets], row by row of the same seed. NOT_REACHED and BELOW stand
-    for what lies outside of the arm's budgets.
+    Rows of the two arms are of the same seeds. NOT_REACHED and BELOW stand for what lies outside
+    of the arm's budgets.
     """
-    return np.array(
-        [
-            speedup(tokens, baseline[list(draw)].mean(0), arm[list(draw)].mean(0), budget)
-            for draw in draws(len(baseline))
-        ]
-    )
+    every = draws(len(baseline.values))
+    return np.array([speedup(baseline.curve(d), arm.curve(d), budget) for d in every])
 
 
-def speedup(
-    tokens: Sequence[float], baseline: Sequence[float], arm: Sequence[float], budget: int = -1
-) -> float:
+def speedup(baseline: LossCurve, arm: LossCurve, budget: int = -1) -> float:
     """Tokens that the baseline needs to its loss at a budget, divided by those of the arm."""
-    reference, own = LossCurve(tokens, baseline), LossCurve(tokens, arm)
-    loss = float(reference.y[budget])
-    needed = own.tokens_to(loss)
-    return BELOW if needed == 0.0 else reference.tokens_to(loss) / needed
+    loss = float(baseline.y[budget])
+    needed = arm.tokens_to(loss)
+    return BELOW if needed == 0.0 else baseline.tokens_to(loss) / needed
 
 
 @functools.cache
