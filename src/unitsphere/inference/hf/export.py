@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unitsphere.config import to_dict
-from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer
+from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.hf.fields import config_fields
 from unitsphere.inference.hf.tokenizer import write_tokenizer
@@ -115,10 +115,7 @@ def write_folder(
     )
     (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that their owner alone may read
     fields = config_fields(architecture, model, tied, context)
-    fields["unitsphere"] = {
-        "run": settings | {"model": to_dict(twin)},
-        "tokenizer": "bytes" if isinstance(tokenizer, ByteTokenizer) else "json",
-    }
+    fields["unitsphere"] = settings | {"model": to_dict(twin)}
     write_configs(folder, model.objective, fields, tokenizer)
     write_tokenizer(folder, tokenizer, model.objective, context)
     shutil.copyfile(Path(__file__).with_name(f"{MODELING}.py"), folder / f"{MODELING}.py")
