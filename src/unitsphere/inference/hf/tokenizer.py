@@ -14,7 +14,6 @@ from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER
 from unitsphere.models.trunk import Objective
 
 
-
 def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json, and the run's own file beside them.
 
@@ -47,6 +46,7 @@ def with_separator(text: str, separator: int) -> tuple[str, str]:
 
     backend = Backend.from_str(text)
     name = backend.id_to_token(separator)
+    assert name is not None, "a separator is a token"
     backend.post_processor = TemplateProcessing(  # type: ignore[assignment]
         single=[name, "$A"], pair=[name, "$A", "$B:1"], special_tokens=[(name, separator)]
     )
@@ -61,10 +61,13 @@ def check_mask(text: str, tokenizer: Tokenizer) -> None:
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_str(text)
-    if backend.get_vocab_size() != tokenizer.vocab_size or backend.token_to_id(MASK_TOKEN) is not None:
+    if (
+        backend.get_vocab_size() != tokenizer.vocab_size
+        or backend.token_to_id(MASK_TOKEN) is not None
+    ):
         raise UserError(
-            f"cannot export this tokenizer for a masked model: it has gaps in its ids, or a {MASK_TOKEN} "
-            "of its own; keep the run folder for it"
+            "cannot export this tokenizer for a masked model: it has gaps in its ids, or a "
+            f"{MASK_TOKEN} of its own; keep the run folder for it"
         )
 
 
