@@ -11,13 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from unitsphere.studies.executor import (
-    Interrupted,
-    Job,
-    available_cores,
-    run_jobs,
-    tail_records,
-)
+from unitsphere.studies.executor import Interrupted, Job, available_cores, here, run_jobs
+from unitsphere.studies.jobs import tail_records
+from unitsphere.studies.local import available_gpus
 
 
 def job(folder: Path, name: str, code: str, **more) -> Job:
@@ -70,6 +66,33 @@ def test_a_failed_job_ends_no_other_and_says_why(tmp_path):
     assert "starting" in bad.job.log.read_text()
 
 
+def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):
+    (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], workers=1)
+    assert (state.status, state.error) == ("interrupted", None)
+
+
+def test_a_job_on_a_gpu_has_one_of_its_own(tmp_path, monkeypatch):
+    code = """
+    out.mkdir()
+    (out / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    time.sleep(0.5)
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    devices = {"first": "auto", "second": "cuda", "own": "cuda:1", "cpu": "cpu"}
+    jobs = [job(tmp_path, name, code, device=device) for name, device in devices.items()]
+    executor = here(jobs)
+    assert executor.workers == 2
+    run_jobs(jobs, executor=executor)
+    seen = [(j.out / "gpus").read_text() for j in jobs]
+    assert sorted(seen[:2]) == ["3", "5"]
+    assert seen[2:] == ["3,5", "3,5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert available_gpus(jobs) == ["0", "1"]
+    assert available_gpus(jobs[3:]) == []
+    assert here(jobs[3:]).workers == len(available_cores())
+
+
 def test_progress_and_time_left_are_read_from_the_metrics(tmp_path):
     code = """
     out.mkdir()
@@ -107,7 +130,7 @@ SAVES = """
 out.mkdir()
 def save(*_):
     (out / "saved").write_text("yes")
-    sys.exit(0)
+    sys.exit(75)
 signal.signal(signal.SIGINT, save)
 (out / "ready").touch()
 time.sleep(60)

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from unitsphere.studies import progress
-from unitsphere.studies.executor import Job, State
+from unitsphere.studies.jobs import Job, State
+from unitsphere.studies.progress_table import picture
 
 
 def state(name: str, status="running", **values) -> State:
@@ -27,6 +28,10 @@ def test_time_left_puts_waiting_jobs_on_the_first_free_worker():
     # Arms that last 120 s and 160 s; the third starts after 60 s and lasts 140 s.
     assert progress.time_left(arms(), 2) == pytest.approx(200.0)
     assert progress.time_left(arms(), 1) is not None
+    # One that has just started takes 140 s too, a longer one of which nothing is known twice that.
+    assert progress.time_left([*arms()[:2], state("new", seconds=10.0)], 3) == pytest.approx(130.0)
+    longer = State(Job("long", [], Path("runs"), steps=600))
+    assert progress.time_left([*arms()[:2], longer], 3) == pytest.approx(280.0)
     done = [state("a", status="done", seconds=9.0)]
     assert progress.time_left(done, 2) is None
     assert progress.time_left([state("a")], 2) is None
@@ -36,7 +41,7 @@ def test_the_table_fits_80_columns_and_shows_every_arm():
     console = Console(file=io.StringIO(), width=80)
     finished = state("ngpt", status="done", step=300, loss=2.9, seconds=100.0)
     failed = state("angpt", status="failed", step=20, error="the disk is full")
-    console.print(progress.progress_table([arms()[0], finished, failed, arms()[2]], 2))
+    console.print(picture([arms()[0], finished, failed, arms()[2]], None))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for word in ("gpt-plus", "150/300", "3.250", "6,400", "1m 00s", "done in 1m 40s", "failed"):
@@ -70,9 +75,30 @@ def test_a_long_study_shows_the_jobs_at_work_and_counts_the_others():
     console = Console(file=io.StringIO(), width=80)
     done = [state(f"done-{i}", status="done", seconds=120.0) for i in range(20)]
     waiting = [state(f"later-{i}", status="waiting") for i in range(9)]
-    console.print(progress.progress_table([*done, arms()[0], *waiting], 2))
+    console.print(picture([*done, arms()[0], *waiting], 3720.0))
     text = console.file.getvalue()
     assert "gpt-plus" in text
-    assert "20 done, 9 waiting" in text
-    assert "done-3" not in text
-    assert "later-3" not in text
+    assert "about 1h 02m left, 20 done, 1 running, 9 waiting" in text
+
+
+def test_many_runs_are_summed_up_by_arm_within_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    states = []
+    for arm in ("gpt-plus", "an arm of a name that is far too long for the table [bold]"):
+        for seed in range(20):
+            job = Job(f"{arm} 100M #{seed}", [], Path("runs"), steps=200_000, arm=arm)
+            kind = "done" if seed < 5 else "running" if seed < 15 else "waiting"
+            step = 1_000_000 if seed < 5 else 100_000
+            states.append(
+                State(job, kind, step, loss=12.345, tokens_per_second=123456.0, seconds_left=4e4)
+            )
+    states[0].status, states[0].error = "failed", "unitsphere: error: " + "the disk is full " * 9
+    console.print(picture(states, 4e4))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 24
+    (summary,) = (line.split() for line in lines if line.startswith("gpt-plus  "))
+    assert summary[-4:] == ["4/20", "10", "5", "1"]
+    assert sum("gpt-plus 100M #" in line for line in lines) == 11
+    assert "9 done, 20 running, 10 waiting, 1 failed" in " ".join(lines)
+    assert lines[-1].startswith("gpt-plus 100M #0 failed: unitsphere: error: the disk")

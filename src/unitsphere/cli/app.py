@@ -25,6 +25,10 @@ VERBS = {
     "replay": ("replay", "the batch of a training step, and each row's loss"),
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
+    "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
+    "lr-ramp": ("lr_ramp", "how high the rate climbs before the loss diverges"),
+    "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
+    "export": ("export", "a run as a folder that transformers loads"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }

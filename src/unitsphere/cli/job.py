@@ -1,8 +1,8 @@
 """One task of a submitted job: trains as a process that torchrun started would.
 
-What asks it to stop decides whether the job goes back into the queue. The end of its time (SIGUSR2,
-or train.time_limit) does. SIGTERM is also what `scancel` sends: the run saves, and SLURM itself
-requeues the job if it was preempted.
+What asks it to stop first decides whether the job goes back into the queue. The end of its time
+(SIGUSR2, or train.time_limit) does, whatever comes while it saves. SIGTERM is also what `scancel`
+sends: the run saves, and SLURM itself requeues the job if it was preempted.
 """
 
 import os
@@ -14,11 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from unitsphere.cli.app import EXIT_PREEMPTED, main
+from unitsphere.studies.task import TIME_IS_UP, torchrun_variables
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-TIME_IS_UP = signal.SIGUSR2
 
 
 class TrainTask:
@@ -36,7 +35,7 @@ class TrainTask:
                 signal.signal(number, nothing_to_save)
             signal.signal(TIME_IS_UP, ask_to_save)
             status = run_train(self.argv)
-            cancelled = signal.SIGTERM in arrived()
+            cancelled = is_cancelled(arrived())
         if status == EXIT_PREEMPTED and not cancelled:
             signal.signal(TIME_IS_UP, requeue)
             signal.raise_signal(TIME_IS_UP)  # submitit: the first task requeues, and exits
@@ -51,6 +50,12 @@ class TrainTask:
         return DelayedSubmission(self)
 
 
+def is_cancelled(arrived: list[int]) -> bool:
+    """Whether of the signals, in the order of their coming, SIGTERM came before the notice."""
+    asked = [number for number in arrived if number in (signal.SIGTERM, TIME_IS_UP)]
+    return asked[:1] == [signal.SIGTERM]
+
+
 def run_train(argv: list[str]) -> int:
     """The command's exit status, also where a signal ended it before there was a run to save."""
     try:
@@ -59,23 +64,6 @@ def run_train(argv: list[str]) -> int:
         if end.code != EXIT_PREEMPTED:
             raise
         return EXIT_PREEMPTED
-
-
-def torchrun_variables() -> dict[str, str]:
-    """RANK and so on of this task, by submitit's account of the job."""
-    from submitit import JobEnvironment
-    from submitit.helpers import TorchDistributedEnvironment
-
-    own = TorchDistributedEnvironment()
-    alone = JobEnvironment().num_nodes == 1  # then no name has to be looked up
-    return {
-        "MASTER_ADDR": "127.0.0.1" if alone else own.master_addr,
-        "MASTER_PORT": str(own.master_port),
-        "RANK": str(own.rank),
-        "WORLD_SIZE": str(own.world_size),
-        "LOCAL_RANK": str(own.local_rank),
-        "LOCAL_WORLD_SIZE": str(own.local_world_size),
-    }
 
 
 def nothing_to_save(number: int, frame: FrameType | None) -> None:
@@ -89,16 +77,16 @@ def ask_to_save(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def arrived_signals() -> Iterator[Callable[[], set[int]]]:
-    """Within: a function that gives the signals that have come, whoever has handled them."""
+def arrived_signals() -> Iterator[Callable[[], list[int]]]:
+    """Within: a function that gives the signals that have come, in order, whoever handled them."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    seen: set[int] = set()
+    seen: list[int] = []
 
-    def arrived() -> set[int]:
+    def arrived() -> list[int]:
         with suppress(BlockingIOError):  # none since the last question
-            seen.update(os.read(reader, 65536))
+            seen.extend(os.read(reader, 65536))
         return seen
 
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

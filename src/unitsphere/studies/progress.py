@@ -1,20 +1,16 @@
 """What a user sees while jobs run: a live table on a terminal, plain lines elsewhere."""
 
+import heapq
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from unitsphere.report.table import duration
-from unitsphere.studies.executor import State
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from unitsphere.studies.jobs import State
+from unitsphere.studies.progress_table import picture
 
 PLAIN_SECONDS = 10.0
-BAR_WIDTH = 16
-# A study of more jobs shows those at work, and counts the others.
-ROWS = 12
 
 
 def display(workers: int, stream: TextIO) -> "LiveTable | PlainLines":
@@ -58,7 +54,7 @@ class PlainLines:
 
 
 class LiveTable:
-    """A table that stays in place: each job's bar, step, loss, tokens a second, time left."""
+    """A picture that stays in place: every arm, and the runs at work."""
 
     def __init__(self, workers: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -80,58 +76,40 @@ class LiveTable:
         self.live.__exit__(kind, error, traceback)
 
     def __call__(self, states: Sequence[State]) -> None:
-        """Draw the table anew."""
-        self.live.update(progress_table(states, self.workers), refresh=True)
-
-
-def progress_table(states: Sequence[State], workers: int) -> "Table":
-    """The states as a rich table at most 80 columns wide."""
-    from rich import box
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    left = time_left(states, workers)
-    captions = [f"about {duration(left)} left"] if left else []
-    if len(states) > ROWS:
-        captions += [
-            f"{sum(state.status == status for state in states)} {status}"
-            for status in ("done", "waiting")
-        ]
-        states = [state for state in states if state.status not in ("done", "waiting")]
-    caption = ", ".join(captions) or None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-    for column in ("arm", "", "step", "loss", "tokens/s", "time left"):
-        table.add_column(column, justify="left" if column in ("arm", "") else "right", no_wrap=True)
-    for state in states:
-        bar = ProgressBar(total=state.job.steps or 1, completed=state.step, width=BAR_WIDTH)
-        table.add_row(
-            state.job.name,
-            bar,
-            f"{state.step:,}" + (f"/{state.job.steps:,}" if state.job.steps else ""),
-            "" if state.loss is None else f"{state.loss:.3f}",
-            "" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f}",
-            _remaining(state),
-        )
-    return table
+        """Draw it anew."""
+        self.live.update(picture(states, time_left(states, self.workers)), refresh=True)
 
 
 def time_left(states: Sequence[State], workers: int) -> float | None:
     """Seconds until every job has ended, or None before any pace is known.
 
-    A waiting job is taken to last as long as those that have begun, on the first free worker.
+    A job that does not know its own is taken to have the mean pace of its arm's jobs that do, else
+    of all that do; a waiting one begins on the first free worker.
     """
-    known = [s.seconds + s.seconds_left for s in states if s.seconds_left is not None]
-    known += [s.seconds for s in states if s.status == "done"]
     running = [s for s in states if s.status == "running"]
-    waiting = sum(s.status == "waiting" for s in states)
-    if not known or not (running or waiting) or any(s.seconds_left is None for s in running):
+    waiting = [s for s in states if s.status == "waiting"]
+    lasted = [(s, s.seconds + s.seconds_left) for s in states if s.seconds_left is not None]
+    lasted += [(s, s.seconds) for s in states if s.status == "done"]
+    if not lasted or not (running or waiting):
         return None
-    typical = sum(known) / len(known)
-    slots = [s.seconds_left or 0.0 for s in running] + [0.0] * (workers - len(running))
-    for _ in range(waiting):
-        soonest = min(range(len(slots)), key=slots.__getitem__)
-        slots[soonest] += typical
+    lasts = [_expected(s, lasted) for s in waiting]
+    slots = [
+        max(0.0, _expected(s, lasted) - s.seconds) if s.seconds_left is None else s.seconds_left
+        for s in running
+    ]
+    slots += [0.0] * (workers - len(running))
+    heapq.heapify(slots)
+    for seconds in lasts:
+        heapq.heappush(slots, heapq.heappop(slots) + seconds)
     return max(slots)
+
+
+def _expected(state: State, lasted: Sequence[tuple[State, float]]) -> float:
+    """How long a job takes from its start, by the paces of those whose time is known."""
+    arm = state.job.arm
+    known = [pair for pair in lasted if arm is not None and pair[0].job.arm == arm] or lasted
+    paces = [seconds / (other.job.steps or 1) for other, seconds in known]
+    return sum(paces) / len(paces) * (state.job.steps or 1)
 
 
 def _news(state: State) -> str:
@@ -157,13 +135,3 @@ def _figures(state: State) -> list[str]:
     elif state.seconds_left is not None:
         figures.append(f"{duration(state.seconds_left)} left")
     return figures
-
-
-def _remaining(state: State) -> str:
-    if state.status == "running" and state.step == state.job.steps:
-        return "finishing"
-    if state.status == "running":
-        return "starting" if state.seconds_left is None else duration(state.seconds_left)
-    if state.status == "stopping":
-        return "saving"
-    return f"done in {duration(state.seconds)}" if state.status == "done" else state.status

@@ -42,11 +42,12 @@ def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, s
     """`unitsphere train` of a recipe, as a user would type it, as a job."""
     flags = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
     argv = [sys.executable, "-m", "unitsphere", "train", recipe, "--out", str(run), *flags]
-    return Job(name=name, argv=argv, out=run, steps=steps)
+    device = str(overrides.get("train.device", "auto"))
+    return Job(name=name, argv=argv, out=run, steps=steps, device=device)
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the run's newest complete checkpoint is that of its last step."""
+    """Whether the newest complete checkpoint is the last: at the end, or where it diverged."""
     saved = saved_config(run) if run.exists() else None
     state = last_state(run) if saved is not None else None
-    return saved is not None and state is not None and state.step == saved.train.steps
+    return saved is not None and state is not None and state.over(saved.train.steps)

@@ -64,11 +64,16 @@ class TrainConfig:
     spike_sigma: float | None = None
     """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
     example; none: only what is not finite is one"""
+    stop_at_divergence: bool = False
+    """the run is over when its loss diverges (training/divergence.py), without being an error"""
     time_limit: str | None = None
     """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
     status 75 before it is over"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
+    wandb: str | None = None
+    """project of Weights & Biases to which the records go too; WANDB_MODE=offline: into the run
+    folder; none: off"""
     sample_every: int = 0
     """steps between samples of text; 0: at the end only"""
     recompute: Recompute = "none"
@@ -128,6 +133,7 @@ FREE_KEYS = frozenset(
         "train.save_every",
         "train.spike_sigma",
         "train.time_limit",
+        "train.wandb",
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it

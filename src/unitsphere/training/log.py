@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,10 +69,18 @@ class RunLog:
     """The open log of a run. Close it, or use it as a context manager.
 
     On a terminal one line is kept up to date; elsewhere each record is a line. Both on stderr.
+    `also` gets every record too.
     """
 
-    def __init__(self, out: Path, step: int, steps: int, samples: int = 0) -> None:
-        self.out, self.steps = out, steps
+    def __init__(
+        self,
+        out: Path,
+        step: int,
+        steps: int,
+        samples: int = 0,
+        also: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.out, self.steps, self.also = out, steps, also
         cut(out, step, samples)
         self.metrics = (out / METRICS).open("a", encoding="utf-8")
         self.events = Events(out / EVENTS, step)
@@ -103,6 +111,8 @@ class RunLog:
         place = ("step", "tokens", "time")
         self.events.add(record["step"], {k: v for k, v in record.items() if k not in place})
         self.events.flush()
+        if self.also is not None:
+            self.also(record)
         line = self.line(record)
         if self.live is None:
             print(line, file=sys.stderr, flush=True)

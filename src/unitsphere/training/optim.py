@@ -10,14 +10,12 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
-from unitsphere.models.constraint import Role, roles
+from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import Muon, MuonAdam
 from unitsphere.training.parallel.gradients import by_mesh
-
-DECAYED = ("matrix", "embedding", "head")
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def build_adam(
     alike: dict[tuple[float, float], list[Parameter]] = {}
     peak = config.lr if config.adam_lr is None else config.adam_lr
     for parameter, role in rest.items():
-        decay = config.weight_decay if role in DECAYED else 0.0
+        decay = config.weight_decay if role in MATRICES else 0.0
         alike.setdefault((peak * config.rates.of(role), decay), []).append(parameter)
     groups = [
         {"params": held, "lr": lr, "weight_decay": decay}

@@ -1,0 +1,113 @@
+"""The runs of a study's arms: tuning runs on a split of their own, and final ones.
+
+runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
+runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tuning_split
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unitsphere.studies.execute import Executor
+from unitsphere.studies.folder import RUNS
+from unitsphere.studies.plan import Planned, plan, short, steps_for
+from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.spec import Study
+from unitsphere.studies.tune import Search, grid, search
+from unitsphere.studies.tuning_split import tuning_data
+from unitsphere.training.config import RunConfig
+from unitsphere.training.recipes import load_recipe
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The rate of an arm at a budget (None: at none did it train) and how it was come by.
+
+    tokens: the budget at which it was tuned. rates: each rate of the grid with its mean loss on the
+    tuning split, None where it diverged or failed; empty if nothing was tuned.
+    """
+
+    lr: float | None
+    tokens: int
+    rates: Mapping[float, float | None]
+    at_edge: bool
+
+
+def arm_config(study: Study, arm: str) -> RunConfig:
+    """An arm's config as recipe and keys give it, with the rate that tuning starts from."""
+    spec = study.arms[arm]
+    keys = study.keys(arm) | ({} if spec.lr is None else {"optim.lr": spec.lr})
+    return with_overrides(load_recipe(spec.recipe), keys)
+
+
+def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
+    """A run over the whole budget whose validation is reported."""
+    name = f"{arm} {short(tokens)} {lr:g} #{seed}"
+    folder = out / RUNS / arm / str(tokens) / f"lr-{lr:g}-seed-{seed}"
+    return plan(name, study.arms[arm].recipe, run_keys(study, arm, tokens, lr, seed), folder)
+
+
+def tuning_run(
+    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, data: Path
+) -> Planned:
+    """The same on `data`, a prepared folder with the tuning split."""
+    name = f"{arm} {short(tokens)} {lr:g} #{seed} tune"
+    folder = out / RUNS / arm / f"tune-{tokens}" / f"lr-{lr:g}-seed-{seed}"
+    changed: dict[str, object] = {"data.source": str(data)}
+    if arm_config(study, arm).data.validation is not None:
+        changed["data.validation"] = None
+    keys = run_keys(study, arm, tokens, lr, seed) | changed
+    return plan(name, study.arms[arm].recipe, keys, folder)
+
+
+def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
+    """What a run sets in its arm's recipe."""
+    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
+    return {**study.keys(arm), "train.steps": steps, "train.seed": seed, "optim.lr": lr}
+
+
+def tuned_rates(
+    out: Path, study: Study, budgets: Sequence[int], executor: Executor
+) -> dict[tuple[str, int], Tuned]:
+    """The rate of each arm at each budget, by (arm, budget): tuned, or with one point as given."""
+    if study.tune.points == 1:
+        return {
+            (arm, tokens): Tuned(arm_config(study, arm).optim.lr, tokens, {}, at_edge=False)
+            for arm in study.arms
+            for tokens in budgets
+        }
+    at = study.tune.budgets or budgets
+    searches = {
+        (arm, tokens): arm_search(out, study, arm, tokens) for arm in study.arms for tokens in at
+    }
+    search(list(searches.values()), executor, study.tune.ratio, study.tune.growths)
+    found = {place: tuned(s, place[1]) for place, s in searches.items()}
+    return {
+        (arm, tokens): found[arm, nearest(tokens, at)] for arm in study.arms for tokens in budgets
+    }
+
+
+def arm_search(out: Path, study: Study, arm: str, tokens: int) -> Search:
+    """The search of an arm's rate at a budget."""
+    config = arm_config(study, arm)
+    data = tuning_data(config, study.tune.fraction)
+
+    def runs(rate: float) -> list[Planned]:
+        return [tuning_run(out, study, arm, tokens, rate, s, data) for s in study.tune.seeds]
+
+    rates = grid(config.optim.lr, study.tune.points, study.tune.ratio)
+    return Search(f"{arm} {short(tokens)}", rates, runs)
+
+
+def tuned(found: Search, tokens: int) -> Tuned:
+    """What a search came to."""
+    losses = found.losses()
+    rates = {rate: losses.get(rate, math.inf) for rate in sorted(found.found)}
+    known = {rate: loss if math.isfinite(loss) else None for rate, loss in rates.items()}
+    return Tuned(found.best(), tokens, known, found.at_edge())
+
+
+def nearest(tokens: int, budgets: Sequence[int]) -> int:
+    """The budget that differs least by its ratio."""
+    return min(budgets, key=lambda budget: abs(math.log(budget / tokens)))

@@ -1,0 +1,143 @@
+"""Planned runs -> finished records, by way of an executor.
+
+A finished run is never trained again, nor is one that diverged: divergence is a result. What failed
+for any other reason is tried again by the next call. No failure ends the other runs.
+"""
+
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from unitsphere.config import read_json
+from unitsphere.data.prepare import prepared
+from unitsphere.studies.cluster import Resources
+from unitsphere.studies.executor import Executor as JobExecutor
+from unitsphere.studies.executor import here, run_jobs
+from unitsphere.studies.jobs import Job
+from unitsphere.studies.plan import Planned
+from unitsphere.studies.progress import display
+from unitsphere.studies.runs import is_finished
+from unitsphere.studies.slurm import SlurmExecutor
+from unitsphere.studies.spec import Execution
+from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.log import read_metrics, replace
+
+DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
+"""In the last words of a run whose loss or gradient was no number, or a spike."""
+STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
+
+Executor = Callable[[Sequence[Job]], JobExecutor]
+"""Gives what is to run some jobs: where, and how many at a time."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes on this machine; without `workers` one a core, or a GPU."""
+
+    workers: int | None = None
+
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return here(jobs, self.workers)
+
+
+@dataclass(frozen=True)
+class InCluster:
+    """Arrays of SLURM jobs, of the study in `folder`; without `workers` all at once."""
+
+    folder: Path
+    resources: Resources
+    workers: int | None = None
+
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return SlurmExecutor(self.folder, self.resources, self.workers)
+
+
+def executor_of(run: Execution, folder: Path) -> Executor:
+    """The executor that the [run] of the study in `folder` asks for."""
+    if run.executor == "slurm":
+        return InCluster(folder, run.slurm, run.workers)
+    return Local(run.workers)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of a run.
+
+    `loss` (nats a token) and `bits_per_byte` are those of the validation split after the last step;
+    `seconds` is the time of training, without validation; `tokens_per_second` the median of the
+    run's records. A run that diverged or failed has an `error` in their place.
+    """
+
+    planned: Planned
+    status: Literal["finished", "diverged", "failed"]
+    loss: float | None = None
+    bits_per_byte: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    environment: dict[str, object] | None = None
+    error: str | None = None
+
+
+def execute(planned: Sequence[Planned], executor: Executor) -> list[Record]:
+    """Train what is neither finished nor diverged, and read what came of each, in their order.
+
+    Progress goes to stderr. Raises UserError for unusable data, and whatever the executor does
+    when it is asked to stop.
+    """
+    missing = {run.folder: run for run in planned if not is_settled(run.folder)}
+    for data, pairs in {(run.config.data, run.config.objective) for run in missing.values()}:
+        prepared(data, pairs=pairs == "seq2seq")
+    errors: dict[Path, str] = {}
+    if missing:
+        finished = len({run.folder for run in planned}) - len(missing)
+        reused = f" ({finished} finished earlier)" if finished else ""
+        print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
+        jobs = [run.job() for run in missing.values()]
+        chosen = executor(jobs)
+        with display(chosen.workers, sys.stderr) as show:
+            states = run_jobs(jobs, on_progress=show, executor=chosen)
+        errors = {s.job.out: s.error or STOPPED for s in states if s.status != "done"}
+        for folder, error in errors.items():
+            if DIVERGED.search(error):
+                replace(divergence(folder), error + "\n")
+    return [read_record(run, errors.get(run.folder)) for run in planned]
+
+
+def divergence(folder: Path) -> Path:
+    """The file beside a run folder that says that, and how, the run diverged."""
+    return folder.with_name(folder.name + ".diverged")
+
+
+def is_settled(folder: Path) -> bool:
+    """Whether a run has come to its end, be it that it diverged."""
+    return divergence(folder).exists() or is_finished(folder)
+
+
+def read_record(run: Planned, error: str | None = None) -> Record:
+    """What came of a run; `error` is why it failed, if that is not to be read beside its folder."""
+    mark = divergence(run.folder)
+    if mark.exists():
+        return Record(run, "diverged", error=mark.read_text(encoding="utf-8").strip())
+    if not is_finished(run.folder):
+        return Record(run, "failed", error=error or "it was not run")
+    records = read_metrics(run.folder)
+    last = records[-1]
+    if not math.isfinite(last.get("val_loss", math.nan)):
+        return Record(run, "diverged", error="the validation loss is no number")
+    rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    return Record(
+        run,
+        "finished",
+        loss=last["val_loss"],
+        bits_per_byte=last.get("val_bits_per_byte"),
+        seconds=last["time"],
+        tokens_per_second=statistics.median(rates),
+        environment=read_json(run.folder / ENVIRONMENT),
+    )

@@ -1,0 +1,58 @@
+"""A study's folder: its record, which other studies are kept out by, and who works in it.
+
+study.toml              what is asked, every key spelled out; written once
+runs/<arm>/…            the run folders, their logs beside them
+results.json, …         what was found
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unitsphere.config import differences, to_dict
+from unitsphere.errors import UserError
+from unitsphere.studies.executor import Interrupted
+from unitsphere.studies.spec import Study, load_study
+from unitsphere.studies.toml import toml_text
+from unitsphere.training.folder import locked
+from unitsphere.training.log import replace
+from unitsphere.training.stop import Preempted
+
+RECORD = "study.toml"
+RUNS = "runs"
+
+
+@contextmanager
+def study_folder(out: Path, study: Study) -> Iterator[None]:
+    """Hold the folder `out` for `study`, its record written or found to be of this very study.
+
+    Raises UserError for another study's folder, or one that is in use, and `Preempted` for an
+    interruption within it.
+    """
+    with locked(out):
+        write_record(out, study)
+        try:
+            yield
+        except Interrupted as stopped:
+            raise Preempted(f"{out}: {stopped}") from None
+
+
+def write_record(out: Path, study: Study) -> None:
+    """Write study.toml, or check that it says the same in everything but [run]."""
+    path = out / RECORD
+    if not path.exists():
+        others = any(not found.name.startswith(".") for found in out.iterdir())
+        if others and not (out / RUNS).is_dir():
+            raise UserError(f"{out} is not empty and holds no study: give --out another folder")
+        replace(path, toml_text(to_dict(study)))
+        return
+    odd = [
+        line
+        for line in differences(load_study(type(study), path), study)
+        if not line.startswith("run.")
+    ]
+    if odd:
+        raise UserError(
+            f"{out} holds another study ({'; '.join(odd)}): give another --out; or delete {path}, "
+            "and the finished runs that this study has too are reused"
+        )

@@ -1,0 +1,119 @@
+"""A job of a study, where it stands, and how far its run folder says that it has come."""
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
+"""interrupted: it has saved and stopped, the same call goes on (exit status 75, or Ctrl-C)"""
+
+SAVED = 75
+"""exit status of a run that was asked to stop and has saved its state"""
+GOES_ON = "stopped and saved: the same command goes on from there"
+TAIL_BYTES = 32_768
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One command and the run folder it writes; `steps` is how far it has to go, if known.
+
+    `device` is the run's `train.device`: one that may be a GPU gets a GPU of its own. `arm` is
+    what the progress of many jobs is summed up by.
+    """
+
+    name: str
+    argv: Sequence[str]
+    out: Path
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    steps: int | None = None
+    device: str = "cpu"
+    arm: str | None = None
+
+    @property
+    def log(self) -> Path:
+        """The file that receives the job's output, beside its run folder."""
+        return self.out.with_name(self.out.name + ".log")
+
+
+@dataclasses.dataclass
+class State:
+    """Where one job stands. `error` is the last line that a failed job printed."""
+
+    job: Job
+    status: Status = "waiting"
+    step: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds: float = 0.0
+    seconds_left: float | None = None
+    error: str | None = None
+
+    def end(self, code: int) -> None:
+        """Take the exit status of the job's process (minus the signal that ended it)."""
+        self.status = "done" if code == 0 else "interrupted" if code == SAVED else "failed"
+        self.error = last_words(self.job.log, code) if self.status == "failed" else None
+        self.seconds_left = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user or the machine asked to stop; the message says what goes on, and how to come back.
+
+    `states` are the jobs' as it was left.
+    """
+
+    def __init__(self, states: list[State], message: str = GOES_ON) -> None:
+        super().__init__(message)
+        self.states = states
+
+
+class Clock:
+    """Reads a job's progress from its metrics, and from the pace of it the time that is left."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.started = time.monotonic()
+        self.first: tuple[int, float] | None = None
+        self.last: tuple[int, float] = (0, 0.0)
+
+    def read(self) -> None:
+        """Bring the state's figures up to date."""
+        state, now = self.state, time.monotonic()
+        state.seconds = now - self.started
+        for record in tail_records(state.job.out / "metrics.jsonl"):
+            state.step = record.get("step", state.step)
+            state.loss = record.get("loss", state.loss)
+            state.tokens_per_second = record.get("tokens_per_second", state.tokens_per_second)
+        if state.step != self.last[0]:
+            self.last = (state.step, now)
+            self.first = self.first or self.last
+        if state.job.steps and self.first and self.last[0] > self.first[0]:
+            pace = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+            ahead = pace * (state.job.steps - state.step)
+            state.seconds_left = max(0.0, ahead - (now - self.last[1]))
+
+
+def tail_records(metrics: Path) -> list[dict[str, Any]]:
+    """The last records of a metrics file, oldest first; none if it is not there yet."""
+    if not metrics.exists():
+        return []
+    with metrics.open("rb") as file:
+        start = max(0, metrics.stat().st_size - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    # The first line may begin before the tail, the last one may still be being written.
+    return [json.loads(line) for line in lines[1 if start else 0 : -1]]
+
+
+def last_words(log: Path, code: int) -> str:
+    """Why a job failed: the signal that ended it, or the last line it printed."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    said = [line.strip() for line in text.split("\n") if line.strip()]
+    errors = [line for line in said if line.startswith("unitsphere: error:")]
+    return (errors or said or [f"exit status {code}, nothing printed"])[-1]

@@ -1,0 +1,135 @@
+"""Jobs as processes of this machine: one thread each, on a core or a GPU of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+
+from unitsphere.studies.jobs import GOES_ON, Clock, Job, State
+
+POLL_SECONDS = 0.25
+# A child asked to stop finishes its step and writes a checkpoint; past this it is ended.
+GRACE_SECONDS = 60.0
+
+
+class LocalExecutor:
+    """At most `workers` jobs at a time, each pinned to a core; each of `gpus` serves one.
+
+    Args:
+        workers: jobs at a time.
+        gpus: names of GPUs as CUDA_VISIBLE_DEVICES takes them, dealt out to the workers in turn.
+            A job with `device` "cuda" or "auto" then sees its worker's alone.
+    """
+
+    poll_seconds = POLL_SECONDS
+
+    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
+        self.workers = workers
+        self.gpus = gpus
+        self.waiting: list[State] = []
+        self.running: dict[int, _Child] = {}
+
+    def begin(self, states: Sequence[State]) -> None:
+        """Take the jobs; `poll` starts them in their order."""
+        self.waiting = list(states)
+
+    def poll(self) -> bool:
+        """Bring the states up to date and fill free workers; whether a job is at work."""
+        for slot in [slot for slot, child in self.running.items() if child.poll()]:
+            del self.running[slot]
+        cores = available_cores()
+        for slot in range(self.workers):
+            if slot not in self.running and self.waiting:
+                # With cores to spare the system places a process better than we do.
+                core = cores[slot % len(cores)] if self.workers >= len(cores) else None
+                gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+                self.running[slot] = _Child(self.waiting.pop(0), core, gpu)
+        return bool(self.running)
+
+    def interrupt(self) -> str:
+        """Mark the jobs at work as stopping, which `close` does to them."""
+        for child in self.running.values():
+            child.state.status, child.state.seconds_left = "stopping", None
+        return GOES_ON
+
+    def close(self) -> None:
+        """Ask every job to save and end; end those that do not, or all on a second Ctrl-C."""
+        children = list(self.running.values())
+        for child in children:
+            child.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_SECONDS
+        try:
+            for child in children:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            for child in children:
+                child.process.kill()
+                child.process.wait()
+        for child in children:
+            child.state.status = "interrupted" if child.process.returncode else "done"
+
+
+def available_cores() -> list[int]:
+    """The cores this process may use (on systems that do not tell, all that the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def available_gpus(jobs: Sequence[Job]) -> list[str]:
+    """The GPUs that the jobs may share among them; none if no job would use one."""
+    if not any(job.device in ("cuda", "auto") for job in jobs):
+        return []
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return named.split(",")[:count] if named else [str(index) for index in range(count)]
+
+
+class _Child:
+    """A running job: its process, its state, and the clock."""
+
+    def __init__(self, state: State, core: int | None, gpu: str | None) -> None:
+        self.state = state
+        self.clock = Clock(state)
+        job = state.job
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        fixed = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+        if gpu is not None and job.device in ("cuda", "auto"):
+            fixed["CUDA_VISIBLE_DEVICES"] = gpu
+        with job.log.open("ab") as log, _on_core(core):
+            self.process = subprocess.Popen(
+                list(job.argv),
+                env={**os.environ, **fixed, **job.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A session of its own: the terminal's Ctrl-C reaches it once, through `close`.
+                start_new_session=True,
+            )
+        state.status = "running"
+
+    def poll(self) -> bool:
+        """Bring the state up to date; whether the process has ended."""
+        code = self.process.poll()
+        self.clock.read()
+        if code is not None:
+            self.state.end(code)
+        return code is not None
+
+
+@contextlib.contextmanager
+def _on_core(core: int | None) -> Iterator[None]:
+    """A process started within it may run on `core` only, from its first instruction."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,82 @@
+"""Planned runs to records: reuse, divergence told from failure, and one failure alone."""
+
+import dataclasses
+
+import pytest
+from studies.tiny import recipes
+
+from unitsphere.config import read_json
+from unitsphere.errors import UserError
+from unitsphere.studies.execute import Local, divergence, execute
+from unitsphere.studies.plan import plan, short, steps_for
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs: one that trains, one that diverges, one that cannot begin."""
+    folder = tmp_path_factory.mktemp("execute")
+    recipe = recipes(folder)[0]
+    planned = [
+        plan("good", recipe, {"train.seed": 3}, folder / "runs" / "good"),
+        plan("wild", recipe, {"optim.lr": 1e30}, folder / "runs" / "wild"),
+        plan("broken", recipe, {}, folder / "runs" / "broken"),
+    ]
+    planned[2] = dataclasses.replace(planned[2], recipe=str(folder / "gone.toml"))
+    return planned, execute(planned, Local(2))
+
+
+def nothing(jobs):
+    pytest.fail(f"trained {[job.name for job in jobs]}")
+
+
+def test_one_failure_ends_no_other_and_divergence_is_a_result(runs):
+    planned, (good, wild, broken) = runs
+    assert [r.status for r in (good, wild, broken)] == ["finished", "diverged", "failed"]
+    assert good.planned is planned[0]
+    assert 0 < good.loss < 6
+    assert good.bits_per_byte == pytest.approx(good.loss / 0.6931, rel=0.2)
+    assert good.seconds > 0
+    assert good.tokens_per_second > 0
+    assert good.environment["threads"] == 1
+    assert "gradient norm" in wild.error
+    assert wild.loss is None
+    assert "cannot read" in broken.error
+
+
+def test_neither_a_finished_nor_a_diverged_run_is_trained_again(runs):
+    planned, before = runs
+    assert execute(planned[:2], nothing) == before[:2]
+
+
+def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(runs, capsys):
+    planned, _ = runs
+    mended = dataclasses.replace(planned[2], recipe=planned[0].recipe)
+    first, second, _ = execute([mended, mended, planned[0]], Local(2))
+    assert first.status == "finished"
+    assert first == second
+    assert "runs to train: 1 (1 finished earlier)\n" in capsys.readouterr().err
+
+
+def test_a_study_asks_for_the_end_alone(runs):
+    planned, _ = runs
+    config = read_json(planned[0].folder / "config.json")
+    assert config["train"]["eval_every"] == 0
+    assert [p.tokens for p in planned] == [6 * 64] * 3
+    assert (planned[0].seed, planned[1].lr) == (3, 1e30)
+
+
+def test_a_folder_of_another_run_is_refused(runs):
+    planned, _ = runs
+    with pytest.raises(UserError, match=r"another config .*train\.steps"):
+        plan("good", planned[0].recipe, {"train.steps": 7, "train.seed": 3}, planned[0].folder)
+
+
+def test_a_mark_of_divergence_lies_beside_the_run(runs):
+    planned, (_, wild, _) = runs
+    assert divergence(planned[1].folder).read_text().strip() == wild.error
+
+
+def test_budgets_become_steps():
+    assert steps_for(500_000, 2048) == 244
+    assert steps_for(1, 2048) == 1
+    assert [short(n) for n in (640, 500_000, 1_500_000, 2 * 10**9)] == ["640", "500k", "1.5M", "2B"]

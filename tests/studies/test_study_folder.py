@@ -1,0 +1,63 @@
+"""A study's folder: one study, one process at a time."""
+
+import dataclasses
+
+import pytest
+
+from unitsphere.errors import UserError
+from unitsphere.studies.executor import Interrupted
+from unitsphere.studies.folder import study_folder
+from unitsphere.studies.spec import ArmSpec, Execution, Study, load_study
+from unitsphere.training.stop import Preempted
+
+STUDY = Study(arms={"gpt": ArmSpec("quickstart/gpt-plus")}, set={"data.field": "body"})
+
+
+def test_the_record_is_written_once_and_the_same_study_goes_on(tmp_path):
+    out = tmp_path / "study"
+    with study_folder(out, STUDY):
+        before = (out / "study.toml").stat().st_mtime_ns
+    assert load_study(Study, out / "study.toml") == STUDY
+    with study_folder(out, dataclasses.replace(STUDY, run=Execution(workers=9))):
+        assert (out / "study.toml").stat().st_mtime_ns == before
+
+
+def test_another_study_is_refused_by_the_key_that_differs(tmp_path):
+    with study_folder(tmp_path / "study", STUDY):
+        pass
+    other = dataclasses.replace(STUDY, seeds=[7], set={"data.field": "text"})
+    message = r"another study \(seeds: .*\[7\]; set.data.field: 'body' -> 'text'\)"
+    with (
+        pytest.raises(UserError, match=message),
+        study_folder(tmp_path / "study", other),
+    ):
+        pytest.fail("it was let in")
+
+
+def test_without_its_record_a_study_s_runs_serve_another(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with study_folder(tmp_path, STUDY):
+        assert (tmp_path / "study.toml").exists()
+
+
+def test_a_folder_of_anything_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with (
+        pytest.raises(UserError, match="holds no study: give --out another folder"),
+        study_folder(tmp_path, STUDY),
+    ):
+        pytest.fail("it was let in")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    with (
+        study_folder(tmp_path, STUDY),
+        pytest.raises(UserError, match="another process"),
+        study_folder(tmp_path, STUDY),
+    ):
+        pytest.fail("it was let in")
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path):
+    with pytest.raises(Preempted, match="the same command goes on"), study_folder(tmp_path, STUDY):
+        raise Interrupted([])

@@ -1,0 +1,120 @@
+"""The search of a rate, its runs played by a formula."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unitsphere.studies import tune
+from unitsphere.studies.execute import Record
+from unitsphere.studies.tune import Search, grid, grown, search
+
+Outcome = float | str
+"""A loss, "diverged" or "failed"."""
+
+
+def record(outcome: Outcome) -> Record:
+    if isinstance(outcome, str):
+        return Record(None, outcome, error="it was played")
+    return Record(None, "finished", loss=outcome)
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Searches whose runs are (rate, seed), with what a formula makes of them."""
+    ran: list[tuple[float, int]] = []
+
+    def begin(formula: Callable[[float, int], Outcome], rates, seeds=(0,)) -> Search:
+        def pretend(runs, executor):
+            ran.extend(runs)
+            return [record(formula(*run)) for run in runs]
+
+        monkeypatch.setattr(tune, "execute", pretend)
+        return Search("ngpt", list(rates), lambda rate: [(rate, seed) for seed in seeds])
+
+    begin.ran = ran
+    return begin
+
+
+def test_the_grid_is_geometric_and_centred():
+    assert grid(1e-2, 5, math.sqrt(2)) == [0.005, 0.00707, 0.01, 0.0141, 0.02]
+    assert grid(1e-2, 4, 2.0) == [0.0025, 0.005, 0.01, 0.02]
+    assert grid(0.0123456, 1, 2.0) == [0.0123456]
+
+
+def test_it_grows_only_at_its_edges():
+    assert grown([1, 2, 4], 4, math.sqrt(2)) == 5.66
+    assert grown([1, 2, 4], 1, 2.0) == 0.5
+    assert grown([1, 2, 4], 2, 2.0) is None
+
+
+@given(st.floats(1e-4, 1.0), st.sampled_from([1.5, 2.0, 3.0]), st.integers(2, 5))
+def test_the_best_of_a_bowl_is_bracketed_wherever_it_lies(middle, ratio, points):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tune, "execute", lambda runs, _: [record(math.log(r / middle) ** 2) for r in runs]
+        )
+        found = Search("a", grid(0.01, points, ratio), lambda rate: [rate])
+        search([found], None, ratio, growths=40)
+    best = found.best()
+    assert not found.at_edge()
+    # Grid points are rounded to three digits.
+    assert abs(math.log(best / middle)) <= 0.5 * math.log(ratio) + 0.02
+    assert len(found.found) == len(found.rates)
+
+
+def test_no_rate_is_run_twice_and_every_first_rate_comes_first(play):
+    first = play(lambda rate, seed: abs(rate - 4), [1, 2, 4], seeds=(5, 6))
+    second = Search("gpt", [10, 20], first.plan)
+    search([first, second], None, 2.0, growths=1)
+    assert play.ran[:4] == [(1, 5), (1, 6), (10, 5), (10, 6)]
+    assert len(set(play.ran)) == len(play.ran)
+    assert (8.0, 5) in play.ran
+
+
+def test_seeds_are_averaged(play):
+    found = play(
+        lambda rate, seed: {1: 3, 2: 1.9, 4: 2}[rate] + seed * {1: 1, 2: 1, 4: 0}[rate],
+        [1, 2, 4],
+        (0, 1),
+    )
+    search([found], None, 2.0, growths=0)
+    assert found.losses() == {1: 3.5, 2: 2.4, 4: 2.0}
+    assert found.best() == 4
+    assert found.at_edge()
+
+
+def test_a_rate_that_diverged_once_is_not_the_best_but_brackets(play):
+    found = play(lambda r, seed: "diverged" if r >= 4 and seed else 2 - r / 100, [1, 2, 4], (0, 1))
+    search([found], None, 2.0, growths=3)
+    assert found.best() == 2
+    assert not found.at_edge()
+    assert len(found.rates) == 3
+
+
+def test_where_all_diverge_it_goes_down(play):
+    found = play(lambda rate, seed: "diverged" if rate > 0.3 else 1.0 + abs(rate - 0.2), [1, 2, 4])
+    search([found], None, 2.0, growths=5)
+    assert found.best() == 0.25
+    assert not found.at_edge()
+
+
+def test_a_broken_run_tells_nothing_and_ends_nothing(play):
+    found = play(lambda rate, seed: "failed" if rate == 4 else 5.0 - rate, [1, 2, 4])
+    search([found], None, 2.0, growths=3)
+    assert found.best() == 2
+    assert found.at_edge()
+    assert found.rates == [1, 2, 4]
+    nothing = play(lambda rate, seed: "failed", [1, 2, 4])
+    search([nothing], None, 2.0, growths=3)
+    assert nothing.best() is None
+    assert nothing.rates == [1, 2, 4]
+
+
+def test_growth_is_bounded(play):
+    found = play(lambda rate, seed: 1 / rate, [1, 2])
+    search([found], None, 2.0, growths=3)
+    assert found.rates == [1, 2, 4, 8, 16]
+    assert found.at_edge()
