@@ -122,28 +122,6 @@ def test_two_arms_exponents_are_tested(found):
     assert tests["batch"]["p"] > 0.01
 
 
-def test_files_and_tables_hold_the_figures(found, tmp_path):
-    figures = document(found[0])
-    files = write_ladder(found[0], tmp_path)
-    assert [path.name for path in files] == [
-        "results.json",
-        "results.md",
-        "grid.png",
-        "optima.png",
-        "scaling.png",
-    ]
-    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in files[2:])
-    assert read_json(tmp_path / "results.json") == json.loads(json.dumps(figures))
-    page = (tmp_path / "results.md").read_text()
-    tables = ladder_tables(figures)
-    assert len(tables) == 5
-    for table in tables:
-        assert table.title in page
-        for row in table.rows:
-            assert len(row) == len(table.columns)
-            assert f"| {' | '.join(row)} |" in page
-
-
 def test_the_record_is_the_study(found):
     study = found[0].study
     assert load_study(LadderStudy, found[1] / "study.toml") == study
@@ -246,18 +224,26 @@ def test_the_verb_needs_a_file_and_scipy(tmp_path, capsys, monkeypatch):
     assert "pip install 'unitsphere[ladder]'" in capsys.readouterr().err
 
 
-def test_the_verb_reports_a_finished_study(found, tmp_path, capsys, monkeypatch):
+def test_the_verb_reports_a_study_and_leaves_its_files(found, tmp_path, capsys, monkeypatch):
     shutil.copy(found[1] / "study.toml", tmp_path / "mine.toml")
-    figures, study = document(found[0]), found[0].study
-    monkeypatch.setattr(
-        module, "execute", lambda planned, _: [made_up(study, run) for run in planned]
-    )
-    monkeypatch.setattr(
-        tune, "execute", lambda planned, _: [made_up(study, run) for run in planned]
-    )
-    words = ["ladder", str(tmp_path / "mine.toml"), "--out", str(found[1])]
-    assert main([*words, "--workers", "2"]) == 0
+    figures, study, out = document(found[0]), found[0].study, found[1]
+
+    def execute(planned, executor):
+        return [made_up(study, run) for run in planned]
+
+    monkeypatch.setattr(module, "execute", execute)
+    monkeypatch.setattr(tune, "execute", execute)
+    assert main(["ladder", str(tmp_path / "mine.toml"), "--out", str(out), "--workers", "2"]) == 0
     said = capsys.readouterr().out
-    assert "Suggested by the laws" in said
-    assert read_json(found[1] / "results.json")["arms"] == json.loads(json.dumps(figures["arms"]))
-    assert str(found[1] / "scaling.png") in said
+    assert read_json(out / "results.json")["arms"] == json.loads(json.dumps(figures["arms"]))
+    for name in ("grid.png", "optima.png", "scaling.png"):
+        assert (out / name).read_bytes()[:4] == b"\x89PNG"
+        assert str(out / name) in said
+    page, tables = (out / "results.md").read_text(), ladder_tables(figures)
+    assert len(tables) == 5
+    for table in tables:
+        assert table.title in page
+        assert table.title in said
+        for row in table.rows:
+            assert len(row) == len(table.columns)
+            assert f"| {' | '.join(row)} |" in page
