@@ -13,7 +13,7 @@ import pytest
 
 from unitsphere.studies.executor import Interrupted, Job, available_cores, here, run_jobs
 from unitsphere.studies.jobs import tail_records
-from unitsphere.studies.local import available_gpus
+from unitsphere.studies.local import available_gpus, available_slots
 
 
 def job(folder: Path, name: str, code: str, **more) -> Job:
@@ -88,8 +88,8 @@ def test_a_job_on_a_gpu_has_one_of_its_own(tmp_path, monkeypatch):
     assert sorted(seen[:2]) == ["3", "5"]
     assert seen[2:] == ["3,5", "3,5"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert available_gpus(jobs) == ["0", "1"]
-    assert available_gpus(jobs[3:]) == []
+    assert available_gpus() == ["0", "1"]
+    assert available_slots() == 2
     assert here(jobs[3:]).workers == len(available_cores())
 
 

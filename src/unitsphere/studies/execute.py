@@ -11,18 +11,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
 from unitsphere.studies.cluster import Resources
-from unitsphere.studies.executor import Executor as JobExecutor
-from unitsphere.studies.executor import here, run_jobs
-from unitsphere.studies.jobs import Job
+from unitsphere.studies.executor import run_jobs
+from unitsphere.studies.jobs import Job, State
+from unitsphere.studies.local import available_slots
 from unitsphere.studies.plan import Planned
 from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished
-from unitsphere.studies.slurm import SlurmExecutor
+from unitsphere.studies.slurm import MANY, SlurmExecutor
 from unitsphere.studies.spec import Execution
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.log import read_metrics, replace
@@ -31,39 +31,53 @@ DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
 """In the last words of a run whose loss or gradient was no number, or a spike."""
 STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 
-Executor = Callable[[Sequence[Job]], JobExecutor]
-"""Gives what is to run some jobs: where, and how many at a time."""
+OnProgress = Callable[[list[State]], None]
+
+
+class Executor(Protocol):
+    """Runs jobs somewhere and returns one state a job, in their order (see `executor.run_jobs`).
+
+    Raises `executor.Interrupted` when it is asked to stop.
+    """
+
+    @property
+    def workers(self) -> int:
+        """Jobs at a time."""
+        ...
+
+    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]: ...
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes on this machine; without `workers` one a core, or a GPU."""
+    """Processes on this machine."""
 
-    workers: int | None = None
+    workers: int
 
-    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
-        """Of these jobs."""
-        return here(jobs, self.workers)
+    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]:
+        """Run the jobs; on a machine with GPUs each has one of its own."""
+        return run_jobs(jobs, self.workers, on_progress)
 
 
 @dataclass(frozen=True)
 class InCluster:
-    """Arrays of SLURM jobs, of the study in `folder`; without `workers` all at once."""
+    """Arrays of SLURM jobs, of the study in `folder`."""
 
     folder: Path
     resources: Resources
-    workers: int | None = None
+    workers: int
 
-    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
-        """Of these jobs."""
-        return SlurmExecutor(self.folder, self.resources, self.workers)
+    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]:
+        """Submit the jobs that the cluster has not yet, and follow all of them."""
+        executor = SlurmExecutor(self.folder, self.resources, self.workers)
+        return run_jobs(jobs, on_progress=on_progress, executor=executor)
 
 
 def executor_of(run: Execution, folder: Path) -> Executor:
     """The executor that the [run] of the study in `folder` asks for."""
     if run.executor == "slurm":
-        return InCluster(folder, run.slurm, run.workers)
-    return Local(run.workers)
+        return InCluster(folder, run.slurm, run.workers or MANY)
+    return Local(run.workers or available_slots())
 
 
 @dataclass(frozen=True)
@@ -99,10 +113,8 @@ def execute(planned: Sequence[Planned], executor: Executor) -> list[Record]:
         finished = len({run.folder for run in planned}) - len(missing)
         reused = f" ({finished} finished earlier)" if finished else ""
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
-        jobs = [run.job() for run in missing.values()]
-        chosen = executor(jobs)
-        with display(chosen.workers, sys.stderr) as show:
-            states = run_jobs(jobs, on_progress=show, executor=chosen)
+        with display(executor.workers, sys.stderr) as show:
+            states = executor([run.job() for run in missing.values()], show)
         errors = {s.job.out: s.error or STOPPED for s in states if s.status != "done"}
         for folder, error in errors.items():
             if DIVERGED.search(error):
