@@ -103,6 +103,7 @@ class _Child:
     def __init__(self, state: State, core: int | None, gpu: str | None) -> None:
         self.state = state
         self.clock = Clock(state)
+        self.asked = False
         job = state.job
         job.log.parent.mkdir(parents=True, exist_ok=True)
         fixed = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
@@ -126,6 +127,9 @@ class _Child:
         self.clock.read()
         if code is not None:
             self.state.end(code)
+        elif self.state.stop is not None and not self.asked:
+            self.asked = True
+            self.process.send_signal(signal.SIGTERM)
         return code is not None
 
 
