@@ -137,6 +137,20 @@ time.sleep(60)
 """
 
 
+def test_who_watches_may_stop_a_job_early(tmp_path):
+    saves = SAVES.replace("SIGINT", "SIGTERM")
+    jobs = [job(tmp_path, "bad", saves), job(tmp_path, "good", "time.sleep(0.2)")]
+
+    def watch(states) -> None:
+        if (jobs[0].out / "ready").exists():
+            states[0].stop = "too slow"
+
+    bad, good = run_jobs(jobs, workers=2, on_progress=watch)
+    assert (bad.status, bad.stop, bad.error) == ("interrupted", "too slow", None)
+    assert (good.status, good.stop) == ("done", None)
+    assert (jobs[0].out / "saved").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_signal_lets_every_job_save(tmp_path, number):
     jobs = [job(tmp_path, f"job-{i}", SAVES) for i in range(3)]

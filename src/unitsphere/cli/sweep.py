@@ -14,7 +14,7 @@ from unitsphere.cli.parse import check_positive, parse
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Search a grid, at random or by Optuna over config keys; report the best on validation.
+    """Search config keys by grid, at random or by Optuna, and report the best.
 
     Trials are judged, and hopeless ones stopped, on documents held out of the
     training split. Only the best point is then trained on all of it, beside the
@@ -81,12 +81,14 @@ def show(found: dict[str, Any]) -> None:
     """Tables, and what is to be known of them."""
     from rich.console import Console
 
-    from unitsphere.report.sweep import findings, trials_table
+    from unitsphere.report.sweep import findings, trials_table, trials_title
 
     console = Console(highlight=False, width=80)
     with console.capture() as rendered:
         for name, arm in found["arms"].items():
-            console.print(trials_table(name, arm))
+            console.print(trials_title(name, arm), markup=False)
+            console.print(trials_table(arm))
+            console.print()
             for line in findings(name, arm):
                 console.print(line, markup=False)
     print(rendered.get())

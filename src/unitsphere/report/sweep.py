@@ -37,25 +37,29 @@ def shown(value: object) -> str:
 
 
 def heads(arm: Mapping[str, Any]) -> list[str]:
-    """The columns; of a key its last word, unless two keys share it."""
+    """The columns; of a key without its section, unless that makes two alike."""
     keys = list(arm["trials"][0]["params"])
-    last = [key.rpartition(".")[2] for key in keys]
+    last = [key.partition(".")[2] or key for key in keys]
     names = [key if last.count(word) > 1 else word for key, word in zip(keys, last, strict=True)]
     return ["trial", *names, "bits/byte"]
 
 
-def trials_table(name: str, arm: Mapping[str, Any]) -> "Table":
+def trials_title(name: str, arm: Mapping[str, Any]) -> str:
+    """What stands above the table."""
+    trials = len(arm["trials"])
+    more = f", the best {SHOWN} of {trials} trials" if trials > SHOWN else ""
+    return f"{name}, on the split that was searched on{more}:"
+
+
+def trials_table(arm: Mapping[str, Any]) -> "Table":
     """The best trials of an arm, for the terminal."""
     from rich import box
     from rich.table import Table
 
-    trials = ranked(arm)
-    more = f", the best {SHOWN} of {len(trials)} trials" if len(trials) > SHOWN else ""
-    title = f"{name}: on the split that was searched on{more}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in heads(arm):
         table.add_column(column, justify="right", overflow="fold")
-    for trial in trials[:SHOWN]:
+    for trial in ranked(arm)[:SHOWN]:
         table.add_row(*cells(trial))
     return table
 

@@ -10,7 +10,7 @@ from unitsphere.config import to_dict
 from unitsphere.report.sweep import sweep_page, sweep_picture
 from unitsphere.studies.execute import Record
 from unitsphere.studies.significance import paired
-from unitsphere.studies.space import Choices, Space
+from unitsphere.studies.space import Choices, Range, Space
 from unitsphere.studies.sweep import SweepStudy, point_config
 from unitsphere.studies.toml import toml_text
 from unitsphere.studies.trials import Swept, Trial, figure, importance
@@ -54,12 +54,13 @@ def is_finished(*records: Record | None) -> bool:
 
 
 def edges(space: Space, best: Trial) -> list[str]:
-    """The keys whose best value is the lowest or highest number that there was to try."""
+    """The keys whose best value is the lowest or highest of those to try, not of two."""
     found = []
     for key, choice in space.items():
         values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(numbers) == len(values) > 1 and best.params[key] in (min(numbers), max(numbers)):
+        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
+        if enough and best.params[key] in (min(numbers), max(numbers)):
             found.append(key)
     return found
 
