@@ -140,7 +140,8 @@ def rates_of(
 ) -> dict[str, Tuned]:
     """Each row's rate: tuned for itself, tuned on one row for all, or as the study gives it."""
     if study.rates == "shared":
-        one = replace(study, arms={table.tuned_on: study.arms[table.tuned_on]})
+        own = {table.tuned_on: study.arms[table.tuned_on]}
+        one = replace(study, arms=own, shown=[table.tuned_on])
         found = tuned_rates(out, one, [study.tokens], executor)[table.tuned_on, study.tokens]
         return {row.name: scaled(found, row.rate) for row in table.rows}
     if study.rates == "each":
