@@ -114,7 +114,6 @@ def test_a_weight_without_gradient_stays():
         (lambda net: adam(net, amsgrad=True), "Adam's amsgrad is not in the kernel"),
         (lambda net: adam(net, maximize=True), "Adam's maximize is not in the kernel"),
         (lambda net: torch.optim.SGD(net.parameters(), lr=0.1), "SGD is not Adam"),
-        (lambda net: adam(net.double()), "float64 is not for kernels"),
     ],
 )
 def test_what_it_cannot_step_is_left_to_the_optimizer(optimizer, reason):
@@ -127,6 +126,35 @@ def test_what_it_cannot_step_is_left_to_the_optimizer(optimizer, reason):
     with using_kernels("auto"):
         assert fused_step(opt, held(net)) == {}
     assert all(p.grad is not None for p in net.parameters())
+
+
+def test_float64_is_not_for_the_kernel():
+    net = model().double()
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(UserError, match="float64 is not for kernels"):
+        fused_step(adam(net), held(net))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_on_a_cpu_matrix_after_matrix_is_bitwise_all_at_once(kind, dtype):
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 5)).to(dtype)
+    theirs = copy.deepcopy(ours)
+    optimizers = adam(ours, kind), adam(theirs, kind)
+    for seed in range(3):
+        for net in (ours, theirs):
+            generator = torch.Generator().manual_seed(seed)
+            for p in net.parameters():
+                p.grad = torch.randn(p.shape, generator=generator, dtype=dtype)
+        with using_kernels("auto"):
+            assert list(kernel_step(ours, optimizers[0])) == [weight for weight, _ in held(ours)]
+        plain_step(theirs, optimizers[1])
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    found, expected = (optimizer.state_dict()["state"] for optimizer in optimizers)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_scaled_gradient_is_left_to_the_optimizer():

@@ -25,11 +25,8 @@ def runs(tmp_path_factory):
     return planned, execute(planned, Local(2))
 
 
-def nothing(jobs, on_progress):
+def nothing(jobs):
     pytest.fail(f"trained {[job.name for job in jobs]}")
-
-
-nothing.workers = 1
 
 
 def test_one_failure_ends_no_other_and_divergence_is_a_result(runs):

@@ -25,6 +25,7 @@ VERBS = {
     "replay": ("replay", "the batch of a training step, and each row's loss"),
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
+    "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
     "sweep": ("sweep", "search config keys: grid, random or Optuna"),
     "ablate": ("ablate", "a paper's ablation table, ours beside the paper's"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),

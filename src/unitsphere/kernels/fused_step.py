@@ -1,4 +1,8 @@
-"""The steps of an optimizer's constrained matrices by the kernel, in the optimizer's place."""
+"""The steps of an optimizer's constrained matrices in the optimizer's place, projection included.
+
+On a GPU one kernel does both. On a CPU torch's fused Adam steps matrix after matrix, and each is
+projected while the caches hold it: read from memory again it would take half as long once more.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
@@ -9,7 +13,7 @@ from torch.optim import Adam, Optimizer
 
 from unitsphere.kernels.adam import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
-from unitsphere.ops.project import is_cut, own
+from unitsphere.ops.project import PROJECTIONS, is_cut, own
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
 
@@ -39,7 +43,7 @@ def fused_step(
     held: Iterable[tuple[Tensor, Bounded]],
     shadows: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[Tensor, Tensor]:
-    """Step and project those matrices of an Adam or AdamW that the kernel can serve.
+    """Step and project those matrices of an Adam or AdamW that the kernel, or a CPU, can serve.
 
     Call it right before `optimizer.step()`, with the gradients that the step will use (of a
     closure they are still to come: do not call it then). It moves torch's own state, so a
@@ -47,11 +51,11 @@ def fused_step(
     gradient was taken off the weight so that `optimizer.step()` leaves the weight alone, and is
     the caller's to put back. What is not returned is for `optimizer.step()` and a projection.
 
-    `shadows` maps weights to narrow copies that are brought up to date. Sharded weights are
+    `shadows` maps weights to narrow copies that the kernel brings up to date. Sharded weights are
     stepped where a shard holds whole vectors.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    ready = []
+    ready, near = [], []
     for weight, bound in held:
         if weight.grad is None or mode() == "off":
             continue
@@ -63,20 +67,49 @@ def fused_step(
         arguments = _arguments(weight, _state(optimizer, group, weight), group, bound, shadow)
         if serves(ADAM_PROJECT, *arguments):
             ready.append((weight, arguments))
-    if not ready:
+        elif weight.device.type == "cpu" and group["fused"] and shadow is None:
+            near.append((weight, arguments))
+    if not ready and not near:
         return {}
-    steps = [arguments[4] for _, arguments in ready]
+    steps = [arguments[4] for _, arguments in [*ready, *near]]
     torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
-    kernel = ADAM_PROJECT.load()
     for _, arguments in ready:
-        kernel(*arguments)
-    return {weight: _put_aside(weight) for weight, _ in ready}
+        ADAM_PROJECT.load()(*arguments)
+    for _, arguments in near:
+        _step_near(*arguments)
+    return {weight: _put_aside(weight) for weight, _ in [*ready, *near]}
 
 
 def _put_aside(weight: Tensor) -> Tensor:
     gradient, weight.grad = weight.grad, None
     assert gradient is not None
     return gradient
+
+
+def _step_near(
+    weight: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    kind: Literal["sphere", "ball"],
+    dim: int,
+    radius: float,
+    decoupled: bool,
+    shadow: None,
+) -> None:
+    """torch's own fused step of one matrix, and its projection while the caches hold it."""
+    fused = torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_
+    fused(
+        [weight], [gradient], [exp_avg], [exp_avg_sq], [], [step],
+        lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+    PROJECTIONS[kind](weight, dim, radius)
 
 
 def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:

@@ -177,3 +177,9 @@ class DyTGPT(Transformer):
     def head(self) -> Head:
         """z = E_out x of x = DyT(h)."""
         return Head((self.E_out or self.E_in).matrix())
+
+    def fold(self) -> None:
+        """s into an embedding of its own; a tied one is the head too."""
+        if self.E_out is not None:
+            self.E_in.absorb(self.s())
+            self.s.spend()

@@ -4,7 +4,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import nn
 
-from unitsphere.models.parts import Linear, Scale
+from unitsphere.models.parts import Embedding, Linear, Scale
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -22,9 +22,9 @@ def fold_(model: Model) -> Model:
     """Fold what a model multiplies outputs by into its weights, in place, for inference alone.
 
     The outputs are the same but for rounding, and a token costs less (docs/results/speed.md):
-    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z disappear, every other scale is kept as it is
-    used, and weights that are normalised in the forward pass are so once. Architectures without
-    such factors stay as they are. The weights are no unit vectors then: they need no gradient,
+    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, ReZero's a, LN-scaling's 1/√ℓ and DyT's s
+    disappear, every other scale is kept as it is used, and weights that are normalised in the
+    forward pass are so once. GPT and NormFormer have no such factors and stay as they are. The weights are no unit vectors then: they need no gradient,
     declare no constraint and are not for a checkpoint. Returns the model, in eval mode.
     """
     for module in list(model.modules()):
@@ -33,6 +33,6 @@ def fold_(model: Model) -> Model:
     for module in model.modules():
         if isinstance(module, Scale):
             module.settle()
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | Embedding):
             module.absorb(1.0)
     return model.eval().requires_grad_(False)

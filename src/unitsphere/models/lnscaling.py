@@ -110,6 +110,14 @@ class Block(nn.Module):
             h = h + self.cross(self.norm_X(h) * self.depth_scale, across)
         return h + self.mlp(self.norm_M(h) * self.depth_scale)
 
+    def fold(self) -> None:
+        """1/√ℓ into the norms' gains."""
+        for norm in (self.norm_A, self.norm_M):
+            norm.absorb(self.depth_scale)
+        if hasattr(self, "cross"):
+            self.norm_X.absorb(self.depth_scale)
+        self.depth_scale = 1.0
+
 
 class LNScaling(Transformer):
     """The model of the table above."""

@@ -136,6 +136,13 @@ class Embedding(nn.Module):
         """E as the forward pass uses it; as a tied head too."""
         return as_used(self.weight, self.bound)
 
+    @torch.no_grad()
+    def absorb(self, scale: Tensor | float) -> None:
+        """E ← scale·E as it is used: see `models.folding`. A bound stays: E still may be unit."""
+        self.weight.copy_(fold(self.matrix(), scale))
+        if self.bound is not None:
+            self.bound = replace(self.bound, in_forward=False)
+
     def reset(self, generator: torch.Generator) -> None:
         """E from N(0, std²)."""
         nn.init.normal_(self.weight, std=self.std, generator=generator)
@@ -233,6 +240,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
         return rms_norm(x, self.gain, self.eps)
+
+    @torch.no_grad()
+    def absorb(self, scale: float) -> None:
+        """gain ← scale·gain: see `models.folding`."""
+        self.gain.mul_(scale)
 
     def reset(self, generator: torch.Generator) -> None:
         """The gain starts at 1."""

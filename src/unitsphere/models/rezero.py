@@ -89,6 +89,14 @@ class Block(nn.Module):
             h = h + self.a() * self.cross(h, across)
         return h + self.a() * self.mlp(h)
 
+    def fold(self) -> None:
+        """a into the output matrices."""
+        for W in (self.attention.W_o, self.mlp.W_oMLP):
+            W.absorb(self.a())
+        if hasattr(self, "cross"):
+            self.cross.W_o.absorb(self.a())
+        self.a.spend()
+
 
 class ReZero(Transformer):
     """The model of the table above."""

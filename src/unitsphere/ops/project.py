@@ -19,6 +19,8 @@ Axes = int | tuple[int, ...]
 def length(weight: Tensor, dim: Axes) -> Tensor:
     """‖w‖ for every vector along `dim`, that axis kept with size 1; of the vectors held `own`."""
     wide = torch.promote_types(weight.dtype, torch.float32)
+    if not placements(weight):  # the usual case, and small matrices wait for Python
+        return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
     if not is_cut(weight, dim):
         weight = own(weight)
     found = torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
@@ -55,14 +57,16 @@ def _complete(sums: Tensor) -> Tensor:
 @torch.no_grad()
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
-    own(weight).mul_(radius / length(weight, dim).clamp_(min=NO_LENGTH))
+    factor = length(weight, dim).clamp_(min=NO_LENGTH).reciprocal_().mul_(radius)
+    own(weight).mul_(factor)
     return weight
 
 
 @torch.no_grad()
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
     """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT Table 1)."""
-    own(weight).mul_((radius / length(weight, dim)).clamp_(max=1))
+    factor = length(weight, dim).reciprocal_().mul_(radius).clamp_(max=1)
+    own(weight).mul_(factor)
     return weight
 
 

@@ -9,6 +9,7 @@ One whose files do not match its marker is passed over. All tensors are safetens
 else is JSON: reading a checkpoint that someone else wrote runs no code.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
+from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.tensors import named_tensors, write_named
@@ -52,6 +54,12 @@ class State:
     """what a spike is measured by (guard.py)"""
     spikes: list[int] = field(default_factory=list)
     """steps of late that were spikes"""
+    watch: Watch = field(default_factory=Watch)
+    """the loss as divergence is judged by it"""
+
+    def over(self, steps: int) -> bool:
+        """Whether a run of so many steps has nothing left to do."""
+        return (self.step == steps or self.watch.diverged is not None) and not self.unfinished
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
@@ -172,28 +180,32 @@ def damage(folder: Path) -> str | None:
         promised = read_json(marker)
     except UserError as error:
         return str(error)
-    actual = fingerprints(folder)
-    if promised == actual:
-        return None
     if not isinstance(promised, dict):
         return f"{MARKER} is no list of files"
-    for name in sorted(promised | actual):
-        if name not in actual:
+    present = {path.name for path in folder.iterdir()} - {MARKER}
+    for name in sorted(promised.keys() | present):
+        if name not in present:
             return f"{name} is missing"
-        if promised.get(name) != actual[name]:
-            return f"{name} is not what was written"
+        try:
+            if promised.get(name) != fingerprint(folder / name):
+                return f"{name} is not what was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 
 def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
-    """File name -> size and sha256, for every file of a checkpoint but the marker."""
-    found: dict[str, dict[str, int | str]] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != MARKER:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.name] = {"size": path.stat().st_size, "sha256": digest}
-    return found
+    """File name -> fingerprint, for every file of a checkpoint but the marker."""
+    return {p.name: fingerprint(p) for p in sorted(folder.iterdir()) if p.name != MARKER}
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """Size and sha256 of a file; OSError for what is none, which reading might never end."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest}
 
 
 def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:

@@ -10,14 +10,12 @@ from torch.optim import Adam, AdamW, Muon, Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
-from unitsphere.models.constraint import roles
+from unitsphere.models.constraint import MATRICES, roles
 from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import MuonAdam
 from unitsphere.training.parallel.gradients import by_mesh
-
-DECAYED = ("matrix", "embedding", "head")
 
 
 @dataclass(frozen=True)
@@ -86,13 +84,13 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     role, parameters = roles(model), dict(model.named_parameters())
     hidden = [p for name, p in parameters.items() if role[name] == "matrix"]
     tables = [p for name, p in parameters.items() if role[name] in ("embedding", "head")]
-    free = [p for name, p in parameters.items() if role[name] not in DECAYED]
+    free = [p for name, p in parameters.items() if role[name] not in MATRICES]
     if config.name == "muon":
         adam = build_adam(model, config, tables, free, config.adam_lr)
         flat = {parameters[name] for name in turned(model)}
         optimizer: Optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
     else:
-        decayed = [p for name, p in parameters.items() if role[name] in DECAYED]
+        decayed = [p for name, p in parameters.items() if role[name] in MATRICES]
         optimizer = build_adam(model, config, decayed, free, None)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.decide import agreed_config, place
+from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     disk_errors,
@@ -63,7 +64,7 @@ def train(
         where(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out)
-        if state is not None and state.step == config.train.steps and not state.unfinished:
+        if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
             if layout.first:
                 print(
@@ -84,7 +85,7 @@ def train(
         job = with_micro_batch(job)
         with disk_errors(out):
             where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
-            run_to_end(state, job, corpus, out, stop, recipe, sampler)
+            Session(job, corpus, out, stop, recipe, sampler).to_end(state)
         return result(out, trained=True)
 
 
@@ -136,66 +137,69 @@ def check_data(out: Path, state: State, corpus: Corpus) -> None:
         )
 
 
-def run_to_end(
-    state: State,
-    job: Job,
-    corpus: Corpus,
-    out: Path,
-    stop: Stop,
-    recipe: str,
-    sampler: Sampler | None,
-) -> None:
-    """`run_from`, and again from the last checkpoint whenever a spike asks for that."""
-    while True:
-        try:
-            return run_from(state, job, corpus, out, stop, recipe, sampler)
-        except RolledBack as spike:
-            last = agreed_state(job.layout, out)
-            if last is None:
-                raise UserError(
-                    f"{spike}, and {out} has no checkpoint yet to go back to: start a new run with "
-                    "a lower train.save_every or optim.lr, or train.on_spike skip"
-                ) from spike
-            if job.layout.first:
-                print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
-            job.guard.dropped.add(spike.step)
-            state = last
+@dataclass(frozen=True)
+class Session:
+    """All that a run goes on with, from whichever of its checkpoints."""
 
+    job: Job
+    corpus: Corpus
+    out: Path
+    stop: Stop
+    recipe: str
+    sampler: Sampler | None
 
-def run_from(
-    state: State,
-    job: Job,
-    corpus: Corpus,
-    out: Path,
-    stop: Stop,
-    recipe: str,
-    sampler: Sampler | None,
-) -> None:
-    """Load the checkpoint of `state` into the run's objects, and train to the end."""
-    torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
-    if state.step:
-        folder = checkpoint.folder_of(out / "checkpoints", state.step)
-        load_model(folder, job.model)
-        load_optimizer(folder, job.model, job.optimizer)
-        set_rng_state(state.rng, state.rng_device, job.model.device)
-    job.guard.load(state.losses, state.losses_seen, job.model.device)
-    train = job.config.train
-    with ExitStack() as stack:
-        stack.enter_context(stop)
-        log = stack.enter_context(open_log(stack, job, out, state))
-        saver = Saver(
-            out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
-        )
-        stack.enter_context(saver)
-        log.say(headline(job, out, state, recipe))
-        if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
-            log.say(forecast(job.config, job.model, job.layout).line())
-        hang = None if train.hang_timeout is None else seconds_of(train.hang_timeout)
-        watch = stack.enter_context(Watchdog(hang))
-        monitor = RunMonitor(job, out, state, log, corpus, stop, saver, watch, sampler)
-        monitor.resume()
-        batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
-        train_steps(replace(job, batches=batches), state.step, monitor)
+    def to_end(self, state: State) -> None:
+        """Train from `state`, and again from the last checkpoint whenever a spike asks for that."""
+        while True:
+            try:
+                return self.train_from(state)
+            except Diverged:
+                return
+            except RolledBack as spike:
+                last = agreed_state(self.job.layout, self.out)
+                if last is None:
+                    raise UserError(
+                        f"{spike}, and {self.out} has no checkpoint yet to go back to: start a new "
+                        "run with a lower train.save_every or optim.lr, or train.on_spike skip"
+                    ) from spike
+                if self.job.layout.first:
+                    print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
+                self.job.guard.dropped.add(spike.step)
+                state = last
+
+    def train_from(self, state: State) -> None:
+        """Load the checkpoint of `state` into the run's objects, and train to the end."""
+        job, out, train = self.job, self.out, self.job.config.train
+        self.load(state)
+        with ExitStack() as stack:
+            stack.enter_context(self.stop)
+            log = stack.enter_context(open_log(stack, job, out, state))
+            saver = Saver(
+                out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
+            )
+            stack.enter_context(saver)
+            log.say(headline(job, out, state, self.recipe))
+            if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
+                log.say(forecast(job.config, job.model, job.layout).line())
+            hang = None if train.hang_timeout is None else seconds_of(train.hang_timeout)
+            watch = stack.enter_context(Watchdog(hang))
+            monitor = RunMonitor(
+                job, out, state, log, self.corpus, self.stop, saver, watch, self.sampler
+            )
+            monitor.resume()
+            batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
+            train_steps(replace(job, batches=batches), state.step, monitor)
+
+    def load(self, state: State) -> None:
+        """Bring weights, optimizer, generators and the guard to where `state` was saved."""
+        job = self.job
+        torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
+        if state.step:
+            folder = checkpoint.folder_of(self.out / "checkpoints", state.step)
+            load_model(folder, job.model)
+            load_optimizer(folder, job.model, job.optimizer)
+            set_rng_state(state.rng, state.rng_device, job.model.device)
+        job.guard.load(state.losses, state.losses_seen, job.model.device)
 
 
 def open_log(stack: ExitStack, job: Job, out: Path, state: State) -> RunLog:

@@ -1,9 +1,11 @@
 """Runs a function in several processes that are one process group on gloo, once a layout.
 
-Starting processes takes far longer than what they then compute, so one launch does all cases. A
+Importing takes far longer than what is then computed, so one launch does all cases, and processes
+are forked from a server that has imported once (this process has threads that no fork survives). A
 function is called as `function(rank, folder)` and leaves what it found in files.
 """
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+IMPORTS = ["unitsphere.training.run", "torch._dynamo", "torch.distributed.fsdp"]
 SECONDS = 280
 """After which a collective, and the launch as a whole, gives up."""
 
@@ -21,8 +24,13 @@ SECONDS = 280
 def launch(function: Callable[[int, Path], None], processes: int, folder: Path) -> None:
     """Call `function` in every process; raises if one of them raised or they do not end."""
     port = free_port()
+    multiprocessing.set_forkserver_preload(IMPORTS)
     context = mp.start_processes(
-        _enter, (function, processes, port, folder), processes, join=False, start_method="spawn"
+        _enter,
+        (function, processes, port, folder),
+        processes,
+        join=False,
+        start_method="forkserver",
     )
     assert context is not None
     waited = 0
