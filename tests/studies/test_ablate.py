@@ -79,8 +79,8 @@ def test_one_rate_is_tuned_and_every_row_has_its_multiple(case):
     config = runs[1].planned.config
     assert (config.optim.lr, config.train.seed) == (double, 1)
     assert config.train.steps == round(0.925 * 640 / 64)
-    assert config.model.vocab_size == 257
-    assert "tuning-data" not in config.data.source
+    assert config.model.vocab_size == 256
+    assert config.data.source.endswith("text.jsonl")
 
 
 def test_the_document_has_the_papers_figures_and_ours(case):

@@ -252,4 +252,4 @@ def test_mistakes_in_run_are_told(monkeypatch):
         Resources(time="soon")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="found no srun"):
-        executor_of(Execution(executor="slurm"), Path())([], print)
+        executor_of(Execution(executor="slurm"), Path())([])

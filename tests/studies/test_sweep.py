@@ -14,7 +14,6 @@ from unitsphere.errors import UserError
 from unitsphere.report.sweep import findings, trials_table
 from unitsphere.studies.early import MedianRule
 from unitsphere.studies.execute import execute
-from unitsphere.studies.jobs import State
 from unitsphere.studies.spec import study_from
 from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
 from unitsphere.studies.sweep_files import document, failures, write_sweep
@@ -59,6 +58,11 @@ def case(recipe, tmp_path_factory) -> Case:
     return Case(study, out, executor, found, document(study, found, SOURCE))
 
 
+def text_of(study: SweepStudy) -> str:
+    """The source that the arm's recipe names."""
+    return load_recipe(study.arms["ngpt"].recipe).data.source
+
+
 def test_every_point_is_a_trial_on_the_tuning_split_and_the_best_is_reported(case):
     found = case.found["ngpt"]
     assert len(found.trials) == 4
@@ -69,10 +73,10 @@ def test_every_point_is_a_trial_on_the_tuning_split_and_the_best_is_reported(cas
     assert planned.config.optim.lr == 1e-3
     assert planned.config.model.alpha.init == 0.05
     assert planned.config.train.steps == 6
-    assert "tuning-data" in planned.config.data.source
+    assert planned.config.data.source != found.as_is[0].planned.config.data.source
     for runs in (found.as_is, found.at_best):
         assert sorted(runs) == [0, 1]
-        assert all("tuning-data" not in r.planned.config.data.source for r in runs.values())
+        assert {r.planned.config.data.source for r in runs.values()} == {text_of(case.study)}
     assert found.as_is[0].planned.config.optim.lr == 2e-2
     assert found.at_best[0].planned.config.optim.lr == found.best.params["optim.lr"]
     assert found.at_best[1].planned.config.train.seed == 1
@@ -147,22 +151,26 @@ def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
     assert again.trials[2].status == "finished"
 
 
-class Obedient:
+class Obedient(InProcess):
     """Pretends to train: each run writes bad evaluations, and stops when it is asked to."""
 
-    workers = 1
+    def poll(self) -> bool:
+        for state in self.waiting:
+            if state.stop is not None:
+                state.end(75)
+            elif state.status == "waiting":
+                write(state.job.out, 9.0)
+                state.status = "running"
+        self.waiting = [state for state in self.waiting if state.status == "running"]
+        return bool(self.waiting)
 
-    def __call__(self, jobs, on_progress) -> list[State]:
-        states = [State(job, "running") for job in jobs]
-        for state in states:
-            state.job.out.mkdir(parents=True)
-            records = [{"step": s, "val_loss": 9.0, "val_bits_per_byte": 9.0} for s in (1, 2, 3)]
-            lines = "".join(json.dumps(record) + "\n" for record in records)
-            (state.job.out / "metrics.jsonl").write_text(lines)
-        on_progress(states)
-        for state in states:
-            state.status = "interrupted"
-        return states
+
+def write(run: Path, figure: float) -> None:
+    """Three evaluations."""
+    run.mkdir(parents=True)
+    found = {"val_loss": figure, "val_bits_per_byte": figure}
+    lines = "".join(json.dumps({"step": step} | found) + "\n" for step in (1, 2, 3))
+    (run / "metrics.jsonl").write_text(lines)
 
 
 def test_a_trial_that_was_stopped_early_is_never_a_result(case, tmp_path):
@@ -172,13 +180,7 @@ def test_a_trial_that_was_stopped_early_is_never_a_result(case, tmp_path):
     )
     (run,) = trial_runs(study, tmp_path, "ngpt", 9, {"optim.lr": 0.1, "model.alpha.init": 0.05})
     assert run.config.train.eval_every == 1
-    rival = case.found["ngpt"].trials[0].records[0].planned.folder
-    metrics = [{"step": s, "val_loss": 3.0, "val_bits_per_byte": 3.0} for s in (1, 2, 3)]
-    (tmp_path / "rival").mkdir()
-    (tmp_path / "rival/metrics.jsonl").write_text(
-        "".join(json.dumps(record) + "\n" for record in metrics)
-    )
-    assert rival.exists()
+    write(tmp_path / "rival", 3.0)
     rule = MedianRule(study.stop, {run.folder: [tmp_path / "rival"]})
     (record,) = execute([run], Obedient(), rule)
     assert record.status == "stopped"

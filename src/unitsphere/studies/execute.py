@@ -12,18 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
 from unitsphere.studies.cluster import Resources
-from unitsphere.studies.executor import run_jobs
+from unitsphere.studies.executor import Executor as JobExecutor
+from unitsphere.studies.executor import here, run_jobs
 from unitsphere.studies.jobs import Job, State
-from unitsphere.studies.local import available_slots
 from unitsphere.studies.plan import Planned
 from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished
-from unitsphere.studies.slurm import MANY, SlurmExecutor
+from unitsphere.studies.slurm import SlurmExecutor
 from unitsphere.studies.spec import Execution
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.log import read_metrics, replace
@@ -33,52 +33,39 @@ DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
 STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 
 OnProgress = Callable[[list[State]], None]
-
-
-class Executor(Protocol):
-    """Runs jobs somewhere and returns one state a job, in their order (see `executor.run_jobs`).
-
-    Raises `executor.Interrupted` when it is asked to stop.
-    """
-
-    @property
-    def workers(self) -> int:
-        """Jobs at a time."""
-        ...
-
-    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]: ...
+Executor = Callable[[Sequence[Job]], JobExecutor]
+"""Gives what is to run some jobs: where, and how many at a time."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes on this machine."""
+    """Processes on this machine; without `workers` one a core, or a GPU."""
 
-    workers: int
+    workers: int | None = None
 
-    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]:
-        """Run the jobs; on a machine with GPUs each has one of its own."""
-        return run_jobs(jobs, self.workers, on_progress)
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return here(jobs, self.workers)
 
 
 @dataclass(frozen=True)
 class InCluster:
-    """Arrays of SLURM jobs, of the study in `folder`."""
+    """Arrays of SLURM jobs, of the study in `folder`; without `workers` all at once."""
 
     folder: Path
     resources: Resources
-    workers: int
+    workers: int | None = None
 
-    def __call__(self, jobs: Sequence[Job], on_progress: OnProgress) -> list[State]:
-        """Submit the jobs that the cluster has not yet, and follow all of them."""
-        executor = SlurmExecutor(self.folder, self.resources, self.workers)
-        return run_jobs(jobs, on_progress=on_progress, executor=executor)
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return SlurmExecutor(self.folder, self.resources, self.workers)
 
 
 def executor_of(run: Execution, folder: Path) -> Executor:
     """The executor that the [run] of the study in `folder` asks for."""
     if run.executor == "slurm":
-        return InCluster(folder, run.slurm, run.workers or MANY)
-    return Local(run.workers or available_slots())
+        return InCluster(folder, run.slurm, run.workers)
+    return Local(run.workers)
 
 
 @dataclass(frozen=True)
@@ -119,9 +106,10 @@ def execute(
         finished = len({run.folder for run in planned}) - len(missing)
         reused = f" ({finished} finished earlier)" if finished else ""
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
-        with display(executor.workers, sys.stderr) as show:
-            on_progress = together(watch, show)
-            states = executor([run.job() for run in missing.values()], on_progress)
+        jobs = [run.job() for run in missing.values()]
+        chosen = executor(jobs)
+        with display(chosen.workers, sys.stderr) as show:
+            states = run_jobs(jobs, on_progress=together(watch, show), executor=chosen)
         errors = {s.job.out: s.error or STOPPED for s in states if s.status != "done"}
         for state in states:
             if state.stop is not None and state.status == "interrupted":

@@ -14,7 +14,7 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import TUNING_DATA, arm_config
+from unitsphere.studies.arms import arm_config
 from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.folder import RUNS, study_folder
@@ -187,7 +187,7 @@ def trial_runs(
 ) -> list[Planned]:
     """A trial's runs on the split that is searched on, one a seed."""
     config = point_config(study, arm, params)
-    data = tuning_data(config, study.tune.fraction, out / TUNING_DATA)
+    data = tuning_data(config, study.tune.fraction)
     keys: dict[str, object] = {"data.source": str(data)}
     if config.data.validation is not None:
         keys["data.validation"] = None
