@@ -9,16 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unitsphere.models.folding import fold_ as fold
     from unitsphere.models.registry import build
     from unitsphere.training.constraint import constrain
     from unitsphere.training.load import load_run as load
 
 __version__ = "0.1.0"
-__all__ = ["build", "constrain", "load"]
+__all__ = ["build", "constrain", "fold", "load"]
 
 _HOMES = {
     "build": ("unitsphere.models.registry", "build"),
     "constrain": ("unitsphere.training.constraint", "constrain"),
+    "fold": ("unitsphere.models.folding", "fold_"),
     "load": ("unitsphere.training.load", "load_run"),
 }
 

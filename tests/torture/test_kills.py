@@ -43,7 +43,7 @@ def test_killed_at_random_moments(config_file, tmp_path, tally):
 @pytest.mark.parametrize("degree", ["dp_shard", "dp_replicate"] if LONG else ["dp_shard"])
 def test_two_processes_killed_at_random_moments(degree, tiny_config, tmp_path, tally):
     kills = 40 if LONG else 2
-    train = dataclasses.replace(tiny_config.train, micro_batch=1)
+    train = dataclasses.replace(tiny_config.train, steps=20, micro_batch=1)
     parallel = ParallelConfig(**{degree: 2}, timeout=60)
     config = dataclasses.replace(tiny_config, train=train, parallel=parallel)
     path = tmp_path / "config.json"

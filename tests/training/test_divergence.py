@@ -57,6 +57,12 @@ def test_a_loss_that_is_not_finite_has_diverged_at_once(loss):
 STEPS = 90
 
 
+def test_what_was_already_too_high_has_diverged_where_that_began():
+    high = [3.0] * 20 + [3.0 + MARGIN] * (WINDOW + 5)
+    assert watched([*high, math.nan])[-2:] == [None, 20 + WINDOW]
+    assert watched([*high, *[3.0] * WINDOW, math.nan])[-1] == 20 + 2 * WINDOW + 6
+
+
 def ramp(tiny, **train_keys):
     """A run whose rate climbs far beyond what any model bears."""
     config = tiny(
@@ -113,7 +119,7 @@ def test_a_gradient_that_is_not_finite_ends_it_too_and_without_the_switch_is_an_
     monkeypatch.setattr(loop, "clip", broken)
     result = train(ramp(tiny), tmp_path / "run")
     assert result.step == 5
-    assert figures(tmp_path / "run")[-1]["diverged"] == 1.0
+    assert figures(tmp_path / "run")[-1]["diverged"] == 5
     calls = iter(range(1000))
     with pytest.raises(UserError, match="step 5: loss"):
         train(ramp(tiny, stop_at_divergence=False), tmp_path / "other")

@@ -156,7 +156,7 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         return Record(run, "failed", error=error or "it was not run")
     records = read_metrics(run.folder)
     last = records[-1]
-    if not math.isfinite(last["val_loss"]):
+    if not math.isfinite(last.get("val_loss", math.nan)):
         return Record(run, "diverged", error="the validation loss is no number")
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return Record(

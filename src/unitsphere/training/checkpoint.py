@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -182,21 +183,23 @@ def damage(folder: Path) -> str | None:
         return str(error)
     if not isinstance(promised, dict):
         return f"{MARKER} is no list of files"
-    present = {path.name for path in folder.iterdir()} - {MARKER}
-    for name in sorted(promised.keys() | present):
-        if name not in present:
+    try:
+        actual = fingerprints(folder)
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+    for name in sorted(promised.keys() | actual.keys()):
+        if name not in actual:
             return f"{name} is missing"
-        try:
-            if promised.get(name) != fingerprint(folder / name):
-                return f"{name} is not what was written"
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
+        if promised.get(name) != actual[name]:
+            return f"{name} is not what was written"
     return None
 
 
 def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
     """File name -> fingerprint, for every file of a checkpoint but the marker."""
-    return {p.name: fingerprint(p) for p in sorted(folder.iterdir()) if p.name != MARKER}
+    files = sorted(path for path in folder.iterdir() if path.name != MARKER)
+    with ThreadPoolExecutor() as pool:  # hashing holds no lock of Python's
+        return dict(zip((path.name for path in files), pool.map(fingerprint, files), strict=True))
 
 
 def fingerprint(path: Path) -> dict[str, int | str]:

@@ -4,7 +4,8 @@ The smoothed loss is the mean of the last WINDOW steps' losses. A run has diverg
 
 - when the smoothed loss has been above its lowest so far by MARGIN or more for PATIENCE steps in a
   row: at the first of these;
-- when its loss or the norm of its gradient is not finite: at that step.
+- when its loss or the norm of its gradient is not finite: at that step, or at the first of those
+  just before it that were above by MARGIN.
 """
 
 import math
@@ -36,7 +37,7 @@ class Watch:
         if self.diverged is not None:
             return self
         if not math.isfinite(loss):
-            return replace(self, diverged=step)
+            return replace(self, diverged=self.above or step)
         losses = [*self.losses, loss][-WINDOW:]
         if len(losses) < WINDOW:
             return replace(self, losses=losses)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from unitsphere.config import read_json
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
@@ -14,6 +15,7 @@ from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG
+from unitsphere.training.load_exported import is_exported, load_folder
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.tensors import load_model
 
@@ -27,13 +29,15 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(path: Path | str, device: str = "auto") -> LoadedRun:
-    """Model, tokenizer and config of the run folder `path`.
+    """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
-    Raises UserError if it is no run folder or has no complete checkpoint yet.
+    Raises UserError if it is neither, or has no complete checkpoint yet.
     """
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is no run folder: it has no {CONFIG}")
+    if is_exported(read_json(path / CONFIG)):
+        return LoadedRun(*load_folder(path, pick_device(device)))
     config = load_recipe(path / CONFIG)
     folder, damaged = checkpoint.newest(path / "checkpoints")
     if folder is None:

@@ -102,7 +102,7 @@ class RunMonitor:
         if records or samples or saves:
             values = self.settle(records)
             if self.divergence.diverged is not None:
-                self.end(step, values | {"lr": lr})
+                self.end(step, self.divergence.diverged, values | {"lr": lr})
             if records:
                 compared = self.stragglers.compare(self.seconds - self.recorded[1])
                 values |= {"lr": lr} | self.pace(step) | compared
@@ -147,10 +147,10 @@ class RunMonitor:
             "the same command goes on from there"
         )
 
-    def end(self, step: int, values: dict[str, float]) -> NoReturn:
+    def end(self, step: int, diverged: int, values: dict[str, float]) -> NoReturn:
         """Write the last record and save, since the loss has diverged; raises Diverged."""
-        self.log.record(self.place(step) | values | {"diverged": 1.0})
-        self.log.say(f"the loss diverged at step {self.divergence.diverged}: the run ends here")
+        self.log.record(self.place(step) | values | {"diverged": diverged})
+        self.log.say(f"the loss diverged at step {diverged}: the run ends here")
         self.save()
         self.saver.wait()
         raise Diverged

@@ -21,8 +21,11 @@ SECONDS = 280
 """After which a collective, and the launch as a whole, gives up."""
 
 
-def launch(function: Callable[[int, Path], None], processes: int, folder: Path) -> None:
-    """Call `function` in every process; raises if one of them raised or they do not end."""
+def launch(function: Callable[[int, Path], None], processes: int, folder: Path) -> str:
+    """Call `function` in every process; what they printed.
+
+    Raises if one of them raised or they do not end.
+    """
     port = free_port()
     multiprocessing.set_forkserver_preload(IMPORTS)
     context = mp.start_processes(
@@ -40,6 +43,7 @@ def launch(function: Callable[[int, Path], None], processes: int, folder: Path) 
             for process in context.processes:
                 process.kill()
             raise TimeoutError(f"{function} on {processes} processes hangs")
+    return "".join((folder / f"printed-{rank}").read_text() for rank in range(processes))
 
 
 def _enter(
@@ -47,6 +51,9 @@ def _enter(
 ) -> None:
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "RANK": str(rank)}
     torch.set_num_threads(1)
+    printed = os.open(folder / f"printed-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(printed, stream)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

@@ -6,7 +6,7 @@ parts it never holds more than one layer's matrix.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -25,15 +25,19 @@ def fill(model: Transformer, config: RunConfig, device: torch.device) -> None:
     whole = build_from(config.architecture, config.model, "meta", objective=config.objective)
     generator = torch.Generator(device).manual_seed(config.train.seed)
     for name, module in whole.named_modules():
-        if not isinstance(module, Resets):
-            continue
-        module.to_empty(device=device)
-        module.reset(generator)
+        module.to_empty(device=device, recurse=False)
+        reset(module, generator)
         normalize_(module)
-        for local, start in module.named_parameters():
-            target = model.get_parameter(f"{name}.{local}")
+        for key, start in module.named_parameters(name, recurse=False):
+            target = model.get_parameter(key)
             own(target).copy_(part_of(start, target))
-        module.to("meta")
+        module.to_empty(device="meta", recurse=False)
+
+
+def reset(module: nn.Module, generator: torch.Generator) -> None:
+    """Draw what the module owns, if it owns anything."""
+    if isinstance(module, Resets):
+        module.reset(generator)
 
 
 def part_of(start: Tensor, target: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ REDUCED = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=F
 """Weights are gathered as they are stored, gradients summed in fp32."""
 
 
-def policy_of(model: Transformer, precision: Precision) -> MixedPrecisionPolicy:
+def policy_of(model: Transformer, precision: str) -> MixedPrecisionPolicy:
     """How blocks gather their matrices: for bf16 in that, half as much to send and to hold.
 
     Autocast rounds a matrix to bf16 where it multiplies, so rounding it before it is sent gives the

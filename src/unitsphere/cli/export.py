@@ -1,0 +1,68 @@
+"""`unitsphere export`: a run's model as a folder for other tools."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.output import print_json
+from unitsphere.cli.parse import parse
+from unitsphere.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's model as a folder for transformers, and compare the logits.
+
+    Scales and constants are folded into the weights. The folder loads with
+    AutoModelForCausalLM or AutoModelForMaskedLM and trust_remote_code=True,
+    without this package, and here again wherever a RUN is asked for.
+
+    example: unitsphere export runs/quickstart/ngpt --out models/ngpt
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """run folder"""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """folder to write: new, or empty"""
+    to: Literal["hf"] = "hf"
+    """hf: config, safetensors, tokenizer, modeling file and model card"""
+    device: str = "cpu"
+    """where the run's own model computes the logits to compare"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(argv: list[str]) -> int:
+    """Export and say how near the logits are."""
+    args = parse(Export, argv, "export")
+    from unitsphere.config import to_dict
+    from unitsphere.inference.hf.export import check_transformers, export_hf
+    from unitsphere.report.model_card import model_card
+    from unitsphere.training.load import load_run
+
+    check_transformers()
+    loaded = load_run(args.run, args.device)
+    if not (args.run / "checkpoints").is_dir():
+        raise UserError(f"{args.run} is an exported folder already: give the run folder")
+    trained = sum(parameter.numel() for parameter in loaded.model.parameters())
+    made = export_hf(
+        loaded.model,
+        loaded.tokenizer,
+        loaded.config.architecture,
+        loaded.config.data.context,
+        to_dict(loaded.config),
+        args.out,
+        partial(model_card, args.run, loaded.config, trained),
+    )
+    if args.json:
+        print_json(dataclasses.asdict(made))
+        return 0
+    print(f"{made.out}: {made.parameters:,} parameters in fp32")
+    print(
+        f"largest difference between its logits and the run's: {made.difference:.1e} "
+        f"(logits up to {made.largest_logit:.1f}, {made.compared} tokens)"
+    )
+    return 0

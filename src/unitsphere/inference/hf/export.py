@@ -1,0 +1,182 @@
+"""A trained model as a folder for transformers, compared with the original at the end.
+
+The folder holds config.json, model.safetensors, generation_config.json, the tokenizer's files, the
+modeling file (`modeling_unitsphere.py`, copied as it is), and README.md, the model card.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unitsphere.config import to_dict
+from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer
+from unitsphere.errors import UserError
+from unitsphere.inference.hf.fields import config_fields
+from unitsphere.inference.hf.tokenizer import write_tokenizer
+from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
+from unitsphere.models.folding import fold_
+from unitsphere.models.trunk import Transformer
+
+WEIGHTS = "model.safetensors"
+MODELING = "modeling_unitsphere"
+CLASSES = {
+    "clm": ("AutoModelForCausalLM", "UnitsphereForCausalLM"),
+    "mlm": ("AutoModelForMaskedLM", "UnitsphereForMaskedLM"),
+}
+TOLERANCE = 1e-4
+"""Of the largest logit: beyond this the exported model is another one."""
+COMPARED = 128
+"""Tokens of a row that the two are compared on, at most."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far its logits are from the original's."""
+
+    out: str
+    parameters: int
+    """of the exported model: less than were trained, as scales are folded"""
+    difference: float
+    """largest difference between two logits"""
+    largest_logit: float
+    compared: int
+    """tokens whose logits were compared"""
+
+
+Card = Callable[[Exported], str]
+"""The text of README.md."""
+
+
+def check_transformers() -> None:
+    """Raise a `UserError` unless transformers is there."""
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError("export to hf needs transformers: pip install 'unitsphere[hf]'")
+
+
+def export_hf(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    architecture: str,
+    context: int,
+    settings: dict[str, Any],
+    out: Path,
+    card: Card,
+) -> Exported:
+    """Write the folder `out`; `model` is folded by it, in fp32.
+
+    `settings` is the run's config as a dict, kept in config.json so that the folder can be loaded
+    here again. Raises UserError for a model that cannot be carried, for a folder that is not
+    empty, and, with nothing left behind, if the logits are not those of the model.
+    """
+    check_transformers()
+    check_exportable(model)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty: give --out another folder")
+    aside = out.with_name(f".writing-{out.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        made = write_folder(aside, out, model.float(), tokenizer, architecture, context, settings)
+        (aside / "README.md").write_text(card(made), encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return made
+
+
+def write_folder(
+    folder: Path,
+    out: Path,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    architecture: str,
+    context: int,
+    settings: dict[str, Any],
+) -> Exported:
+    """All but the card; the comparison is of what `folder` then holds."""
+    tokens = some_tokens(tokenizer, min(context, COMPARED)).to(model.device)
+    with torch.inference_mode():
+        expected = model(tokens).cpu()
+    tied = is_tied(fold_(model))
+    tensors, twin = exported_tensors(architecture, model)
+    save_file(
+        {name: tensor.cpu() for name, tensor in tensors.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+    (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that their owner alone may read
+    fields = config_fields(architecture, model, tied, context)
+    fields["unitsphere"] = {
+        "run": settings | {"model": to_dict(twin)},
+        "tokenizer": "bytes" if isinstance(tokenizer, ByteTokenizer) else "json",
+    }
+    write_configs(folder, model.objective, fields, tokenizer)
+    write_tokenizer(folder, tokenizer, model.objective, context)
+    shutil.copyfile(Path(__file__).with_name(f"{MODELING}.py"), folder / f"{MODELING}.py")
+    difference = (logits_of(folder, model.objective, tokens.cpu()) - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    if not difference <= TOLERANCE * max(largest, 1.0):
+        raise UserError(
+            f"the exported logits differ from the model's by {difference:.1e} (the largest is "
+            f"{largest:.1f}): nothing was written; this is a mistake of the export, please report it"
+        )
+    count = sum(tensor.numel() for tensor in tensors.values())
+    return Exported(str(out), count, difference, largest, tokens.numel())
+
+
+def some_tokens(tokenizer: Tokenizer, length: int) -> Tensor:
+    """Two rows of ids, int64 [2, length], that begin with the separator; always the same."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(tokenizer.vocab_size, (2, length), generator=generator)
+    tokens[:, 0] = tokenizer.separator
+    return tokens
+
+
+def write_configs(
+    folder: Path, objective: str, fields: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Write config.json and generation_config.json."""
+    from transformers import GenerationConfig
+
+    from unitsphere.inference.hf.modeling_unitsphere import UnitsphereConfig
+
+    auto, name = CLASSES[objective]
+    separator = tokenizer.separator
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), separator)
+    config = UnitsphereConfig(
+        architectures=[name],
+        dtype="float32",
+        auto_map={
+            "AutoConfig": f"{MODELING}.UnitsphereConfig",
+            "AutoModel": f"{MODELING}.UnitsphereModel",
+            auto: f"{MODELING}.{name}",
+        },
+        **fields,
+        **special,
+    )
+    config.save_pretrained(folder)
+    if objective == "clm":
+        # A vocabulary is rounded up: no token stands behind the last ids.
+        unused = list(range(tokenizer.vocab_size, fields["vocab_size"])) or None
+        GenerationConfig(**special, suppress_tokens=unused).save_pretrained(folder)
+
+
+def logits_of(folder: Path, objective: str, tokens: Tensor) -> Tensor:
+    """The exported model's logits, by the modeling file that was copied."""
+    from transformers.utils import logging
+
+    from unitsphere.inference.hf import modeling_unitsphere
+
+    logging.disable_progress_bar()
+    model = getattr(modeling_unitsphere, CLASSES[objective][1]).from_pretrained(folder)
+    with torch.inference_mode():
+        return model.eval()(tokens).logits

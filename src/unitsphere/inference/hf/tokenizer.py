@@ -1,0 +1,92 @@
+"""A run's tokenizer as the files that transformers' AutoTokenizer reads.
+
+It puts the separator before a text, as every training document has it, and, of a causal model,
+encodes "<|endoftext|>" within a text as ordinary characters, as the training did.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unitsphere.data.tokenizer import SEPARATOR, ByteTokenizer, Tokenizer
+from unitsphere.errors import UserError
+from unitsphere.models.trunk import Objective
+
+MASK = "<mask>"
+
+
+def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, context: int) -> None:
+    """Write tokenizer.json, as the run has it, and tokenizer_config.json.
+
+    Raises UserError for a masked model whose mask token cannot be added.
+    """
+    text = bytes_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.json
+    (out / "tokenizer.json").write_text(text, encoding="utf-8")
+    separator = token_of(text, tokenizer.separator)
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": separator,
+        "eos_token": separator,
+        "pad_token": separator,
+        "add_bos_token": True,
+        "padding_side": "left" if objective == "clm" else "right",
+        "model_max_length": context,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": objective == "clm",
+    }
+    if objective == "mlm":
+        check_mask(text, tokenizer)
+        config["mask_token"] = MASK
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def token_of(text: str, number: int) -> str:
+    """The token with that id in the text of a tokenizer.json."""
+    from tokenizers import Tokenizer as Backend
+
+    found = Backend.from_str(text).id_to_token(number)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {number}")
+    return found
+
+
+def check_mask(text: str, tokenizer: Tokenizer) -> None:
+    """Raise a `UserError` unless a token that is added gets the id that the training masked with.
+
+    That is the first one after the tokenizer's own.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_str(text)
+    if backend.get_vocab_size() != tokenizer.vocab_size or backend.token_to_id(MASK) is not None:
+        raise UserError(
+            f"cannot export this tokenizer for a masked model: it has gaps in its ids, or a {MASK} "
+            "of its own; keep the run folder for it"
+        )
+
+
+def bytes_json() -> str:
+    """A tokenizer.json that does what `ByteTokenizer` does: a byte is its own id, 0 separates."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    names = {character: byte for byte, character in enumerate(byte_characters())}
+    names = {SEPARATOR: 0} | {name: byte for name, byte in names.items() if byte}
+    backend = Backend(models.BPE(vocab=names, merges=[], unk_token=SEPARATOR))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(  # type: ignore[assignment]
+        add_prefix_space=False, use_regex=False
+    )
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.add_special_tokens([AddedToken(SEPARATOR, special=True)])
+    return backend.to_str(pretty=True)
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level tokenizer (GPT-2's).
+
+    Printable ones stand for themselves, the others for those from U+0100 on, in their order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -1,0 +1,57 @@
+"""A model back from a folder that `unitsphere export` wrote, or that transformers saved again.
+
+The logits are those of the exported model, bit for bit. What was folded stays folded: the weights
+are no unit vectors, so the model is for inference and evaluation; the run folder alone can be
+trained on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from unitsphere.config import read_json
+from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from unitsphere.errors import UserError
+from unitsphere.models.exported import load_exported
+from unitsphere.models.trunk import Transformer
+from unitsphere.training.config import RunConfig
+from unitsphere.training.recipes import config_from
+
+MODEL_TYPE = "unitsphere"
+
+
+def is_exported(document: Any) -> bool:
+    """Whether a config.json is that of an exported folder."""
+    return isinstance(document, dict) and document.get("model_type") == MODEL_TYPE
+
+
+def load_folder(
+    path: Path, device: torch.device
+) -> tuple[Transformer, Tokenizer, RunConfig]:
+    """Model, tokenizer and config of the exported folder `path`; a `UserError` if it is damaged."""
+    own = read_json(path / "config.json").get(MODEL_TYPE)
+    if not isinstance(own, dict) or "run" not in own:
+        raise UserError(f"{path}/config.json has lost its key '{MODEL_TYPE}': export the run again")
+    config = config_from(own["run"], f"{path}/config.json")
+    tensors = read_weights(path)
+    model = load_exported(config.architecture, config.model, config.objective, tensors)
+    bytes_ = own.get("tokenizer") == "bytes"
+    tokenizer = ByteTokenizer() if bytes_ else load_tokenizer(path / "tokenizer.json")
+    return model.to(device).eval(), tokenizer, config
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a folder's model*.safetensors; a `UserError` if there are none."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        try:
+            found |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {file}: {error}") from error
+    if not found:
+        raise UserError(f"{path} has no model.safetensors: export the run again")
+    return found

@@ -1,0 +1,142 @@
+"""The exported form computes what the model computes: every design, objective and switch."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from design_cases import DESIGNS, make, scattered, switches, tokens
+
+from unitsphere.errors import UserError
+from unitsphere.inference.hf import modeling_unitsphere as hf
+from unitsphere.inference.hf.fields import config_fields
+from unitsphere.models.exported import exported_tensors, is_tied, load_exported
+from unitsphere.models.folding import fold_
+
+CLASSES = {"clm": hf.UnitsphereForCausalLM, "mlm": hf.UnitsphereForMaskedLM}
+CASES = [
+    (design, objective, name)
+    for design in DESIGNS
+    for objective in CLASSES
+    for name in ("plain", *switches(design))
+]
+REFUSED = {"residual=slerp", "residual=riemannian", "attention_factor=True"}
+
+
+def switched(design, objective, name):
+    """The model of a case in fp32, off its start."""
+    settings = {} if name == "plain" else switches(design)[name]
+    return scattered(make(design, objective, **settings)).float()
+
+
+def exported(design, model):
+    """The transformers model of a folded one."""
+    architecture = DESIGNS[design][0]
+    tensors, config = exported_tensors(architecture, model)
+    fields = config_fields(architecture, model, is_tied(model), context=16)
+    made = CLASSES[model.objective](hf.UnitsphereConfig(**fields)).eval()
+    made.load_state_dict(tensors, strict=not is_tied(model))
+    return made, tensors, config
+
+
+@pytest.mark.parametrize(("design", "objective", "name"), CASES)
+@torch.no_grad()
+def test_the_exported_form_has_the_same_logits_and_comes_back(design, objective, name):
+    model = switched(design, objective, name)
+    x = tokens(2, 7)
+    expected = model(x)
+    fold_(model)
+    if name in REFUSED:
+        with pytest.raises(UserError, match=name.partition("=")[0]):
+            exported_tensors(DESIGNS[design][0], model)
+        return
+    made, tensors, config = exported(design, model)
+    bound = 1e-5 * max(1.0, expected.abs().max().item())
+    assert (made(x).logits - expected).abs().max() < bound
+    back = load_exported(DESIGNS[design][0], config, objective, tensors)
+    torch.testing.assert_close(back(x), model(x), rtol=0, atol=0 if not model.config.tied else bound)
+
+
+@pytest.mark.parametrize("name", ["window", "n_kv_heads", "both"])
+@pytest.mark.parametrize("objective", CLASSES)
+@pytest.mark.parametrize("design", ["gpt+", "ngpt", "angpt", "normformer"])
+@torch.no_grad()
+def test_windows_and_shared_keys_are_carried(design, objective, name):
+    settings = {"window": {"window": 3}, "n_kv_heads": {"n_kv_heads": 2}}
+    sizes = settings.get(name) or {"window": 3, "n_kv_heads": 2}
+    model = scattered(make(design, objective, n_heads=4, n_layers=2, **sizes)).float()
+    x = tokens(2, 9)
+    expected = model(x)
+    made, *_ = exported(design, fold_(model))
+    assert (made(x).logits - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item())
+
+
+def test_an_encoder_decoder_is_refused():
+    with pytest.raises(UserError, match="seq2seq"):
+        exported_tensors("ngpt", make("ngpt", "seq2seq"))
+
+
+def test_weights_of_another_config_are_refused():
+    model = fold_(make("ngpt"))
+    tensors, config = exported_tensors("ngpt", model)
+    with pytest.raises(UserError, match=r"layers\.0\.alpha_mlp"):
+        load_exported(
+            "ngpt",
+            config,
+            "clm",
+            {k: v for k, v in tensors.items() if k != "model.layers.0.alpha_mlp"},
+        )
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][1:]
+    with pytest.raises(UserError, match=r"lm_head\.weight has another size"):
+        load_exported("ngpt", config, "clm", tensors)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+@pytest.mark.parametrize("design", ["ngpt", "normformer"])
+@torch.no_grad()
+def test_every_attention_implementation_gives_the_same(design, name):
+    model = scattered(make(design, window=3, n_heads=2, n_kv_heads=1)).float()
+    made, *_ = exported(design, fold_(model))
+    x, mask = tokens(2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    real = mask.bool()
+    expected = made(x, attention_mask=mask).logits[real]
+    made.set_attn_implementation(name)
+    assert torch.allclose(made(x, attention_mask=mask).logits[real], expected, atol=1e-5)
+
+
+def test_an_attention_implementation_of_someone_else_is_asked_with_scaling_and_its_keywords():
+    from transformers import AttentionInterface
+
+    asked = []
+
+    def mine(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        asked.append((module.layer_idx, scaling, kwargs["theirs"]))
+        return hf.eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
+
+    AttentionInterface.register("mine", mine)
+    made, *_ = exported("ngpt", fold_(make("ngpt")))
+    made.set_attn_implementation("mine")
+    with torch.no_grad():
+        made.model(tokens(1, 4), theirs="kept", position_ids=torch.arange(4)[None])
+    assert asked == [(0, made.config.head_dim**0.5, "kept")]
+    assert made._supports_attention_backend
+
+
+def test_the_modeling_file_imports_torch_and_transformers_alone():
+    tree = ast.parse(Path(hf.__file__).read_text(encoding="utf-8"))
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else ["." * node.level + (node.module or "")]
+        )
+    }
+    assert imported == {"math", "torch", "transformers", "typing"}
+
+
+def test_nothing_is_kept_in_buffers():
+    made, *_ = exported("normformer", fold_(make("normformer")))
+    assert list(made.buffers()) == []
