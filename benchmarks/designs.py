@@ -27,15 +27,16 @@ from typing import Any
 
 from design_arms import DESIGNS, SHARED, SIZE, Design
 from design_page import lowest, page
-from quickstart_sweep import DIVERGED, bits_of, grown, provenance, rounded, train_all, write
+from quickstart_sweep import write
 
 from unitsphere.config import read_json, to_dict
-from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.models.registry import count_parameters
+from unitsphere.studies.execute import Local, Record, execute, read_record
 from unitsphere.studies.executor import Interrupted
-from unitsphere.studies.runs import is_finished, train_job, wanted
-from unitsphere.training.config import RunConfig
+from unitsphere.studies.plan import Planned, plan
+from unitsphere.studies.provenance import provenance
+from unitsphere.studies.tune import grown, rounded
 from unitsphere.training.recipes import config_from
 
 RATIO = 2.0
@@ -71,20 +72,17 @@ class Arm:
         self.out.mkdir(parents=True, exist_ok=True)
         self.recipe.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
-    def config(self, rate: float) -> RunConfig:
-        """The whole config of a run."""
-        return wanted(str(self.recipe), self.keys(rate), self.run(rate))
-
-    def keys(self, rate: float) -> dict[str, Any]:
-        """What a run sets beside its recipe."""
+    def planned(self, rate: float) -> Planned:
+        """A run; a UserError if its folder holds one of another config."""
+        # Beside the study's folder, so that studies share what is prepared.
         cache = str(self.out.parent / "data")
-        return {"optim.lr": rate, "train.steps": self.steps, "data.cache": cache}
+        keys = {"optim.lr": rate, "train.steps": self.steps, "data.cache": cache}
+        return plan(f"{self.name} {rate:g}", str(self.recipe), keys, self.run(rate))
 
     def read(self) -> None:
-        """Read what every rate came to; a UserError if a folder holds a run of another config."""
-        for rate in self.rates:
-            self.config(rate)
-        self.results = {rate: outcome(self.run(rate)) for rate in sorted(self.rates)}
+        """Read what every rate came to."""
+        planned = [self.planned(rate) for rate in sorted(self.rates)]
+        self.results = {run.lr: outcome(read_record(run)) for run in planned}
 
     def best(self) -> float | None:
         """The rate of the lowest figure; None while there is none."""
@@ -99,15 +97,12 @@ class Arm:
         return grown(self.rates, best, RATIO)
 
 
-def outcome(run: Path) -> float | str:
+def outcome(record: Record) -> float | str:
     """Validation bits per byte after the last step, "diverged" or "not run"."""
-    if is_finished(run):
-        bits = bits_of(run)
-        assert bits is not None
-        return bits
-    log = run.with_name(run.name + ".log")
-    said = log.read_text(encoding="utf-8") if log.exists() else ""
-    return "diverged" if DIVERGED in said else "not run"
+    if record.status == "finished":
+        assert record.bits_per_byte is not None
+        return record.bits_per_byte
+    return "diverged" if record.status == "diverged" else "not run"
 
 
 def train_missing(arms: Sequence[Arm], workers: int) -> None:
@@ -116,22 +111,17 @@ def train_missing(arms: Sequence[Arm], workers: int) -> None:
     First every arm's first rate, then every arm's second, and so on: stopped early, it has
     something of every arm.
     """
-    for arm in arms:
-        arm.read()
     turns = itertools.zip_longest(*([(arm, rate) for rate in arm.rates] for arm in arms))
-    runs = [run for turn in turns for run in turn if run is not None]
-    jobs = []
-    for arm, rate in runs:
-        if arm.results[rate] == "not run":
-            prepared(arm.config(rate).data)
-            name, keys = f"{arm.name} {rate:g}", arm.keys(rate)
-            jobs.append(train_job(name, str(arm.recipe), keys, arm.run(rate), arm.steps))
-    print(f"{len(jobs)} of {len(runs)} runs to train", file=sys.stderr)
+    runs = [arm.planned(rate) for arm, rate in filter(None, itertools.chain(*turns))]
     try:
-        train_all(jobs, workers)
+        records = execute(runs, Local(workers))
     finally:
         for arm in arms:
             arm.read()
+    for record in records:
+        if record.status == "failed":
+            log = record.planned.job().log
+            raise UserError(f"{record.planned.name} failed: {record.error} (log: {log})")
 
 
 def extend(arms: Sequence[Arm]) -> None:
@@ -165,7 +155,7 @@ def trained(arm: Arm) -> list[float]:
 
 def record(arm: Arm) -> dict[str, Any]:
     """What one arm is and what came of it."""
-    config = arm.config(arm.rates[0])
+    config = arm.planned(arm.rates[0]).config
     return {
         "name": arm.name,
         "title": arm.design.title,

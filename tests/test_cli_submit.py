@@ -70,33 +70,55 @@ def cluster(monkeypatch) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_two_local_tasks_train_one_run(capsys):
-    assert (
-        main(["train", "tiny.toml", "--submit", "local", "--submit.tasks", "2", "--out", "run"])
-        == 0
-    )
-    said = capsys.readouterr().out
-    number = re.match(r"job (\d+): local, logs in run/.jobs\n", said).group(1)
-    results = [Path(f"run/.jobs/{number}_{task}_result.pkl") for task in (0, 1)]
-    wait_for(lambda: all(path.exists() for path in results) or not alive(int(number)))
-    log = Path(f"run/.jobs/{number}_0_log.out").read_text()
-    assert f"tail -F run/.jobs/{number}_0_log.out" in said
-    assert "Job completed successfully" in log
-    assert json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
-    assert json.loads(Path("run/environment.json").read_text())["processes"]["dp_replicate"] == 2
+def test_two_local_tasks_are_told_in_time_and_go_on_by_themselves():
+    command = [sys.executable, "-m", "unitsphere", "train", "tiny.toml", "--out", "run"]
+    command += ["--train.steps", "150", "--submit", "local", "--submit.tasks", "2"]
+    # It ends when nobody holds its pipe any more: the job, which is at work, does not.
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+    number = int(re.match(r"job (\d+): local, logs in run/.jobs\n", said).group(1))
+    log = Path(f"run/.jobs/{number}_0_log.out")
+    assert f"tail -F {log}" in said
+    assert alive(number)
+    wait_for(lambda: Path("run/metrics.jsonl").exists() or not alive(number))
+    for task in children(number):
+        os.kill(task, signal.SIGUSR2)  # as SLURM does before a job's time is over
+    wait_for(lambda: not alive(number))
+    printed = log.read_text()
+    assert printed.count("the same command goes on") == printed.count("Requeued job") == 1
+    assert "Job completed successfully" in printed
+    records = Path("run/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(record)["step"] for record in records]
+    assert steps == [1, *range(10, 151, 10)]
+    environment = json.loads(Path("run/environment.json").read_text())
+    assert environment["processes"]["dp_replicate"] == 2
+    assert 0 < environment["resumed"][0]["step"] < 150
     assert "step" not in Path(f"run/.jobs/{number}_1_log.out").read_text()
 
 
 def wait_for(found) -> None:
-    """Look four times a second, for at most 100 seconds."""
+    """Look 20 times a second, for at most 100 seconds."""
     end = time.monotonic() + 100
     while not found():
         assert time.monotonic() < end
-        time.sleep(0.25)
+        time.sleep(0.05)
 
 
-def alive(child: int) -> bool:
-    return os.waitpid(child, os.WNOHANG)[0] == 0
+def alive(process: int) -> bool:
+    """Whether it runs, be it whose child it may."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(process: int) -> list[int]:
+    """Its child processes."""
+    mine = f"\nPPid:\t{process}\n"
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/status")
+        if alive(int(path.parent.name)) and mine in path.read_text()
+    ]
 
 
 @pytest.mark.timeout(120)
@@ -126,14 +148,15 @@ def test_a_slurm_job_that_used_up_its_time_is_saved_and_goes_back_into_the_queue
     assert Path("run/.jobs/7_submitted.pkl").exists()
 
 
-def run_until(number: int, monkeypatch) -> list[str]:
-    """What submitit's handler is told when a run gets a signal, saves and ends with 75."""
+def run_until(numbers: list[int], monkeypatch) -> list[str]:
+    """What submitit's handler is told when a run gets signals, saves and ends with 75."""
     requeued: list[str] = []
 
     def train(argv: list[str]) -> int:
         assert argv == ["train", "tiny.toml"]
         with Stop() as stop:
-            signal.raise_signal(number)
+            for number in numbers:
+                signal.raise_signal(number)
             assert stop.due()
         return 75
 
@@ -152,8 +175,13 @@ def run_until(number: int, monkeypatch) -> list[str]:
 
 
 def test_the_end_of_its_time_requeues_a_job_and_scancel_does_not(monkeypatch):
-    assert run_until(signal.SIGUSR2, monkeypatch) == ["requeued"]
-    assert run_until(signal.SIGTERM, monkeypatch) == ["exit 75"]
+    assert run_until([signal.SIGUSR2], monkeypatch) == ["requeued"]
+    assert run_until([signal.SIGTERM], monkeypatch) == ["exit 75"]
+
+
+def test_the_end_of_its_time_requeues_a_job_that_is_still_saving(monkeypatch):
+    assert run_until([signal.SIGUSR2, signal.SIGTERM], monkeypatch) == ["requeued"]
+    assert run_until([signal.SIGTERM, signal.SIGUSR2], monkeypatch) == ["exit 75"]
 
 
 def test_a_signal_before_the_first_step_ends_the_task_with_75(monkeypatch):
@@ -229,6 +257,15 @@ def test_what_slurm_refuses_is_retold(capsys):
     error = capsys.readouterr().err
     assert "SLURM refused the job" in error
     assert "invalid partition" in error
+
+
+def test_a_dry_run_of_a_job_is_of_its_processes(capsys):
+    job = "--submit slurm --submit.nodes 2 --submit.gpus 2 --train.batch_tokens 512"
+    assert main(["train", "tiny.toml", *job.split(), "--dry-run", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["world_size"] == 4
+    assert said.err == "--dry-run: nothing is submitted\n"
+    assert not Path("runs").exists()
 
 
 def test_a_submission_must_be_asked_for():

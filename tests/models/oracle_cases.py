@@ -80,6 +80,7 @@ CASES = {
     "ngpt-signed": ngpt_case({"signed_alpha": True}, absolute_alpha=False),
     "ngpt-slerp": ngpt_case({"residual": "slerp"}, residual="slerp"),
     "ngpt-riemannian": ngpt_case({"residual": "riemannian"}, residual="riemannian"),
+    "ngpt-add": ngpt_case({"residual": "add"}, residual="add"),
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
     "ngpt-half-rotary": ngpt_case({"rotary_fraction": 0.5}, rotary_fraction=0.5),
     **{

@@ -21,10 +21,10 @@ from oracle_cases import (
 )
 from reference import optim as oracle_optim
 
-from unitsphere.models.constraint import declarations
+from unitsphere.models.constraint import MATRICES, declarations
 from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.constraint import constrain
-from unitsphere.training.optim import DECAYED, OptimConfig, build_optimizer
+from unitsphere.training.optim import OptimConfig, build_optimizer
 
 OTHERS = ["rezero", "lnscaling", "dyt"]
 
@@ -184,7 +184,7 @@ def test_one_optimizer_step_with_the_constraint(case):
         config.weight_decay,
         config.name == "adamw",
     )
-    decayed = {names[n]: d.role in DECAYED for n, d in declarations(model).items()}
+    decayed = {names[n]: d.role in MATRICES for n, d in declarations(model).items()}
     gradients = {k: t.grad for k, t in leaves.items()}
     wanted, state = oracle_optim.step(
         start, gradients, oracle_optim.State(), adam, kind, axes, decayed

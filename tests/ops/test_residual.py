@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.residual import lerp, lerp_norm, riemannian, slerp
+from unitsphere.ops.residual import add_norm, lerp, lerp_norm, riemannian, slerp
 
 
 def pair(d=64, rows=8):
@@ -13,7 +13,7 @@ def pair(d=64, rows=8):
     return unit_norm(h), 5 * x
 
 
-@pytest.mark.parametrize("rule", [lerp_norm, slerp, riemannian])
+@pytest.mark.parametrize("rule", [lerp_norm, add_norm, slerp, riemannian])
 def test_h_stays_on_the_sphere(rule):
     h, x = pair()
     alpha = torch.linspace(0, 0.9, 64, dtype=torch.float64)
@@ -21,7 +21,7 @@ def test_h_stays_on_the_sphere(rule):
     torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
 
-@pytest.mark.parametrize("rule", [lerp_norm, slerp, riemannian])
+@pytest.mark.parametrize("rule", [lerp_norm, add_norm, slerp, riemannian])
 def test_alpha_zero_changes_nothing(rule):
     h, x = pair()
     torch.testing.assert_close(rule(h, x, 0.0), h)
@@ -31,6 +31,15 @@ def test_alpha_zero_changes_nothing(rule):
 def test_alpha_one_gives_the_sublayer(rule):
     h, x = pair()
     torch.testing.assert_close(rule(h, x, 1.0), unit_norm(x))
+
+
+def test_add_norm_moves_less_by_what_is_shorter():
+    h, x = pair()
+    alpha = torch.linspace(0.1, 0.9, 64, dtype=torch.float64)
+    short, long = ((add_norm(h, size * unit_norm(x), alpha) * h).sum(-1) for size in (0.1, 1.0))
+    assert (short > long).all()
+    torch.testing.assert_close(add_norm(h, 2 * x, alpha), add_norm(h, x, 2 * alpha))
+    assert add_norm(h.bfloat16(), x.float(), alpha.float()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.8])

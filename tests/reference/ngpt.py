@@ -30,6 +30,7 @@ Decisions where the paper is silent or loose:
   alpha and keeps |h| = 1 for a vector. Where sin(theta) < 1e-6 the coefficients are LERP's.
 - `residual="lerp_nu"` is the arm "nGPT with LERP correction" of the anGPT paper (Figure 5):
   nu(alpha) = (1 - 2 alpha + 2 alpha^2)^(-1/2) in place of Norm.
+- `residual="add"` is no paper's: h = Norm(h + alpha h_A), h_A as long as it comes.
 - s_qk acts after RoPE (section 2.3.2: RoPE, then equations 15, 16). A vector s_qk that differs
   within a rotated pair therefore makes scores depend on absolute positions, not on i - j alone:
   with document masks it matters whether positions restart (pass `positions` to say so).
@@ -86,7 +87,7 @@ class Settings:
     absolute_alpha: bool = True
     qk_norm: bool = True
     softmax_factor: float | None = None  # None: sqrt(d_k)
-    residual: str = "lerp"  # lerp | slerp | riemannian | lerp_nu
+    residual: str = "lerp"  # lerp | slerp | riemannian | lerp_nu | add
     normalize_in_forward: bool = False
     tied: bool = False
     rotary_fraction: float = 1.0
@@ -194,7 +195,7 @@ def slerp(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
 
 
 def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
-    """Move h towards the unit vector `proposal` (h_A, h_X or h_M)."""
+    """Move h towards `proposal` (h_A, h_X or h_M): a unit vector, with "add" of any length."""
     if residual == "lerp":  # equations 10, 11
         return unit(h + alpha * (proposal - h))
     if residual == "slerp":
@@ -203,6 +204,8 @@ def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
         return unit(h - alpha * (h * (h * proposal).sum(-1, keepdim=True) - proposal))
     if residual == "lerp_nu":
         return (h + alpha * (proposal - h)) * (1 - 2 * alpha + 2 * alpha * alpha) ** -0.5
+    if residual == "add":
+        return unit(h + alpha * proposal)
     raise ValueError(residual)
 
 
@@ -222,13 +225,14 @@ def block(
     see_memory: Tensor | None = None,
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
-    h_A = unit(attention(h, p, s, positions, see))
+    proposed = unit if s.residual != "add" else torch.clone
+    h_A = proposed(attention(h, p, s, positions, see))
     states = [step(h, h_A, rate(p, "alpha_A", s), s.residual)]
     if memory is not None and see_memory is not None:
         cross = under(p, "cross")
-        h_X = unit(attention(states[-1], cross, s, positions, see_memory, memory))
+        h_X = proposed(attention(states[-1], cross, s, positions, see_memory, memory))
         states.append(step(states[-1], h_X, rate(p, "alpha_X", s), s.residual))
-    h_M = unit(mlp(states[-1], p, s))
+    h_M = proposed(mlp(states[-1], p, s))
     states.append(step(states[-1], h_M, rate(p, "alpha_M", s), s.residual))
     return states
 

@@ -1,4 +1,4 @@
-"""The sweep behind the quickstart's rates: its split, its grid, and what it writes."""
+"""The sweep behind the quickstart's rates: its study, its grids, and what it writes."""
 
 import importlib.util
 import json
@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from studies.inprocess import InProcess
 from studies.tiny import recipes
 
-from unitsphere.data.encode import Job
-from unitsphere.data.sources import find_files
+from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.training.recipes import load_recipe
+from unitsphere.studies.spec import ArmSpec
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "quickstart_sweep.py"
 
@@ -28,61 +28,63 @@ def sweep():
     del sys.modules["quickstart_sweep"]
 
 
-def test_reported_documents_are_not_tuned_on(sweep, tmp_path):
-    config = load_recipe(recipes(tmp_path)[0])
-    data = config.data
-    files = find_files(data.source)
-    job = Job(data.source, files, data.field, data.tokenizer, data.val_fraction)
-    texts = [json.loads(line)["text"] for line in files[0].read_text().splitlines()]
-    reported = {text for index, text in enumerate(texts) if job.holds_out(index)}
-    lines = sweep.tuning_source(config, tmp_path / "sweep").read_text().splitlines()
-    tuned_on = {json.loads(line)["text"] for line in lines}
-    assert reported
-    assert tuned_on == set(texts) - reported
+def test_arms_are_recipes_with_changes_that_lie_apart(sweep):
+    argv = ["--arms", "ngpt", "angpt", "--set", "ngpt:model.alpha.init=0.05"]
+    study = sweep.study_of(sweep.arguments([*argv, "--set", "angpt:optim.lr=1e-2"]))
+    first, second = study.arms
+    assert first.startswith("ngpt-")
+    assert study.arms[first] == ArmSpec("quickstart/ngpt", {"model.alpha.init": 0.05})
+    assert study.arms[second] == ArmSpec("quickstart/angpt", {}, 1e-2)
+    assert second == "angpt"
+    assert study.tune.seeds == [0, 1, 2]
+    assert study.tune.points == 5
 
 
-def test_the_grid_is_centred_and_grows_only_at_its_edges(sweep):
-    assert sweep.grid(1e-2, 5) == [0.005, 0.00707, 0.01, 0.0141, 0.02]
-    assert sweep.grown([1, 2, 4], 4) == 5.66
-    assert sweep.grown([1, 2, 4], 1) == 0.707
-    assert sweep.grown([1, 2, 4], 2) is None
+def test_it_sweeps_writes_all_it_found_and_trains_nothing_twice(sweep, tmp_path, monkeypatch):
+    tiny = recipes(tmp_path)[1]
+    study = sweep.study_of
 
+    def small(args):
+        found = study(args)
+        arms = {name: ArmSpec(tiny, arm.set, arm.lr) for name, arm in found.arms.items()}
+        return sweep.Study(arms=arms, tune=sweep.Tune(4.0, args.points, 1, [0, 1], fraction=0.3))
 
-def test_a_rate_that_diverged_once_is_not_the_best(sweep):
-    arm = sweep.Arm("ngpt", {}, [1.0, 2.0])
-    arm.results = {1.0: {0: 2.2, 1: 2.4}, 2.0: {0: 2.0, 1: None}}
-    assert arm.best() == 1.0
-    assert arm.mean(1.0) == pytest.approx(2.3)
-    assert arm.error(1.0) == pytest.approx(0.1)
-    assert arm.error(2.0) is None
-
-
-def test_it_grows_until_the_best_is_bracketed_and_says_all_it_found(sweep, tmp_path, monkeypatch):
-    def pretend(arms, seeds, out, common, workers) -> None:
-        for arm in arms:
-            for rate in arm.rates:
-                arm.results[rate] = {s: 2.0 + abs(rate - 0.02) + s / 100 for s in seeds}
-
-    monkeypatch.setattr(sweep, "run_missing", pretend)
-    arm = sweep.Arm("ngpt", {"model.alpha.init": 0.05}, sweep.grid(1e-2, 3))
-    sweep.sweep([arm], range(3), tmp_path, {}, 1)
-    assert arm.best() == 0.0199
-    assert sorted(arm.rates)[-1] == 0.0281
-    found = sweep.document([arm], range(3), load_recipe(recipes(tmp_path)[1]))
-    text = sweep.page(found)
-    assert "## ngpt with model.alpha.init = 0.05" in text
-    assert "| **0.0199** | 2.0101 ± 0.0058 | 2.0001, 2.0101, 2.0201 |" in text
-    assert found["arms"][0]["rates"][0]["bits_per_byte"][2] == pytest.approx(2.03293, abs=1e-5)
-    assert json.loads(json.dumps(found))["arms"][0]["best"] == 0.0199
+    executor = InProcess()
+    monkeypatch.setattr(sweep, "study_of", small)
+    monkeypatch.setattr(sweep, "Local", lambda workers: executor)
+    monkeypatch.setattr(sweep.Search, "at_edge", lambda self: False)
+    out, results = tmp_path / "runs", tmp_path / "results"
+    argv = ["--arms", "ngpt", "--points", "2", "--seeds", "2", "--set", "ngpt:optim.lr=2e-2"]
+    argv += ["--out", str(out), "--results", str(results)]
+    assert sweep.main(argv) == 0
+    assert 4 <= len(executor.ran) <= 6
+    found = read_json(results.with_suffix(".json"))
+    (arm,) = found["arms"]
+    assert (found["steps"], found["tokens"], found["seeds"]) == (6, 384, [0, 1])
+    means = {rate["lr"]: rate["mean"] for rate in arm["rates"]}
+    assert arm["best"] == min(means, key=means.get)
+    for rate in arm["rates"]:
+        values = rate["bits_per_byte"].values()
+        assert rate["mean"] == pytest.approx(sum(values) / 2)
+        assert rate["standard_error"] > 0
+    page = results.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"| **{arm['best']:g}** | {means[arm['best']]:.4f} ± " in page
+    before = len(executor.ran)
+    assert sweep.main(argv) == 0
+    assert len(executor.ran) == before
 
 
 def test_a_best_rate_that_stays_at_the_edge_is_an_error(sweep, tmp_path, monkeypatch):
-    def pretend(arms, seeds, out, common, workers) -> None:
-        arms[0].results = {rate: {0: 1 / rate} for rate in arms[0].rates}
-
-    monkeypatch.setattr(sweep, "run_missing", pretend)
+    study = sweep.Study(arms={"ngpt": ArmSpec(recipes(tmp_path)[1])})
+    monkeypatch.setattr(sweep, "search", lambda *_: None)
     with pytest.raises(UserError, match="still at its grid's edge"):
-        sweep.sweep([sweep.Arm("ngpt", {}, [1.0, 2.0])], [0], tmp_path, {}, 1)
+        sweep.sweep(study, tmp_path, 6, 1)
+
+
+def test_a_diverged_rate_has_no_mean(sweep, tmp_path):
+    record = sweep.Record(type("Run", (), {"seed": 0}), "diverged")
+    assert sweep.rate_figures(1.0, [record])["mean"] is None
+    assert json.dumps(sweep.rate_figures(1.0, [record])["bits_per_byte"]) == '{"0": null}'
 
 
 def test_settings_are_read_as_numbers_where_they_are(sweep):

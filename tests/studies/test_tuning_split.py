@@ -25,7 +25,7 @@ def test_reported_documents_are_not_tuned_on(tmp_path):
     data = load_recipe(recipes(tmp_path)[0]).data
     config = load_recipe(recipes(tmp_path)[0])
     own = prepared(data)
-    folder = tuning_data(config, 0.2, tmp_path / "tune")
+    folder = tuning_data(config, 0.2)
     train, val = (Shards.open(folder, split) for split in ("train", "val"))
     assert sorted(texts(train) + texts(val)) == sorted(texts(Shards.open(own, "train")))
     assert set(texts(val)).isdisjoint(texts(Shards.open(own, "val")))
@@ -38,11 +38,11 @@ def test_reported_documents_are_not_tuned_on(tmp_path):
 
 def test_it_is_made_once_for_the_same_data_and_share(tmp_path):
     config = load_recipe(recipes(tmp_path)[0])
-    first = tuning_data(config, 0.2, tmp_path / "tune")
+    first = tuning_data(config, 0.2)
     made = (first / "manifest.json").stat().st_mtime_ns
-    assert tuning_data(config, 0.2, tmp_path / "tune") == first
+    assert tuning_data(config, 0.2) == first
     assert (first / "manifest.json").stat().st_mtime_ns == made
-    assert tuning_data(config, 0.3, tmp_path / "tune") != first
+    assert tuning_data(config, 0.3) != first
 
 
 def test_a_single_document_is_cut_near_its_end(tmp_path):
@@ -52,7 +52,7 @@ def test_a_single_document_is_cut_near_its_end(tmp_path):
     config = with_overrides(load_recipe(recipes(tmp_path)[0]), changes)
     own = Shards.open(prepared(config.data), "train")
     assert own.n_documents == 1
-    folder = tuning_data(config, 0.1, tmp_path / "tune")
+    folder = tuning_data(config, 0.1)
     train, val = (Shards.open(folder, split) for split in ("train", "val"))
     assert texts(train)[0] + texts(val)[0] == texts(own)[0]
     assert len(texts(val)[0]) == round(0.1 * len(texts(own)[0]))
@@ -75,7 +75,7 @@ def pairs(folder, count: int):
 def test_pairs_stay_together_and_their_targets_are_counted(tmp_path):
     config = pairs(tmp_path, 40)
     own = Shards.open(prepared(config.data, pairs=True), "train")
-    folder = tuning_data(config, 0.3, tmp_path / "tune")
+    folder = tuning_data(config, 0.3)
     splits = [Shards.open(folder, split) for split in ("train", "val")]
     for split in splits:
         sides = texts(split)
@@ -83,4 +83,4 @@ def test_pairs_stay_together_and_their_targets_are_counted(tmp_path):
         assert split.target_bytes == sum(len(side.encode()) for side in sides[1::2])
     assert sum(split.target_bytes for split in splits) == own.target_bytes
     with pytest.raises(UserError, match="too few pairs"):
-        tuning_data(pairs(tmp_path, 2), 0.3, tmp_path / "tune")
+        tuning_data(pairs(tmp_path, 2), 0.3)

@@ -1,5 +1,6 @@
 """Child processes that are forked from one that has imported everything: a kill costs little."""
 
+import importlib
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ import torch
 from unitsphere.errors import UserError
 from unitsphere.training.stop import Preempted
 
-DONE, USER_ERROR, PREEMPTED, CRASHED = 0, 2, 75, 99
+for later in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"):
+    importlib.import_module(later)  # what a run imports on its way, here once for all children
+DONE, USER_ERROR, LOST, PREEMPTED, CRASHED = 0, 2, 3, 75, 99
 
 
 def fork(work: Callable[[], object], said: Path) -> int:

@@ -1,33 +1,45 @@
-"""`kill_runs.py CONFIG FOLDER SEED KILLS`: train, killed at random moments, until it is done.
+"""`kill_runs.py CONFIG FOLDER SEED KILLS PROCESSES`: train, killed at random moments, until done.
 
 Prints one JSON document: the kills, and how many bytes of the results are not those of a run that
-nobody disturbed. Every run that comes to its end is compared; further kills begin a new one.
+nobody disturbed. Every run that comes to its end is compared; further kills begin a new one. Of
+several processes all are killed at once, as by a machine that goes down, or one alone is, which
+ends the others; SIGTERM goes to torchrun, which passes it on.
 """
 
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
-from children import DONE, PREEMPTED, fork, status_of
+from children import DONE, LOST, PREEMPTED, fork, status_of
 from safetensors.torch import load_file
+from torchruns import adopt_orphans, kill_all, pid_file, reap, torchrun
 
 from unitsphere.training import checkpoint
 from unitsphere.training.log import read_metrics
+from unitsphere.training.parallel import watch
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
-CLOCK = ("time", "tokens_per_second")
+CLOCK = ("time", "tokens_per_second", "slowest_rank", "slowest_ratio")
+TERM, ONE = 0.15, 0.1
+"""Shares of the faults that are a SIGTERM, and that hit one process of several."""
 
 
-def session(config: Path, out: Path) -> int:
+def session(config: Path, out: Path, processes: int = 1) -> int:
     """A child that trains in `out`, from wherever that is."""
-    return fork(
-        lambda: train(load_recipe(config), out, sampler=lambda *_: "text"), out.with_suffix(".said")
-    )
+
+    def work() -> None:
+        train(load_recipe(config), out, sampler=lambda *_: "text")
+
+    said = out.with_suffix(".said")
+    return fork(work, said) if processes == 1 else torchrun(work, processes, said)
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -35,7 +47,7 @@ def content(out: Path) -> dict[str, bytes]:
     newest, damaged = checkpoint.newest(out / "checkpoints")
     assert newest is not None, damaged
     found = {
-        name: tensor.numpy().tobytes()
+        f"{path.name}: {name}": tensor.numpy().tobytes()
         for path in newest.glob("*.safetensors")
         for name, tensor in load_file(path).items()
     }
@@ -54,35 +66,69 @@ def lost(found: dict[str, bytes], expected: dict[str, bytes]) -> int:
     return total
 
 
+def harm(child: int, out: Path, processes: int, chance: random.Random) -> int | None:
+    """Kill the session, or tell it to stop; the rank of the process that was killed alone."""
+    dice = chance.random()
+    if dice < TERM:
+        os.kill(child, signal.SIGTERM)
+    elif processes > 1 and dice < TERM + ONE:
+        rank = chance.randrange(processes)
+        said = pid_file(out.with_suffix(".said"), rank)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has not begun, or is done
+            os.kill(int(said.read_text()), signal.SIGKILL)
+            return rank
+    elif processes > 1:
+        kill_all(child)
+    else:
+        os.kill(child, signal.SIGKILL)
+    return None
+
+
+def ended(child: int, processes: int) -> int:
+    """The status of a session when all of its processes are gone."""
+    status = status_of(child)
+    if processes > 1:
+        reap(child)
+    return status
+
+
 def main() -> None:
     config, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    chance, kills = random.Random(int(sys.argv[3])), int(sys.argv[4])
+    chance, kills, processes = random.Random(int(sys.argv[3])), int(sys.argv[4]), int(sys.argv[5])
+    adopt_orphans()
+    watch.GRACE = timedelta(seconds=2)  # for the processes that are left when one is killed
     began = time.monotonic()
-    assert status_of(session(config, folder / "whole")) == DONE
+    assert ended(session(config, folder / "whole", processes), processes) == DONE
     span = time.monotonic() - began
     expected = content(folder / "whole")
-    counts = {"SIGKILL": 0, "SIGTERM": 0, "runs": 0, "lost": 0, "slowest_stop": 0.0}
+    counts = {"SIGKILL": 0, "one": 0, "SIGTERM": 0, "runs": 0, "lost": 0, "slowest_stop": 0.0}
     while True:
-        out = folder / f"run-{counts['runs']}"
-        child = session(config, out)
-        if counts["SIGKILL"] < kills:
+        out, rank = folder / f"run-{counts['runs']}", None
+        said = out.with_suffix(".said")
+        for number in range(processes):
+            pid_file(said, number).unlink(missing_ok=True)
+        child = session(config, out, processes)
+        if counts["SIGKILL"] + counts["one"] < kills:
             time.sleep(chance.uniform(0, span))
-            number = signal.SIGTERM if chance.random() < 0.15 else signal.SIGKILL
-            os.kill(child, number)
+            rank = harm(child, out, processes, chance)
         asked = time.monotonic()
-        status = status_of(child)
+        status = ended(child, processes)
         if status == -signal.SIGKILL:
             counts["SIGKILL"] += 1
+        elif status == LOST and re.search(
+            rf"rank +: {rank} .*\n +exitcode +: -9 ", said.read_text()
+        ):
+            counts["one"] += 1
         elif status in (PREEMPTED, -signal.SIGTERM):  # the latter before training began
             counts["SIGTERM"] += 1
             counts["slowest_stop"] = max(counts["slowest_stop"], time.monotonic() - asked)
         elif status == DONE:
             counts["runs"] += 1
             counts["lost"] += lost(content(out), expected)
-            if counts["SIGKILL"] >= kills:
+            if counts["SIGKILL"] + counts["one"] >= kills:
                 break
         else:
-            sys.exit(f"status {status}:\n{out.with_suffix('.said').read_text()}")
+            sys.exit(f"status {status}:\n{said.read_text()}")
     print(json.dumps(counts))
 
 

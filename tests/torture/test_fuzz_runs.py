@@ -1,16 +1,19 @@
 """Run folders that somebody else made, or a disk damaged: nothing runs, one line says what is."""
 
 import json
+import math
 import os
 import pickle
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torture.mutations import damaged, json_files
 
 from unitsphere.cli.train import read_command
@@ -57,7 +60,11 @@ def resume(out: Path) -> None:
     folder = checkpoint.folder_of(out / "checkpoints", state.step)
     model = build_from(config.architecture, config.model, "cpu", objective=config.objective)
     tensors.load_model(folder, model)
-    tensors.load_optimizer(folder, model, build_optimizer(model, config.optim))
+    optimizer = build_optimizer(model, config.optim)
+    tensors.load_optimizer(folder, model, optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
     tensors.set_rng_state(state.rng, state.rng_device, torch.device("cpu"))
     guard.Guard("skip", 6.0).load(state.losses, state.losses_seen, torch.device("cpu"))
     write_environment(out, {"commit": "x"}, state.step)
@@ -133,6 +140,98 @@ def test_fuzz_safetensors(part, copy, cases):
 
     check()
     cases.done()
+
+
+KEYS = [
+    "exp_avg",
+    "exp_avg_sq",
+    "step",
+    "radius",
+    "__class__",
+    "../../../../tmp/x",
+    "",
+    "exp_avg.x",
+]
+DTYPES = [torch.float64, torch.float8_e4m3fn, torch.bfloat16, torch.int8, torch.bool]
+DTYPES += [torch.complex64, torch.int64]
+SHAPES = [(), (1,), (1, 1), (0,), (3, 2), (320, 16), (16, 320), (16, 16)]
+CHANGES = st.one_of(
+    st.just(("drop", None)),
+    st.tuples(st.just("key"), st.sampled_from(KEYS)),
+    st.tuples(st.just("name"), st.sampled_from(["optim.", "optim.x.", "optim.../../x", "model.x"])),
+    st.tuples(st.just("shape"), st.sampled_from(SHAPES)),
+    st.tuples(st.just("dtype"), st.sampled_from(DTYPES)),
+    st.tuples(st.just("values"), st.sampled_from([-1.0, math.nan, math.inf])),
+)
+
+
+def other_state(states: dict[str, torch.Tensor], place: int, how: str, value: Any) -> None:
+    """Change one tensor of an optimizer's state, in place: its name, shape, type, or values."""
+    name = sorted(states)[place % len(states)]
+    tensor = states.pop(name)
+    if how in ("key", "name"):
+        states[f"{name.rpartition('.')[0]}.{value}" if how == "key" else value] = tensor
+    elif how == "shape":
+        states[name] = torch.zeros(value)
+    elif how == "dtype":
+        states[name] = tensor.to(value)
+    elif how == "values":
+        states[name] = torch.full(tensor.shape, value)
+
+
+def test_fuzz_optimizer_states(copy, cases):
+    newest = copy / "checkpoints/step-00000006"
+    path = newest / "model-00002-of-00002.safetensors"
+    valid = load_file(path)
+
+    @settings(TORTURE)
+    @given(st.lists(st.tuples(st.integers(0, 999), CHANGES), min_size=1, max_size=3))
+    def check(changes: list[tuple[int, tuple[str, Any]]]) -> None:
+        states = dict(valid)
+        for place, change in changes:
+            other_state(states, place, *change)
+        save_file(states, path)
+        signed(newest)
+        elsewhere = outside(copy)
+        with cases:
+            resume(copy)
+        assert outside(copy) == elsewhere
+
+    check()
+    cases.done()
+
+
+def test_fuzz_offsets_of_shards(copy, cases):
+    newest = copy / "checkpoints/step-00000006"
+    path = newest / "model-00002-of-00002.safetensors"
+    valid = load_file(path)
+    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in valid.items()}
+
+    @settings(TORTURE)
+    @given(json_files(offsets))
+    def check(text: bytes) -> None:
+        where = {"DCP_SHARDING_INFO": text.decode("utf-8", "replace"), "DCP_VERSION": "1.0"}
+        save_file(valid, path, where)
+        signed(newest)
+        with cases:
+            resume(copy)
+
+    check()
+    cases.done()
+
+
+def test_what_is_no_file_is_never_read(copy):
+    newest = copy / "checkpoints/step-00000006"
+    for odd in (lambda p: p.mkdir(), os.mkfifo, lambda p: p.symlink_to("/dev/zero")):
+        odd(newest / "x.safetensors")
+        marker = json.loads((newest / "COMPLETE").read_text())
+        marker["x.safetensors"] = marker["state.json"]
+        (newest / "COMPLETE").write_text(json.dumps(marker))
+        found, (said,) = checkpoint.newest(copy / "checkpoints")
+        assert found == copy / "checkpoints/step-00000003"
+        assert "x.safetensors cannot be read: it is no file" in said
+        odd_one = newest / "x.safetensors"
+        odd_one.rmdir() if odd_one.is_dir() else odd_one.unlink()
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json"])

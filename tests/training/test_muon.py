@@ -12,7 +12,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.loop import Job, set_rate
-from unitsphere.training.muon import MuonAdam
+from unitsphere.training.muon import Muon, MuonAdam, orthogonalise
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.run import train
 
@@ -57,7 +57,7 @@ def test_matrices_go_to_muon_and_all_else_to_adam_by_role(name):
 @pytest.mark.parametrize("adjust_lr", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize(("layer", "ratio"), [("W_oMLP", 1.0), ("W_u", 2.0)])
 def test_steps_follow_the_equations(nesterov, adjust_lr, layer, ratio):
-    """In fp64 with gradients of moderate condition; Newton–Schulz itself runs in bf16."""
+    """In fp64, which Newton–Schulz keeps on a CPU."""
     model = build("gpt", **SMALL).double()
     config = dataclasses.replace(MUON, nesterov=nesterov, adjust_lr=adjust_lr)
     optimizer = build_optimizer(model, config)
@@ -72,10 +72,37 @@ def test_steps_follow_the_equations(nesterov, adjust_lr, layer, ratio):
         momentum = 0.95 * momentum + 0.05 * W.grad
         u = 0.05 * W.grad + 0.95 * momentum if nesterov else momentum
         moved = ((1 - 1e-2 * 0.1) * before - W) / (1e-2 * ratio)
-        assert (moved - orthogonalised(u)).norm() < 0.02 * moved.norm()
+        torch.testing.assert_close(moved, orthogonalised(u), rtol=0, atol=1e-12)
         values = torch.linalg.svdvals(moved)
         assert values.min() > 0.6
         assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_a_cpu_newton_schulz_runs_in_the_weight_s_precision_fp32_at_least(dtype):
+    update = torch.randn(24, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = orthogonalise(update, 5)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    exact = orthogonalised(update.double())
+    assert (found - exact).abs().max() < 1e-5
+    assert torch.equal(orthogonalise(update.T, 5), found.T)
+
+
+def test_a_step_is_torch_s_but_for_the_precision():
+    """torch's Newton–Schulz runs in bf16: 8 bits."""
+    start = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    numbers = {"lr": 0.1, "weight_decay": 0.2, "adjust_lr_fn": "match_rms_adamw"}
+    for kind, weight in ((Muon, ours), (torch.optim.Muon, theirs)):
+        optimizer = kind([weight], **numbers)
+        for seed in range(3):
+            weight.grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+    assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
+
+
+def test_an_update_of_nothing_moves_nothing():
+    assert orthogonalise(torch.zeros(3, 5), 5).count_nonzero() == 0
 
 
 def test_the_rest_is_adamw_exactly():

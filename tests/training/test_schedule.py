@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from unitsphere.errors import UserError
@@ -60,3 +62,21 @@ def test_a_warmup_longer_than_the_run_only_warms_up():
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(UserError, match=f"schedule.{next(iter(settings))}"):
         ScheduleConfig(**settings)
+
+
+def test_a_ramp_climbs_by_the_same_amount_up_to_the_peak():
+    assert factors(kind="ramp", steps=4) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_ramp_with_a_start_climbs_by_the_same_ratio():
+    rates = factors(kind="ramp", start=1e-3, steps=7)
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates[-1] == 1.0
+    assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10**0.5] * 6)
+
+
+def test_a_ramp_refuses_a_warmup_and_an_impossible_start():
+    with pytest.raises(UserError, match=r"schedule\.warmup must be 0"):
+        ScheduleConfig(kind="ramp", warmup=0.1)
+    with pytest.raises(UserError, match=r"schedule\.start"):
+        ScheduleConfig(kind="ramp", start=1.0)

@@ -1,8 +1,8 @@
 """One task of a submitted job: trains as a process that torchrun started would.
 
-What asks it to stop decides whether the job goes back into the queue. The end of its time (SIGUSR2,
-or train.time_limit) does. SIGTERM is also what `scancel` sends: the run saves, and SLURM itself
-requeues the job if it was preempted.
+What asks it to stop first decides whether the job goes back into the queue. The end of its time
+(SIGUSR2, or train.time_limit) does, whatever comes while it saves. SIGTERM is also what `scancel`
+sends: the run saves, and SLURM itself requeues the job if it was preempted.
 """
 
 import os
@@ -35,7 +35,7 @@ class TrainTask:
                 signal.signal(number, nothing_to_save)
             signal.signal(TIME_IS_UP, ask_to_save)
             status = run_train(self.argv)
-            cancelled = signal.SIGTERM in arrived()
+            cancelled = is_cancelled(arrived())
         if status == EXIT_PREEMPTED and not cancelled:
             signal.signal(TIME_IS_UP, requeue)
             signal.raise_signal(TIME_IS_UP)  # submitit: the first task requeues, and exits
@@ -48,6 +48,12 @@ class TrainTask:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def is_cancelled(arrived: list[int]) -> bool:
+    """Whether of the signals, in the order of their coming, SIGTERM came before the notice."""
+    asked = [number for number in arrived if number in (signal.SIGTERM, TIME_IS_UP)]
+    return asked[:1] == [signal.SIGTERM]
 
 
 def run_train(argv: list[str]) -> int:
@@ -71,16 +77,16 @@ def ask_to_save(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def arrived_signals() -> Iterator[Callable[[], set[int]]]:
-    """Within: a function that gives the signals that have come, whoever has handled them."""
+def arrived_signals() -> Iterator[Callable[[], list[int]]]:
+    """Within: a function that gives the signals that have come, in order, whoever handled them."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    seen: set[int] = set()
+    seen: list[int] = []
 
-    def arrived() -> set[int]:
+    def arrived() -> list[int]:
         with suppress(BlockingIOError):  # none since the last question
-            seen.update(os.read(reader, 65536))
+            seen.extend(os.read(reader, 65536))
         return seen
 
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

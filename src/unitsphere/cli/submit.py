@@ -5,7 +5,11 @@ machine, in the background.
 """
 
 import dataclasses
+import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -72,11 +76,33 @@ def submit(submission: Submission, argv: list[str], out: Path) -> int:
 
     saved_config(out)
     try:
-        job = executor.submit(TrainTask(argv))
+        with detached():
+            job = executor.submit(TrainTask(argv))
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"SLURM refused the job: {error}") from error
     announce(submission, str(job.job_id), out / LOGS)
     return 0
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Within: a process that is started here does not hold what this one prints into.
+
+    A local job outlives the command, and `unitsphere train … | tee` ends when all have let go.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    kept = {stream: os.dup(stream) for stream in (1, 2)}
+    try:
+        for stream in kept:
+            os.dup2(nowhere, stream)
+        yield
+    finally:
+        for stream, own in kept.items():
+            os.dup2(own, stream)
+            os.close(own)
+        os.close(nowhere)
 
 
 def announce(submission: Submission, job: str, logs: Path) -> None:

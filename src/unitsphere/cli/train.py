@@ -88,7 +88,10 @@ def run(argv: list[str]) -> int:
     if submission and not instead.dry_run:
         return submit(submission, command, out)
     if instead.dry_run:
-        return show_dry_run(config, instead.world_size or 1, instead.json)
+        world = instead.world_size or (submission.processes if submission else 1)
+        if submission:
+            print("--dry-run: nothing is submitted", file=sys.stderr)
+        return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     try:
         train(config, out, name, sampler=write_sample)

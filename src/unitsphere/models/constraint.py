@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
 Role = Literal["matrix", "embedding", "head", "gain", "scale", "bias"]
+MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head")
+"""Roles of what has vectors to constrain; all else are gains, scales and biases."""
 Kind = Literal["sphere", "ball"]
 
 
@@ -109,7 +111,7 @@ def overridden(model: nn.Module, kind: Kind) -> list[Constraint]:
     """
     found = []
     for name, declared in declarations(model).items():
-        if declared.role in ("matrix", "embedding", "head"):
+        if declared.role in MATRICES:
             bound = declared.bound or Bound(dim=1)
             found.append(Constraint(name, bound.dim, kind, bound.radius))
     return found

@@ -19,6 +19,7 @@ an extension of this project by the paper's own rule; the encoder's h, a unit ve
 
 The anGPT paper (arXiv 2505.22014, Figure 5) takes two of the norms away: `residual = "lerp_nu"`
 puts the constant ν(α) in place of the outer Norm, `bound = "ball"` is ‖w‖ ≤ 1 on the same axes.
+`residual = "add"` is this project's: h = Norm(h + α ⊙ h_A), without Norm(h_A), and so for h_M.
 One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν is the same model.
 """
 
@@ -47,9 +48,15 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.residual import LONGEST, lerp, riemannian, slerp
+from unitsphere.ops.residual import LONGEST, add_norm, lerp, riemannian, slerp
 
-RESIDUALS = {"lerp": lerp_norm, "slerp": slerp, "riemannian": riemannian, "lerp_nu": lerp}
+RESIDUALS = {
+    "lerp": lerp_norm,
+    "slerp": slerp,
+    "riemannian": riemannian,
+    "lerp_nu": lerp,
+    "add": add_norm,
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,9 @@ class NGPTConfig:
     """scale of the logits, [V]"""
     signed_alpha: bool = False
     """use α as it is instead of |α| (A.2)"""
-    residual: Literal["lerp", "slerp", "riemannian", "lerp_nu"] = "lerp"
-    """how h moves: eq. 7, eq. 6, eq. 29 and 30 (A.4), or by ν(α) instead of Norm (anGPT)"""
+    residual: Literal["lerp", "slerp", "riemannian", "lerp_nu", "add"] = "lerp"
+    """how h moves: eq. 7, eq. 6, eq. 29 and 30 (A.4), by ν(α) instead of Norm (anGPT), or by
+    Norm(h + α ⊙ h_A) without Norm(h_A) (this project's)"""
     qk_norm: bool = True
     """normalise q and k (eq. 15, 16); off leaves s_qk and √d_k as they are (Table 6)"""
     bound: Kind = "sphere"

@@ -3,12 +3,13 @@
 | rule | formula | source |
 |---|---|---|
 | `lerp_norm` | Norm(h + α ⊙ (Norm(x) − h)) | nGPT eq. 7, 10, 11 |
+| `add_norm` | Norm(h + α ⊙ x): x keeps its length | this project |
 | `slerp` | sin((1−α)θ)/sin θ · h + sin(αθ)/sin θ · Norm(x), cos θ = ⟨h, Norm(x)⟩ | nGPT eq. 6 |
 | `riemannian` | Norm(h − α ⊙ (h⟨h, Norm(x)⟩ − Norm(x))) | nGPT eq. 29, 30 |
 | `lerp` | (h + α ⊙ (Norm(x) − h)) · ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2) | anGPT Table 1 |
 
 Shapes: h and x are [..., d]; α is [d], a scalar tensor or a float. Each returns [..., d];
-`lerp_norm` and `lerp` in h's dtype, so that a scale kept in fp32 does not widen it.
+`lerp_norm`, `add_norm` and `lerp` in h's dtype, so that a scale kept in fp32 does not widen it.
 `lerp` is also "nGPT with LERP correction" (anGPT Figure 5): ν(α) in place of the outer Norm.
 """
 
@@ -77,6 +78,17 @@ def interpolate(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     wide = torch.promote_types(h.dtype, torch.float32)
     weight = alpha.to(wide) if isinstance(alpha, Tensor) else alpha
     return torch.lerp(h.to(wide), x.to(wide), weight)
+
+
+def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
+    """Step from h by α times x as it is, back onto the sphere.
+
+    Without Norm(x) a sublayer that has little to say moves h little, as in a pre-norm GPT: an
+    average over many values is short. On the sphere x is at most about 1 long at the start.
+    """
+    wide = torch.promote_types(h.dtype, torch.float32)
+    step = alpha.to(wide) if isinstance(alpha, Tensor) else alpha
+    return unit_norm(h.to(wide) + step * x.to(wide)).to(h.dtype)
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:

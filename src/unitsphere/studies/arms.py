@@ -2,7 +2,6 @@
 
 runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
 runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tuning_split
-tuning-data/                                       those splits
 """
 
 import math
@@ -19,8 +18,6 @@ from unitsphere.studies.tune import Search, grid, search
 from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import load_recipe
-
-TUNING_DATA = "tuning-data"
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def tuned_rates(
 def arm_search(out: Path, study: Study, arm: str, tokens: int) -> Search:
     """The search of an arm's rate at a budget."""
     config = arm_config(study, arm)
-    data = tuning_data(config, study.tune.fraction, out / TUNING_DATA)
+    data = tuning_data(config, study.tune.fraction)
 
     def runs(rate: float) -> list[Planned]:
         return [tuning_run(out, study, arm, tokens, rate, s, data) for s in study.tune.seeds]

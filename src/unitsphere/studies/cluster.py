@@ -49,13 +49,18 @@ class Resources:
             raise UserError(f"{self.prefix}gpus must be 0 or more: {self.gpus}")
         seconds_of(self.time, f"{self.prefix}time")
 
+    @property
+    def processes(self) -> int:
+        """On all nodes: one for each GPU, unless `tasks` says otherwise."""
+        return self.nodes * (self.tasks or max(self.gpus, 1))
+
     def parameters(self) -> dict[str, Any]:
-        """The same in submitit's words: a process for each GPU, unless `tasks` says otherwise."""
+        """The same in submitit's words."""
         minutes = math.ceil(seconds_of(self.time) / 60)
         return {
             "name": self.name,
             "nodes": self.nodes,
-            "tasks_per_node": self.tasks or max(self.gpus, 1),
+            "tasks_per_node": self.processes // self.nodes,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
             "mem_gb": self.memory,

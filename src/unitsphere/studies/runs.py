@@ -47,7 +47,7 @@ def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, s
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the run's newest complete checkpoint is that of its last step."""
+    """Whether the newest complete checkpoint is the last: at the end, or where it diverged."""
     saved = saved_config(run) if run.exists() else None
     state = last_state(run) if saved is not None else None
-    return saved is not None and state is not None and state.step == saved.train.steps
+    return saved is not None and state is not None and state.over(saved.train.steps)

@@ -8,6 +8,7 @@ vocabulary are the same as in the final runs.
 import dataclasses
 import hashlib
 import itertools
+from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ PIECE = 1 << 20
 """Tokens that are copied at a time."""
 
 
-def tuning_data(config: RunConfig, fraction: float, folder: Path) -> Path:
-    """A prepared folder, in `folder`, of the run's training split without its validation split.
+def tuning_data(config: RunConfig, fraction: float) -> Path:
+    """A prepared folder, in data.cache, of the run's training split without its validation split.
 
     `fraction` of the documents (of pairs, with seq2seq) is its validation split, chosen by a hash
     of their index; of a single document it is the end. Raises UserError for unusable data.
@@ -43,7 +44,7 @@ def tuning_data(config: RunConfig, fraction: float, folder: Path) -> Path:
     if source.pairs and source.n_documents < 4:
         raise UserError(f"{config.data.source} has too few pairs to tune on a share of them")
     wanted = hashlib.sha256(f"tuning {source.fingerprint} {fraction!r}".encode()).hexdigest()
-    out = folder / wanted[:16]
+    out = Path(expanduser(config.data.cache)) / f"tuning-{wanted[:16]}"
     if not is_prepared(out):
         with workspace(out) as partial:
             write_splits(source, fraction, wanted, partial)

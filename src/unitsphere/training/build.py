@@ -17,6 +17,7 @@ from unitsphere.training.guard import Guard
 from unitsphere.training.loop import Job
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.parallel.agree import on_first
+from unitsphere.training.parallel.fill import fill
 from unitsphere.training.parallel.forecast import fitting_rows
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.parallelize import parallelize
@@ -37,8 +38,13 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
             f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run begun in fp8 "
             "goes on in it alone, or starts over with another --out"
         )
+    cut = layout.degrees.dp_shard > 1 or layout.degrees.tp > 1
     model = build_from(
-        config.architecture, config.model, device, config.train.seed, config.objective
+        config.architecture,
+        config.model,
+        "meta" if cut else device,
+        config.train.seed,
+        config.objective,
     )
     if precision == "bf16-storage":
         model.to(torch.bfloat16)
@@ -51,9 +57,12 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
         layout,
         config.train.recompute,
         compiles(config.train.compile, device),
+        precision,
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
     )
+    if cut:
+        fill(model, config, device)
     optimizer = build_optimizer(model, config.optim)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)

@@ -9,12 +9,14 @@ One whose files do not match its marker is passed over. All tensors are safetens
 else is JSON: reading a checkpoint that someone else wrote runs no code.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
+from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.tensors import named_tensors, write_named
@@ -52,6 +55,12 @@ class State:
     """what a spike is measured by (guard.py)"""
     spikes: list[int] = field(default_factory=list)
     """steps of late that were spikes"""
+    watch: Watch = field(default_factory=Watch)
+    """the loss as divergence is judged by it"""
+
+    def over(self, steps: int) -> bool:
+        """Whether a run of so many steps has nothing left to do."""
+        return (self.step == steps or self.watch.diverged is not None) and not self.unfinished
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
@@ -172,12 +181,13 @@ def damage(folder: Path) -> str | None:
         promised = read_json(marker)
     except UserError as error:
         return str(error)
-    actual = fingerprints(folder)
-    if promised == actual:
-        return None
     if not isinstance(promised, dict):
         return f"{MARKER} is no list of files"
-    for name in sorted(promised | actual):
+    try:
+        actual = fingerprints(folder)
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+    for name in sorted(promised.keys() | actual.keys()):
         if name not in actual:
             return f"{name} is missing"
         if promised.get(name) != actual[name]:
@@ -186,14 +196,19 @@ def damage(folder: Path) -> str | None:
 
 
 def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
-    """File name -> size and sha256, for every file of a checkpoint but the marker."""
-    found: dict[str, dict[str, int | str]] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != MARKER:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.name] = {"size": path.stat().st_size, "sha256": digest}
-    return found
+    """File name -> fingerprint, for every file of a checkpoint but the marker."""
+    files = sorted(path for path in folder.iterdir() if path.name != MARKER)
+    with ThreadPoolExecutor() as pool:  # hashing holds no lock of Python's
+        return dict(zip((path.name for path in files), pool.map(fingerprint, files), strict=True))
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """Size and sha256 of a file; OSError for what is none, which reading might never end."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest}
 
 
 def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:

@@ -64,6 +64,8 @@ class TrainConfig:
     spike_sigma: float | None = None
     """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
     example; none: only what is not finite is one"""
+    stop_at_divergence: bool = False
+    """the run is over when its loss diverges (training/divergence.py), without being an error"""
     time_limit: str | None = None
     """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
     status 75 before it is over"""

@@ -11,14 +11,14 @@ from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step
-from unitsphere.models.constraint import Constraint, constraints, overridden, roles
+from unitsphere.models.constraint import MATRICES, Constraint, constraints, overridden, roles
 from unitsphere.ops.project import Axes, project_tangent_
 from unitsphere.training.cpr import CPR, CPRConfig
 from unitsphere.training.frobenius import WHOLE, Frobenius, Hyperball
 from unitsphere.training.hooks import StepHook, attach
 
 REMEMBERED = {
-    "frobenius": ("matrix", "embedding", "head"),
+    "frobenius": MATRICES,
     "hyperball": ("matrix",),
     "cpr": ("matrix", "head"),
 }

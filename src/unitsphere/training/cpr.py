@@ -76,6 +76,13 @@ class CPR(StepHook):
             raise UserError("Kappa-WS needs a schedule.warmup, or warm_steps under cpr")
         self.start = [square(weight) for weight in weights]
 
+    def remembers(self) -> dict[Tensor, frozenset[str]]:
+        """What `first` makes."""
+        return {
+            weight: frozenset(self.first(start))
+            for weight, start in zip(self.weights, self.start, strict=True)
+        }
+
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
         """λ, then W; nothing in a step that the gradient scaler made the optimizer skip."""

@@ -28,6 +28,10 @@ class Frobenius(StepHook):
         self.weights = weights
         self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
 
+    def remembers(self) -> dict[Tensor, frozenset[str]]:
+        """Each radius."""
+        return dict.fromkeys(self.weights, frozenset({"radius"}))
+
     def after(self, optimizer: Optimizer) -> None:
         """Project."""
         for weight, radius in self.radii(optimizer):

@@ -8,12 +8,17 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 
 class StepHook:
     """Work on the tensors that an optimizer holds, around each of its steps."""
+
+    def remembers(self) -> dict[Tensor, frozenset[str]]:
+        """Weight -> the names under which the optimizer's state of it has scalars of this hook."""
+        return {}
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
         """Called before a step; `ready`: with its gradients, which those of a closure are not."""
@@ -48,12 +53,13 @@ def _deep_copy(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     twin = type(optimizer).__new__(type(optimizer))
     memo[id(optimizer)] = twin
     twin.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
-    for hook in _attached(optimizer):
+    for hook in attached(optimizer):
         attach(twin, copy.deepcopy(hook, memo))
     return twin
 
 
-def _attached(optimizer: Optimizer) -> list[StepHook]:
+def attached(optimizer: Optimizer) -> list[StepHook]:
+    """The hooks that `attach` has attached."""
     calls: list[Callable[..., Any]] = list(optimizer._optimizer_step_post_hooks.values())
     owners = [getattr(call, "__self__", None) for call in calls]
     return [owner for owner in owners if isinstance(owner, StepHook)]

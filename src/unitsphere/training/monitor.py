@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
+from unitsphere.training.device import autocast
+from unitsphere.training.divergence import Diverged
 from unitsphere.training.evaluate import evaluating
 from unitsphere.training.flops import flops_per_token, peak_flops
 from unitsphere.training.guard import MOST, WINDOW, RolledBack
@@ -56,7 +59,7 @@ class RunMonitor:
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
         self.pending: list[tuple[int, Tensor, Tensor, Tensor]] = []
-        self.spikes = state.spikes
+        self.spikes, self.divergence = state.spikes, state.watch
         self.recorded = state.step, state.seconds
         self.done = self.saved = state.step
         self.unfinished = state.unfinished
@@ -98,6 +101,8 @@ class RunMonitor:
         saves = last or due(step, train.save_every) or due(step, train.keep_every or 0)
         if records or samples or saves:
             values = self.settle(records)
+            if self.divergence.diverged is not None:
+                self.end(step, self.divergence.diverged, values | {"lr": lr})
             if records:
                 compared = self.stragglers.compare(self.seconds - self.recorded[1])
                 values |= {"lr": lr} | self.pace(step) | compared
@@ -142,6 +147,14 @@ class RunMonitor:
             "the same command goes on from there"
         )
 
+    def end(self, step: int, diverged: int, values: dict[str, float]) -> NoReturn:
+        """Write the last record and save, since the loss has diverged; raises Diverged."""
+        self.log.record(self.place(step) | values | {"diverged": diverged})
+        self.log.say(f"the loss diverged at step {diverged}: the run ends here")
+        self.save()
+        self.saver.wait()
+        raise Diverged
+
     def place(self, step: int) -> dict[str, float]:
         """What every record begins with."""
         tokens = step * self.job.config.train.batch_tokens
@@ -161,10 +174,14 @@ class RunMonitor:
         for (step, *_), (loss, grad_norm, limit) in zip(self.pending, read, strict=True):
             values = {"loss": loss, "grad_norm": grad_norm}
             found = {name: value for name, value in values.items() if math.isfinite(value)}
+            if self.job.config.train.stop_at_divergence:
+                known = loss if math.isfinite(grad_norm) else math.nan
+                self.divergence = self.divergence.after(step, known)
             dropped = step - 1 in self.job.guard.dropped
             if dropped or len(found) < len(values) or loss > limit:
                 found["spike"] = 1.0
-                self.bear(step, **values, limit=limit)
+                if self.divergence.diverged is None:
+                    self.bear(step, **values, limit=limit)
                 if step != self.done or not records:
                     self.log.record(self.place(step) | found)
         self.pending.clear()
@@ -201,7 +218,7 @@ class RunMonitor:
         """Sample text into samples.txt."""
         if self.sampler is not None:
             corpus, model = self.corpus, self.job.model
-            with evaluating(model):
+            with evaluating(model), autocast(model.device, self.job.precision):
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
     def save(self) -> None:
@@ -221,6 +238,7 @@ class RunMonitor:
             losses=losses,
             losses_seen=seen,
             spikes=self.spikes,
+            watch=self.divergence,
         )
         self.saver.save(state, self.job.model, self.job.optimizer)
         self.stop.saving = self.saver.longest

@@ -1,23 +1,50 @@
 """Optimizers from declared roles: Muon on matrices alone, weight decay never on gains."""
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from torch.nn import Parameter
-from torch.optim import Adam, AdamW, Muon, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
-from unitsphere.models.constraint import roles
+from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
-from unitsphere.training.muon import MuonAdam
+from unitsphere.training.muon import Muon, MuonAdam
 from unitsphere.training.parallel.gradients import by_mesh
 
-DECAYED = ("matrix", "embedding", "head")
+
+@dataclass(frozen=True)
+class RatesConfig:
+    """Peak rates of what is no matrix of a layer, as multiples: of optim.adam_lr, or else lr."""
+
+    embedding: float = 1.0
+    """of the input embedding, tied to the head or not"""
+    head: float = 1.0
+    """of the output head"""
+    scale: float = 1.0
+    """of scaling parameters, gains and biases"""
+
+    def __post_init__(self) -> None:
+        for key, value in asdict(self).items():
+            if not 0 < value < math.inf:
+                raise UserError(f"optim.rates.{key} must be a number above 0: {value}")
+
+    def of(self, role: Role) -> float:
+        """The multiple for a parameter of `role`."""
+        match role:
+            case "matrix":
+                return 1.0
+            case "embedding":
+                return self.embedding
+            case "head":
+                return self.head
+            case _:
+                return self.scale
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,8 @@ class OptimConfig:
     """peak learning rate"""
     adam_lr: float | None = None
     """muon: peak rate of what adamw trains; none: lr, which fits adjust_lr match_rms_adamw"""
+    rates: RatesConfig = RatesConfig()
+    """peak rates by kind of parameter"""
     beta1: float = 0.9
     """decay of the first moment"""
     beta2: float = 0.95
@@ -84,38 +113,41 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     CPU 3 to 5 times faster than the loop. The constraint is `training.constraint.constrain`'s work.
     """
     role, parameters = roles(model), dict(model.named_parameters())
-    hidden = [p for name, p in parameters.items() if role[name] == "matrix"]
-    tables = [p for name, p in parameters.items() if role[name] in ("embedding", "head")]
-    free = [p for name, p in parameters.items() if role[name] not in DECAYED]
-    if config.name == "muon":
-        adam = build_adam(model, config, tables, free, config.adam_lr)
+    muon = config.name == "muon"
+    kinds: dict[Parameter, Role] = {p: role[name] for name, p in parameters.items()}
+    hidden = [p for p, kind in kinds.items() if muon and kind == "matrix"]
+    adam = build_adam(
+        model, config, {p: kind for p, kind in kinds.items() if not muon or kind != "matrix"}
+    )
+    optimizer: Optimizer = adam
+    if muon:
         flat = {parameters[name] for name in turned(model)}
-        optimizer: Optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
-    else:
-        decayed = [p for name, p in parameters.items() if role[name] in DECAYED]
-        optimizer = build_adam(model, config, decayed, free, None)
+        optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
 
 
 def build_adam(
-    model: Transformer | Classifier,
-    config: OptimConfig,
-    decayed: list[Parameter],
-    free: list[Parameter],
-    lr: float | None,
+    model: Transformer | Classifier, config: OptimConfig, rest: Mapping[Parameter, Role]
 ) -> Adam:
-    """Adam, or AdamW unless the config says "adam"; its rate is `lr`, or the config's."""
+    """Adam, or AdamW unless the config says "adam", over parameters of the roles given.
+
+    A group for each rate, weight decay and mesh.
+    """
+    alike: dict[tuple[float, float], list[Parameter]] = {}
+    peak = config.lr if config.adam_lr is None else config.adam_lr
+    for parameter, role in rest.items():
+        decay = config.weight_decay if role in MATRICES else 0.0
+        alike.setdefault((peak * config.rates.of(role), decay), []).append(parameter)
     groups = [
-        {"params": alike, "weight_decay": decay}
-        for parameters, decay in ((decayed, config.weight_decay), (free, 0.0))
-        for alike in by_mesh(parameters) or [[]]
+        {"params": held, "lr": lr, "weight_decay": decay}
+        for (lr, decay), parameters in alike.items()
+        for held in by_mesh(parameters)
     ]
     kind = Adam if config.name == "adam" else AdamW
     return kind(
         groups,
-        lr=config.lr if lr is None else lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=model.device.type in ("cpu", "cuda"),

@@ -14,7 +14,8 @@ from unitsphere.training.schedule import warmup_steps
 class Result:
     """How a run ended: its last record, and whether this call trained at all.
 
-    val_bits_per_byte is None where the objective has none, val_accuracy where it is not measured.
+    val_loss is NaN for a run that ended when it diverged. val_bits_per_byte is None where the
+    objective has none, val_accuracy where it is not measured.
     """
 
     out: Path
@@ -28,7 +29,9 @@ class Result:
     trained: bool
 
     def validation(self) -> str:
-        """The last validation in a few words."""
+        """The last validation in a few words; a run that ended when it diverged has none."""
+        if math.isnan(self.val_loss):
+            return "diverged"
         parts = [f"validation loss {self.val_loss:.4f}"]
         if self.val_bits_per_byte is not None:
             parts.append(f"{self.val_bits_per_byte:.4f} bits/byte")
@@ -63,7 +66,7 @@ def result(out: Path, trained: bool) -> Result:
         tokens=last["tokens"],
         seconds=last["time"],
         loss=last.get("loss", math.nan),  # not finite, and left out
-        val_loss=last["val_loss"],
+        val_loss=last.get("val_loss", math.nan),  # it diverged, and was not validated
         val_bits_per_byte=last.get("val_bits_per_byte"),
         val_accuracy=last.get("val_accuracy"),
         trained=trained,

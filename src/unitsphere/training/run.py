@@ -19,6 +19,7 @@ from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.decide import agreed_config, place
+from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     disk_errors,
@@ -63,7 +64,7 @@ def train(
         where(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out)
-        if state is not None and state.step == config.train.steps and not state.unfinished:
+        if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
             if layout.first:
                 print(
@@ -152,6 +153,8 @@ class Session:
         while True:
             try:
                 return self.train_from(state)
+            except Diverged:
+                return
             except RolledBack as spike:
                 last = agreed_state(self.job.layout, self.out)
                 if last is None:

@@ -1,4 +1,7 @@
-"""The learning rate over a run: warm-up, then cosine, linear, warmup-stable-decay or constant."""
+"""The learning rate over a run: warm-up, then cosine, linear, warmup-stable-decay or constant.
+
+Or a ramp, which climbs to the last step: how high until the loss diverges (`unitsphere lr-ramp`)?
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,14 +14,18 @@ from unitsphere.errors import UserError
 class ScheduleConfig:
     """The form of the learning rate; `optim.lr` is its peak."""
 
-    kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """form after the warm-up; wsd: constant, then linear over the last `decay` of the run"""
+    kind: Literal["cosine", "linear", "wsd", "constant", "ramp"] = "cosine"
+    """form after the warm-up; wsd: constant, then linear over the last `decay` of the run; ramp: up
+    to the peak at the last step, without a warm-up"""
     warmup: float = 0.0
     """steps of linear warm-up if 1 or more, else a fraction of the run"""
     final: float = 0.0
     """last rate divided by the peak"""
     decay: float = 0.2
     """wsd: fraction of the run over which the rate falls"""
+    start: float = 0.0
+    """ramp: first rate divided by the peak, and each a ratio above the one before; 0: each the same
+    amount above the one before, from 0"""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -27,6 +34,10 @@ class ScheduleConfig:
             raise UserError(f"schedule.final must be between 0 and 1: {self.final}")
         if not 0 < self.decay <= 1:
             raise UserError(f"schedule.decay must be above 0 and at most 1: {self.decay}")
+        if not 0 <= self.start < 1:
+            raise UserError(f"schedule.start must be at least 0 and below 1: {self.start}")
+        if self.kind == "ramp" and self.warmup:
+            raise UserError(f"schedule.warmup must be 0 for a ramp, which is one: {self.warmup}")
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
@@ -35,6 +46,8 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     With a warm-up of w steps the factors start at 1/w, 2/w, …; the last update has a rate one
     step short of `final`, so no update is lost to a rate of zero.
     """
+    if config.kind == "ramp":
+        return ramp(config.start, step, steps)
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -45,6 +58,13 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     if config.kind == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return 1 - progress * (1 - config.final)
+
+
+def ramp(start: float, step: int, steps: int) -> float:
+    """The factor of a ramp: 1/steps, 2/steps, …, 1; or from `start` to 1 in equal ratios."""
+    if start == 0:
+        return (step + 1) / steps
+    return start ** (1 - step / max(steps - 1, 1))
 
 
 def warmup_steps(config: ScheduleConfig, steps: int) -> int:

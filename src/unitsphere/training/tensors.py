@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from unitsphere.errors import UserError
 from unitsphere.models.parts import turned
 from unitsphere.training.parallel.layout import SINGLE, Layout
+from unitsphere.training.states import check_states
 
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -98,21 +99,22 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Give the optimizer the state that a complete checkpoint holds."""
+    """Give the optimizer the state that a complete checkpoint holds.
+
+    Raises UserError if that is not what such an optimizer keeps.
+    """
     parameters, transposed = dict(model.named_parameters()), turned(model)
+    stored = empty_tensors(folder, "optim.", "meta")
+    check_states(folder, stored, parameters, transposed, optimizer)
     tensors: dict[str, Tensor] = {}
-    for name, stored in empty_tensors(folder, "optim.", "meta").items():
+    for name, shape in stored.items():
         parameter, _, _ = name.removeprefix("optim.").rpartition(".")
-        if parameter not in parameters:
-            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
         of = parameters[parameter].detach()
         of = of.t() if parameter in transposed else of
-        if of.shape == stored.shape:  # then it is spread over processes as the parameter is
-            tensors[name] = torch.empty_like(of, dtype=stored.dtype)
-        elif stored.numel() == 1:
-            tensors[name] = torch.empty_like(stored, device="cpu")
+        if of.shape == shape.shape:  # then it is spread over processes as the parameter is
+            tensors[name] = torch.empty_like(of, dtype=shape.dtype)
         else:
-            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
+            tensors[name] = torch.empty_like(shape, device="cpu")
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

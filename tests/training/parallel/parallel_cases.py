@@ -19,6 +19,7 @@ from unitsphere.training.build import build_job
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.constraint import ConstraintConfig
+from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
@@ -65,6 +66,8 @@ VARIANTS = {
     "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
     "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
+    "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
+    "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
 }
 
 
@@ -101,7 +104,7 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
     }
     optim = dict(case.optim)
     kind_of, riemannian = optim.pop("constraint", "declared"), optim.pop("riemannian", False)
-    optim["constraint"] = ConstraintConfig(kind=kind_of, riemannian=riemannian)
+    optim["constraint"] = ConstraintConfig(kind_of, riemannian, CPRConfig(warm_steps=2))
     return kind(
         architecture=case.architecture,
         objective=case.objective,
@@ -111,10 +114,7 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
         train=TrainConfig(
             steps=steps,
             batch_tokens=ROWS * CONTEXT,
-            precision="fp32",
-            device="cpu",
-            compile=False,
-            **case.train,
+            **{"precision": "fp32", "device": "cpu", "compile": False} | case.train,
         ),
     )
 

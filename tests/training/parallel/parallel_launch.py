@@ -1,9 +1,11 @@
 """Runs a function in several processes that are one process group on gloo, once a layout.
 
-Starting processes takes far longer than what they then compute, so one launch does all cases. A
+Importing takes far longer than what is then computed, so one launch does all cases, and processes
+are forked from a server that has imported once (this process has threads that no fork survives). A
 function is called as `function(rank, folder)` and leaves what it found in files.
 """
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -14,15 +16,24 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+IMPORTS = ["unitsphere.training.run", "torch._dynamo", "torch.distributed.fsdp"]
 SECONDS = 280
 """After which a collective, and the launch as a whole, gives up."""
 
 
-def launch(function: Callable[[int, Path], None], processes: int, folder: Path) -> None:
-    """Call `function` in every process; raises if one of them raised or they do not end."""
+def launch(function: Callable[[int, Path], None], processes: int, folder: Path) -> str:
+    """Call `function` in every process; what they printed.
+
+    Raises if one of them raised or they do not end.
+    """
     port = free_port()
+    multiprocessing.set_forkserver_preload(IMPORTS)
     context = mp.start_processes(
-        _enter, (function, processes, port, folder), processes, join=False, start_method="spawn"
+        _enter,
+        (function, processes, port, folder),
+        processes,
+        join=False,
+        start_method="forkserver",
     )
     assert context is not None
     waited = 0
@@ -32,6 +43,7 @@ def launch(function: Callable[[int, Path], None], processes: int, folder: Path) 
             for process in context.processes:
                 process.kill()
             raise TimeoutError(f"{function} on {processes} processes hangs")
+    return "".join((folder / f"printed-{rank}").read_text() for rank in range(processes))
 
 
 def _enter(
@@ -39,6 +51,9 @@ def _enter(
 ) -> None:
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "RANK": str(rank)}
     torch.set_num_threads(1)
+    printed = os.open(folder / f"printed-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(printed, stream)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

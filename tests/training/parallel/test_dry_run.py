@@ -9,17 +9,18 @@ import torch
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.models.registry import build_from
+from unitsphere.models.registry import build, build_from
 from unitsphere.training.decide import resolve
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.parallel.dryrun import dry_run
 from unitsphere.training.parallel.forecast import fitting_rows, forecast, size
 from unitsphere.training.parallel.layout import SINGLE, Degrees, degrees
+from unitsphere.training.parallel.parallelize import policy_of
 
 
-def laid_out(tiny, world, **parallel):
+def laid_out(tiny, world, precision="fp32", **parallel):
     rows = 256 // parallel.get("tp", 1)
-    config = tiny("ngpt", batch_tokens=32 * rows)
+    config = tiny("ngpt", batch_tokens=32 * rows, precision=precision)
     config = dataclasses.replace(config, parallel=ParallelConfig(**parallel))
     return dry_run(resolve(config, None), world)
 
@@ -37,7 +38,7 @@ def test_256_processes_hold_what_one_would(tiny, parallel):
     for shard in found.shards:
         parts = found.degrees.dp_shard * (found.degrees.tp if "tp" in shard.placements else 1)
         assert math.prod(shard.part) * parts >= math.prod(shard.whole)
-        assert (shard.part != shard.whole) == (cut and shard.whole != ())
+        assert ("dp_shard" in shard.placements) == (cut and shard.name.endswith(".weight"))
     assert (found.forecast.weights < alone.forecast.weights) == cut
 
 
@@ -60,6 +61,16 @@ def test_what_is_held_is_what_was_predicted(tiny):
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     assert found.activations == pytest.approx(sum(kept.values()), rel=0.1)
     assert features.requires_grad
+
+
+def test_blocks_are_gathered_in_bf16(tiny):
+    found = {how: laid_out(tiny, 2, dp_shard=2, precision=how) for how in ("fp32", "bf16")}
+    wide, narrow = (found[how].forecast.gathered for how in ("fp32", "bf16"))
+    assert wide // 2 < narrow < wide  # embedding and head are not
+    for settings, dtype in (({}, torch.bfloat16), ({"normalize_in_forward": True}, None)):
+        model = build("ngpt", vocab_size=64, d_model=32, n_heads=2, device="meta", **settings)
+        assert policy_of(model, "bf16").param_dtype == dtype
+        assert policy_of(model, "fp8").param_dtype is None
 
 
 def test_recomputing_keeps_less(tiny):

@@ -17,11 +17,12 @@ from parallel_launch import launch
 from run_folders import figures, weights
 
 from unitsphere.errors import UserError
+from unitsphere.inference.samples import write_sample
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
+from unitsphere.training.parallel import watch
 from unitsphere.training.parallel.agree import SharedError, everywhere, on_first
 from unitsphere.training.parallel.layout import Layout
-from unitsphere.training.parallel.watch import watched
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 from unitsphere.training.stop import Preempted, Stop
@@ -58,7 +59,7 @@ def two_processes(rank: int, folder: Path) -> None:
 
     with pytest.raises(Preempted):
         interrupted(config, rank, folder / "run")
-    train(config, folder / "whole")
+    train(config, folder / "whole", sampler=write_sample)
     said["hang"] = hang(layout)
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
 
@@ -87,22 +88,24 @@ def interrupted(config: RunConfig, rank: int, out: Path) -> None:
 
 def hang(layout: Layout) -> str:
     """What the first process says when the second one does not come."""
-    impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    watch.GRACE = timedelta(seconds=2)
     if layout.rank == 1:
-        time.sleep(15)
+        time.sleep(6)
         return ""
-    with pytest.raises(UserError) as error, watched(layout):
+    with pytest.raises(UserError) as error, watch.watched(layout):
         dist.all_reduce(torch.zeros(1), group=impatient)
     return str(error.value)
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_are_one_run(tiny, tmp_path, capfd):
+def test_two_processes_are_one_run(tiny, tmp_path):
     config = tiny("ngpt", steps=8, eval_every=4, save_every=3)
     shards = dataclasses.replace(config.parallel, dp_shard=2)
     write_config(tmp_path, dataclasses.replace(config, parallel=shards))
-    launch(two_processes, 2, tmp_path)
+    printed = launch(two_processes, 2, tmp_path)
 
+    assert printed.count("step 1/8") == 2  # each run says it once
     said = [json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in (0, 1)]
     assert said[0] | {"hang": ""} == said[1]
     assert "rank 1 has another config than rank 0 (optim.lr: 0.01 -> 0.02)" in said[0]["config"]
@@ -120,10 +123,9 @@ def test_two_processes_are_one_run(tiny, tmp_path, capfd):
         assert [record.keys() for record in found] == [record.keys() for record in alone]
         for record, expected in zip(found, alone, strict=True):
             assert record == pytest.approx(expected, abs=1e-5), name
+    assert (tmp_path / "whole/samples.txt").read_text().startswith("--- step 8")
     for name, tensor in weights(tmp_path / "alone").items():
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
-    printed = capfd.readouterr().err
-    assert printed.count("step 1/8") == 3  # the two runs of two processes, and the last
 
 
 def test_torchrun_starts_them(tiny, tmp_path):
@@ -137,7 +139,7 @@ def test_torchrun_starts_them(tiny, tmp_path):
         "2",
         "--standalone",
     ]
-    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json")]
+    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json"), "--parallel.tp", "2"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=120
     )
@@ -148,5 +150,6 @@ def test_torchrun_starts_them(tiny, tmp_path):
     alone = figures(tmp_path / "alone")
     for record, expected in zip(figures(tmp_path / "run"), alone, strict=True):
         assert record == pytest.approx(expected, abs=1e-5)
+    assert (tmp_path / "run/samples.txt").read_text().startswith("--- step 4")
     environment = json.loads((tmp_path / "run/environment.json").read_text())
-    assert environment["processes"] == {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
+    assert environment["processes"] == {"dp_replicate": 1, "dp_shard": 1, "tp": 2}

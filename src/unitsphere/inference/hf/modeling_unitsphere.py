@@ -305,11 +305,16 @@ def lerp(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
     return torch.lerp(wide(h), unit_norm(x), wide(alpha)).to(h.dtype)
 
 
-STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp}
+def add_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """Norm(h + α ⊙ x): nGPT with residual "add"."""
+    return unit_norm(wide(h) + wide(alpha) * wide(x)).to(h.dtype)
+
+
+STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp, "add_norm": add_norm}
 
 
 class StepBlock(GradientCheckpointingLayer):
-    """h steps towards Norm(attention(h)), then towards Norm(MLP(h)); there is no norm before."""
+    """h steps towards attention(h), then towards MLP(h), by `step`; there is no norm before."""
 
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
 | optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
-| gathered | with FSDP2: the two largest blocks, or what lies outside of them, whole |
+| gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | the gradients of h and of the head that the loss makes, and a chunk of logits |
 
@@ -31,6 +31,7 @@ from unitsphere.ops.project import own
 from unitsphere.training.config import RunConfig
 from unitsphere.training.flops import flops_per_token
 from unitsphere.training.parallel.layout import Layout
+from unitsphere.training.parallel.parallelize import policy_of
 from unitsphere.training.parallel.tensor import share_matrices
 from unitsphere.training.recompute import KEPT, Recompute, recompute_blocks
 
@@ -84,7 +85,7 @@ def forecast(config: RunConfig, model: Transformer, layout: Layout) -> Forecast:
         weights=weights,
         gradients=held_between_parts(config, model, layout, weights),
         optimizer=optimizer_bytes(config, model),
-        gathered=gathered(model, blocks, layout),
+        gathered=gathered(config, model, blocks, layout),
         activations=kept * rows,
         head=head_bytes(config, model, rows),
         flops=flops_per_token(model, config.data.context) * config.train.batch_tokens,
@@ -119,17 +120,18 @@ def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
     )
 
 
-def gathered(model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
+def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
     """Bytes of whole weights that FSDP2 has at once beside its shards."""
     if layout.degrees.dp_shard == 1:
         return 0
 
-    def whole(module: nn.Module) -> int:
-        return sum(p.numel() * p.element_size() for p in module.parameters()) // layout.degrees.tp
+    def whole(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+        sizes = (p.numel() * (dtype or p.dtype).itemsize for p in module.parameters())
+        return sum(sizes) // layout.degrees.tp
 
-    within = [whole(block) for block in blocks]
-    outside = whole(model) - sum(within)
-    return outside + sum(sorted(within)[-2:])
+    dtype = policy_of(model, config.train.precision).param_dtype
+    outside = whole(model) - sum(whole(block) for block in blocks)
+    return outside + sum(sorted(whole(block, dtype) for block in blocks)[-2:])
 
 
 def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> int:

@@ -1,6 +1,6 @@
 """Gradients of a model that is spread over processes: summed once a batch, clipped by one norm.
 
-A model's tensors may lie on several meshes (FSDP's shards, what tensor parallel cut, scalars that
+A model's tensors may lie on several meshes (FSDP's shards, what tensor parallel cut, gains that
 are whole everywhere). torch's foreach functions take one mesh at a time: hence `by_mesh`.
 """
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import placements
+from unitsphere.ops.project import own, placements
 from unitsphere.training.parallel.layout import Layout
 
 
@@ -44,7 +44,7 @@ def settle(model: Transformer, layout: Layout) -> None:
     """Once a batch is through: bring each gradient to where its weight is, summed."""
     if layout.degrees.tp > 1:
         place(model)
-    reduce_scalars(model, layout)
+    reduce_small(model, layout)
 
 
 def place(model: Transformer) -> None:
@@ -57,16 +57,25 @@ def place(model: Transformer) -> None:
             )
 
 
-def reduce_scalars(model: Transformer, layout: Layout) -> None:
-    """Sum the gradients that FSDP leaves alone, those of scalars, over the parts of the batch."""
+def reduce_small(model: Transformer, layout: Layout) -> None:
+    """Sum what FSDP leaves alone, gradients of gains, scales and biases, over the batch's parts."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, FSDPModule):
         return
-    found = [p.grad for p in model.parameters() if p.dim() == 0 and p.grad is not None]
+    left = [p for p in model.parameters() if p.grad is not None and not is_sharded(p)]
+    found = [own(gradient) for gradient in gradients(left)]
     if found:
-        for gradient, total in zip(found, layout.sum_(torch.stack(found)), strict=True):
-            gradient.copy_(total)
+        total = layout.sum_(torch.cat([gradient.flatten().float() for gradient in found]))
+        parts = total.split([gradient.numel() for gradient in found])
+        for gradient, part in zip(found, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether FSDP has cut it, be it that tensor parallel has too."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and "dp_shard" in (mesh.mesh_dim_names or ())
 
 
 @torch.no_grad()

@@ -13,11 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.nn.parallel import DistributedDataParallel
 
+from unitsphere.models.constraint import MATRICES, declarations, roles
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.compiling import compile_blocks
+from unitsphere.training.config import Precision
 from unitsphere.training.parallel.layout import Layout
 from unitsphere.training.parallel.tensor import share_matrices
 from unitsphere.training.recompute import Recompute, recompute_blocks
@@ -31,6 +38,7 @@ def parallelize(
     layout: Layout,
     recompute: Recompute = "none",
     compiled: bool = False,
+    precision: Precision = "fp32",
     **settings: float,
 ) -> Callable[..., Tensor]:
     """Spread `model` over the processes of `layout`, in place; its loss as training calls it.
@@ -45,23 +53,27 @@ def parallelize(
     if compiled:
         compile_blocks(model)
     if layout.degrees.dp_shard > 1 or (layout.degrees.tp > 1 and layout.degrees.data > 1):
-        shard(model, layout)
+        shard(model, layout, precision)
     loss = partial(model.loss, **settings)
     sharded = isinstance(model, FSDPModule)
     return loss if sharded or layout.degrees.data == 1 else replicas(model, loss)
 
 
-def shard(model: Transformer, layout: Layout) -> None:
+def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
-    Scalars, which cannot be cut, stay whole: `gradients.settle` sums theirs.
+    Matrices alone are cut. Gains, scales and biases stay whole and in fp32 in every process:
+    `gradients.settle` sums their gradients.
     """
     assert layout.mesh is not None
     several = layout.degrees.dp_replicate > 1
     mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
-    scalars = {p for p in model.parameters() if p.dim() == 0}
-    for module in [*model.blocks, *(model.encoder or []), model]:
-        fully_shard(module, mesh=mesh, ignored_params=scalars)
+    role = roles(model)
+    small = {p for name, p in model.named_parameters() if role[name] not in MATRICES}
+    policy = policy_of(model, precision)
+    for block in [*model.blocks, *(model.encoder or [])]:
+        fully_shard(block, mesh=mesh, ignored_params=small, mp_policy=policy)
+    fully_shard(model, mesh=mesh, ignored_params=small, mp_policy=REDUCED)
     assert isinstance(model, FSDPModule)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -69,6 +81,25 @@ def shard(model: Transformer, layout: Layout) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale on the way
     for name in FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
+
+
+REDUCED = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+"""Weights are gathered as they are stored, gradients summed in fp32."""
+
+
+def policy_of(model: Transformer, precision: str) -> MixedPrecisionPolicy:
+    """How blocks gather their matrices: for bf16 in that, half as much to send and to hold.
+
+    Autocast rounds a matrix to bf16 where it multiplies, so rounding it before it is sent gives the
+    same product. Embedding and head are gathered as they are (rows of the one are h), and so
+    is what the forward pass normalises or rounds to FP8 first.
+    """
+    in_forward = any(
+        d.bound is not None and d.bound.in_forward for d in declarations(model).values()
+    )
+    if precision != "bf16" or in_forward:
+        return REDUCED
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
 
 class Loss(nn.Module):

@@ -1,0 +1,118 @@
+"""`unitsphere lr-ramp`: how high the learning rate climbs before the loss diverges."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.app import EXIT_PREEMPTED
+from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.parse import check_positive, parse
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.studies.ramp import RampStudy
+
+
+@dataclasses.dataclass(frozen=True)
+class LrRamp:
+    """How high the learning rate climbs, step by step, before the loss diverges.
+
+    NormFormer's Figure 5. Each recipe is an arm; its figure is the median of the
+    seeds. Diverged: the loss, averaged over 10 steps, has been 1 nat or more above
+    its lowest for 20 steps, or is no number (docs/how-to/lr-ramp.md).
+    The same command goes on where it was stopped; finished runs are kept.
+
+    examples:
+      unitsphere lr-ramp quickstart/gpt-plus quickstart/ngpt
+      unitsphere lr-ramp quickstart/ngpt --steps 500 --start 1e-4 --peak 1
+      unitsphere lr-ramp quickstart/gpt-plus --set model.d_model=64 --json
+    """
+
+    recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE [RECIPE …]")]
+    """recipes; the first is the one that the others are divided by"""
+    peak: float = 0.1
+    """rate of the last step"""
+    steps: int = 2000
+    """steps at most; by default the rate rises by 5e-5 at each"""
+    start: float = 0.0
+    """rate of the first step, to rise by the same ratio at each; 0: by the same amount"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """a run each"""
+    set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
+    """keys to set in every recipe"""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/lr-ramp")
+    """the study's folder"""
+    workers: int | None = None
+    """runs at a time; one a core by default"""
+    json: bool = False
+    """print one JSON document instead of a table"""
+
+
+def run(argv: list[str]) -> int:
+    """Train what is missing and report."""
+    args = parse(LrRamp, argv, "lr-ramp")
+    check_positive(workers=args.workers)
+    study = study_of(args)
+    from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
+    from unitsphere.studies.ramp import document, ramp
+    from unitsphere.studies.ramp_files import write_ramp
+    from unitsphere.training.stop import Preempted
+
+    try:
+        climbs = ramp(study, args.out)
+    except Preempted as stopped:
+        print(f"unitsphere: {stopped}", file=sys.stderr)
+        return EXIT_PREEMPTED
+    found = document(study, climbs)
+    files = write_ramp(found, climbs, args.out)
+    if args.json:
+        print_json(found)
+    else:
+        print_table(COLUMNS, ramp_rows(found))
+        for line in [*notes(found), *files]:
+            print(line)
+    return 1 if any(climb.error for runs in climbs.values() for climb in runs) else 0
+
+
+def study_of(args: LrRamp) -> "RampStudy":
+    """The study that the command line describes."""
+    from unitsphere.studies.ramp import RampStudy
+    from unitsphere.studies.spec import study_from
+
+    table: dict[str, object] = {
+        "arms": arms(args.recipes),
+        "set": dict(read_setting(word) for word in args.set),
+        "peak": args.peak,
+        "steps": args.steps,
+        "start": args.start,
+        "seeds": list(args.seeds),
+    }
+    if args.workers is not None:
+        table["run"] = {"workers": args.workers}
+    return study_from(RampStudy, table)
+
+
+def arms(recipes: Sequence[str]) -> dict[str, str]:
+    """Arm -> recipe; an arm has the last part of its recipe's name, or all of it to be unique."""
+    short = [recipe.rpartition("/")[2].removesuffix(".toml") for recipe in recipes]
+    if len(set(recipes)) < len(recipes):
+        raise UserError("a recipe is given twice: each is an arm of its own")
+    unique = len(set(short)) == len(short)
+    names = short if unique else [r.removesuffix(".toml").replace("/", "-") for r in recipes]
+    return dict(zip(names, recipes, strict=True))
+
+
+def read_setting(word: str) -> tuple[str, object]:
+    """A key and its value, read as JSON where it is (true, 2, 0.5), else as text."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UserError(f"--set takes KEY=VALUE, not '{word}'")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value

@@ -1,0 +1,148 @@
+"""What makes a comparison unfair, each by its name: refused before a run is made, or flagged.
+
+Refused, since figures of such runs answer another question. `allow` in the study takes a name, and
+the refusal becomes a flag:
+
+    data        another source, field, split or mask: other text is learned or scored
+    tokenizer   another tokenizer or vocabulary: the loss is of other tokens
+    context     another length of sequences
+    batch       another number of tokens a step
+    objective   another task
+    evaluation  another part of the validation split is scored
+    weights     weights stored in bf16 in some arms only: they lose small updates
+    precision   another precision of computation
+    un-annealed the rate does not end at (at most a tenth of its peak): such a loss has yet to fall
+
+Flagged, shown with the figures:
+
+    one-seed    nothing can be said of the spread
+    untuned     the rates are those of the recipes
+    edge        the best rate lies at the edge of its grid: a better one may lie beyond
+    borrowed    the rate was tuned at another budget
+    no-rate     an arm diverged or failed at every rate of its grid
+    diverged    a reported run diverged
+    failed      a run failed
+    weights     every arm's weights are stored in bf16
+    parameters  counts differ from the baseline's by more than 2%
+    schedule    another form of the learning rate
+    repeated    a budget is larger than the training split
+    hardware    runs of the arms were timed on different devices, processors or threads
+    speed       arms differ in what changes their speed alone
+    versions    runs are of different versions of the code or of torch
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from unitsphere.config import did_you_mean, flatten, to_dict
+from unitsphere.errors import UserError
+from unitsphere.training.config import RunConfig
+from unitsphere.training.schedule import warmup_steps
+
+SAME = {
+    "data": (
+        "data.source",
+        "data.field",
+        "data.source_field",
+        "data.target_field",
+        "data.validation",
+        "data.val_fraction",
+        "data.document_mask",
+        "data.mask.fraction",
+        "data.mask.masked",
+        "data.mask.random",
+    ),
+    "tokenizer": ("data.tokenizer", "model.vocab_size"),
+    "context": ("data.context",),
+    "batch": ("train.batch_tokens",),
+    "objective": ("objective",),
+    "evaluation": ("train.eval_tokens",),
+    "precision": ("train.precision",),
+}
+"""Keys that must be the same in all arms, by the name of the refusal."""
+SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.decay")
+SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
+REFUSALS = (*SAME, "weights", "un-annealed")
+FLOOR = 0.1
+"""Last rate divided by the peak up to which a run counts as annealed."""
+PARAMETERS = 0.02
+"""Difference of parameter counts, as a share of the baseline's, up to which nothing is said."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader of the figures must know: its name, and what it is here."""
+
+    name: str
+    text: str
+
+
+def check_fair(
+    configs: Mapping[str, RunConfig], baseline: str, allow: Sequence[str]
+) -> list[Finding]:
+    """The refusals that `allow` lets through, as flags; a UserError for any other.
+
+    configs: each arm's, at its smallest budget, everything decided.
+    """
+    for name in allow:
+        if name not in REFUSALS:
+            raise UserError(f"'allow' knows no {name!r}{did_you_mean(name, REFUSALS)}")
+    found = list(unfair(configs, baseline))
+    refused = [finding for finding in found if finding.name not in allow]
+    if refused:
+        names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
+        raise UserError(
+            f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike, or "
+            f"set allow = [{names}] to have it flagged instead"
+        )
+    return found
+
+
+def unfair(configs: Mapping[str, RunConfig], baseline: str) -> Iterator[Finding]:
+    """What is refused."""
+    for name, keys in SAME.items():
+        yield from differing(configs, baseline, name, keys)
+    stored = [arm for arm, c in configs.items() if c.train.precision == "bf16-storage"]
+    if stored and len(stored) < len(configs):
+        yield Finding("weights", f"{', '.join(stored)} alone: train.precision bf16-storage")
+    for arm, config in configs.items():
+        why = un_annealed(config)
+        if why:
+            yield Finding("un-annealed", f"{arm}: {why}")
+
+
+def un_annealed(config: RunConfig) -> str:
+    """Why a run's learning rate does not come down by its end; empty if it does."""
+    schedule, steps = config.schedule, config.train.steps
+    if schedule.kind == "constant":
+        return 'schedule.kind is "constant"'
+    if schedule.final > FLOOR:
+        return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
+    warmup = warmup_steps(schedule, steps)
+    return f"schedule.warmup {warmup} of {steps} steps" if warmup >= steps else ""
+
+
+def setting_flags(
+    configs: Mapping[str, RunConfig], parameters: Mapping[str, int], baseline: str
+) -> Iterator[Finding]:
+    """What is flagged of the arms' settings."""
+    yield from differing(configs, baseline, "schedule", SCHEDULE)
+    yield from differing(configs, baseline, "speed", SPEED)
+    if all(config.train.precision == "bf16-storage" for config in configs.values()):
+        yield Finding("weights", "all weights are stored in bf16: they lose small updates")
+    for arm, count in parameters.items():
+        share = count / parameters[baseline] - 1
+        if abs(share) > PARAMETERS:
+            yield Finding("parameters", f"{arm} has {share:+.1%} of {baseline}'s parameters")
+
+
+def differing(
+    configs: Mapping[str, RunConfig], baseline: str, name: str, keys: Iterable[str]
+) -> Iterator[Finding]:
+    """A finding for each arm that differs from the baseline in some of the keys."""
+    flat = {arm: flatten(to_dict(config)) for arm, config in configs.items()}
+    for arm, own in flat.items():
+        odd = [key for key in keys if own[key] != flat[baseline][key]]
+        if odd:
+            said = ", ".join(f"{key} {own[key]} against {flat[baseline][key]}" for key in odd)
+            yield Finding(name, f"{arm} and {baseline} differ in {said}")

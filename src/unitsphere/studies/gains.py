@@ -1,0 +1,139 @@
+"""What an arm gains over the baseline: its loss at equal tokens, and its speedup to equal loss."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unitsphere.studies.outcomes import Comparison, Size
+from unitsphere.studies.run_flags import timing
+from unitsphere.studies.significance import Difference, holm, paired
+from unitsphere.studies.speedup import Losses, draws, interval, speedups
+
+SIGNIFICANT = 0.05
+NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}
+
+
+def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]]:
+    """Each arm's loss against the baseline's at equal tokens; p corrected for several arms."""
+    rows = []
+    for budget in found.budgets:
+        tests: dict[str, Difference] = {}
+        for arm in others:
+            seeds = found.common(arm, [budget])
+            if seeds:
+                pair = (found.losses(name, budget, seeds) for name in (found.baseline, arm))
+                tests[arm] = paired(*pair)
+        known = {arm: test.p for arm, test in tests.items() if test.p is not None}
+        corrected = dict(zip(known, holm(list(known.values())), strict=True))
+        rows += [
+            {
+                "arm": arm,
+                "baseline": found.baseline,
+                "budget": budget,
+                "tokens": found.tokens(arm, budget),
+                "loss": dataclasses.asdict(tests[arm]) | {"p_corrected": corrected.get(arm)}
+                if arm in tests
+                else None,
+                "statement": statement(found, arm, budget, tests.get(arm), corrected.get(arm)),
+            }
+            for arm in others
+        ]
+    return rows
+
+
+def statement(
+    found: Comparison, arm: str, budget: int, test: Difference | None, p: float | None
+) -> str:
+    """The difference in plain words."""
+    place = f"{arm} against {found.baseline} at {found.tokens(arm, budget):,} tokens"
+    if test is None:
+        return f"{place}: no seed of which both finished, nothing can be said"
+    side = "lower" if test.mean < 0 else "higher"
+    if p is None or test.low is None or test.high is None:
+        return (
+            f"{place}: loss {side} by {abs(test.mean):.4f} in one seed, nothing can be said of it"
+        )
+    ends = sorted(abs(end) if end * test.mean > 0 else -abs(end) for end in (test.low, test.high))
+    several = f", corrected for {len(found.configs) - 1} arms" if len(found.configs) > 2 else ""
+    verdict = (
+        "more than the seeds explain" if p < SIGNIFICANT else "no more than the seeds may explain"
+    )
+    return (
+        f"{place}: loss {side} by {abs(test.mean):.4f} (95% interval {ends[0]:.4f} to "
+        f"{ends[1]:.4f}; paired t-test over {test.n} seeds, p = {p:.2g}{several}): {verdict}"
+    )
+
+
+def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[str, Any]:
+    """How many times fewer tokens, steps, FLOPs and seconds to the baseline's last loss.
+
+    Where the arm does not come to it, `behind` is the baseline's speedup to the arm's last loss.
+    """
+    seeds = found.common(arm, found.budgets)
+    row: dict[str, Any] = {
+        "arm": arm,
+        "baseline": found.baseline,
+        "seeds": len(seeds),
+    }
+    if not seeds:
+        reason = {"reason": "no seed of which both finished at every budget"}
+        return row | dict.fromkeys(("tokens", "steps", "flops", "time"), NOTHING | reason)
+    base, own = (losses_of(found, name, seeds) for name in (found.baseline, arm))
+    ratio = speedups(base, own)
+    flops = sizes[found.baseline].flops_per_token / sizes[arm].flops_per_token
+    batches = [found.configs[a].train.batch_tokens for a in (arm, found.baseline)]
+    row |= {
+        "to": {"tokens": base.tokens[-1], "loss": float(base.values[:, -1].mean())},
+        "tokens": as_dict(ratio, len(seeds)),
+        "steps": as_dict(ratio * (batches[0] / batches[1]), len(seeds)),
+        "flops": as_dict(ratio * flops, len(seeds)),
+        "time": time_speedup(found, arm, seeds, ratio),
+        "by_budget": [
+            {"tokens": tokens} | as_dict(speedups(base, own, place), len(seeds))
+            for place, tokens in enumerate(base.tokens)
+        ],
+    }
+    if row["tokens"]["median"] is None:
+        row["behind"] = as_dict(speedups(own, base), len(seeds))
+    return row
+
+
+def losses_of(found: Comparison, arm: str, seeds: Sequence[int]) -> Losses:
+    """Losses of an arm over its budgets."""
+    values = np.array([found.losses(arm, budget, seeds) for budget in found.budgets]).T
+    return Losses([found.tokens(arm, budget) for budget in found.budgets], values)
+
+
+def time_speedup(
+    found: Comparison, arm: str, seeds: Sequence[int], ratio: np.ndarray
+) -> dict[str, Any]:
+    """The speedup in measured time: that in tokens times the ratio of seconds a token, by draws.
+
+    None where the arms were not timed alike.
+    """
+    why = timing(found.records.values())
+    if why:
+        return NOTHING | {"reason": why}
+    costs = [
+        np.array([seconds_per_token(found, name, seed) for seed in seeds])
+        for name in (found.baseline, arm)
+    ]
+    picked = [list(draw) for draw in draws(len(seeds))]
+    factor = np.array([costs[0][draw].mean() / costs[1][draw].mean() for draw in picked])
+    return as_dict(ratio * factor, len(seeds))
+
+
+def seconds_per_token(found: Comparison, arm: str, seed: int) -> float:
+    """Mean over the budgets of a seed's runs, each by the median of its records."""
+    runs = [found.finished(arm, tokens, seed) for tokens in found.budgets]
+    rates = [run.tokens_per_second for run in runs if run is not None and run.tokens_per_second]
+    return statistics.mean(1 / rate for rate in rates)
+
+
+def as_dict(ratio: np.ndarray, seeds: int) -> dict[str, Any]:
+    """Median and interval, and the reason where one is None."""
+    found = dataclasses.asdict(interval(ratio, seeds))
+    return {key: value for key, value in found.items() if key != "reason" or value}

@@ -1,0 +1,109 @@
+"""What a ladder leaves in its folder: results.json, results.md and pictures."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unitsphere.report.ladder import ladder_page
+from unitsphere.report.ladder_pictures import (
+    BatchCurve,
+    GridPanel,
+    LawLine,
+    LawPanel,
+    grid_picture,
+    law_picture,
+)
+from unitsphere.studies.ladder import Rung
+from unitsphere.studies.ladder_results import Findings, document
+from unitsphere.studies.powerlaw import PowerLaw
+from unitsphere.studies.scaling import flops
+from unitsphere.training.log import replace
+
+AHEAD = 4.0
+"""How far beyond its last point a law is drawn, as a ratio."""
+
+Point = tuple[float, float, bool]
+"""x, y, and whether the law rests on it."""
+
+
+def write_ladder(found: Findings, out: Path) -> list[Path]:
+    """Write the files; their paths."""
+    figures = document(found)
+    pictures = {"grid.png": None, "optima.png": optima_panels(found), "scaling.png": scaling(found)}
+    columns = len(found.study.sizes)
+    grid_picture([grid_panel(rung) for rung in found.rungs], columns, out / "grid.png")
+    for name, panels in pictures.items():
+        if panels:
+            law_picture(panels, out / name)
+    replace(out / "results.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+    replace(out / "results.md", ladder_page(figures, list(pictures)))
+    return [out / name for name in ("results.json", "results.md", *pictures)]
+
+
+def grid_panel(rung: Rung) -> GridPanel:
+    """The losses of a size's grid; what diverged is left out."""
+    curves = []
+    for batch, search in rung.searches.items():
+        losses = {lr: loss for lr, loss in sorted(search.losses().items()) if math.isfinite(loss)}
+        if losses and rung.optimum is not None:
+            best = rung.optimum.by_batch[batch]
+            curves.append(
+                BatchCurve(batch, list(losses), list(losses.values()), (best.at, best.value))
+            )
+    return GridPanel(f"{rung.arm} {rung.size}: {rung.parameters:,} parameters", curves)
+
+
+def optima_panels(found: Findings) -> list[LawPanel]:
+    """Batch and rate of the sizes, with their laws."""
+    batches, rates = [], []
+    for arm, laws in found.laws.items():
+        best = [(rung.parameters, rung.optimum) for rung in found.of(arm) if rung.optimum]
+        batches.append(law_line(arm, [(n, o.batch, o.bracketed) for n, o in best], laws.batch))
+        rates.append(law_line(arm, [(n, o.lr, o.bracketed) for n, o in best], laws.lr))
+    return [
+        LawPanel("parameters", "best batch (tokens)", batches),
+        LawPanel("parameters", "best learning rate", rates),
+    ]
+
+
+def scaling(found: Findings) -> list[LawPanel]:
+    """Loss over compute; with computes best size and data over compute too."""
+    losses, numbers, tokens = [], [], []
+    for arm, laws in found.laws.items():
+        best = found.allocations[arm]
+        points = [(b.compute, b.loss, b.edge is None) for b in best] or [
+            (flops(rung.parameters, rung.tokens), rung.optimum.loss, rung.optimum.bracketed)
+            for rung in found.of(arm)
+            if rung.optimum
+        ]
+        losses.append(law_line(arm, points, laws.loss))
+        within = [(b, b.edge is None) for b in best]
+        sizes = [(b.compute, b.parameters, kept) for b, kept in within]
+        numbers.append(law_line(arm, sizes, laws.parameters))
+        data = [(b.compute, b.tokens, kept) for b, kept in within]
+        tokens.append(law_line(arm, data, laws.tokens))
+    panels = [LawPanel("compute (operations)", "loss (nats a token)", losses)]
+    if found.study.computes:
+        panels.append(LawPanel("compute (operations)", "best size (parameters)", numbers))
+        panels.append(LawPanel("compute (operations)", "best data (tokens)", tokens))
+    return panels
+
+
+def law_line(name: str, points: Sequence[Point], law: PowerLaw | None) -> LawLine:
+    """An arm's points and law, from its first point to beyond its last."""
+    kept = [(x, y) for x, y, within in points if within]
+    left_out = [(x, y) for x, y, within in points if not within]
+    if law is None:
+        return LawLine(name, kept, left_out)
+    xs = np.geomspace(min(x for x, _ in kept), AHEAD * max(x for x, _ in kept), 40).tolist()
+    bands = [(x, law.interval(x)) for x in xs]
+    return LawLine(
+        name,
+        kept,
+        left_out,
+        line=[(x, law.at(x)) for x in xs],
+        band=[(x, *interval) for x, interval in bands if interval is not None],
+    )

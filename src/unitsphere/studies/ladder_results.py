@@ -1,0 +1,193 @@
+"""What a ladder's runs say: laws of each arm, tests between arms, suggestions, as one document."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unitsphere.studies.ladder import Rung, Spent
+from unitsphere.studies.ladder_flags import grid_flags, law_flags, spent_flags
+from unitsphere.studies.ladder_spec import LadderStudy
+from unitsphere.studies.optima import Optimum
+from unitsphere.studies.powerlaw import PowerLaw
+from unitsphere.studies.provenance import provenance
+from unitsphere.studies.scaling import (
+    Allocation,
+    Laws,
+    Size,
+    Trained,
+    allocation,
+    fit_laws,
+    flops,
+    suggest,
+    z_tests,
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What came of a ladder: its runs, and by arm the best sizes at the computes and the laws."""
+
+    study: LadderStudy
+    rungs: Sequence[Rung]
+    spent: Sequence[Spent]
+    allocations: dict[str, list[Allocation]]
+    laws: dict[str, Laws]
+
+    def of(self, arm: str) -> list[Rung]:
+        """An arm's sizes."""
+        return [rung for rung in self.rungs if rung.arm == arm]
+
+
+def findings(study: LadderStudy, rungs: Sequence[Rung], spent: Sequence[Spent]) -> Findings:
+    """Fit the laws to the runs."""
+    best = {arm: allocations([s for s in spent if s.rung.arm == arm]) for arm in study.arms}
+    laws = {
+        arm: fit_laws(sizes([rung for rung in rungs if rung.arm == arm]), best[arm])
+        for arm in study.arms
+    }
+    return Findings(study, rungs, spent, best, laws)
+
+
+def document(found: Findings) -> dict[str, Any]:
+    """Everything that was found; every null has its reason among the flags."""
+    study = found.study
+    return {
+        "tokens_per_parameter": study.tokens_per_parameter,
+        "computes": sorted(study.computes),
+        "arms": {arm: arm_figures(found, arm) for arm in study.arms},
+        "tests": test_figures(found.laws),
+        "flags": [
+            *grid_flags(study, found.rungs),
+            *law_flags(study, found.laws),
+            *spent_flags(found.spent, found.allocations),
+        ],
+        "provenance": provenance(),
+    }
+
+
+def arm_figures(found: Findings, arm: str) -> dict[str, Any]:
+    """An arm's optima, its runs at the computes, its laws, and what they suggest."""
+    ahead = found.study.next or [2 * max(rung.parameters for rung in found.of(arm))]
+    suggested = [suggest(found.laws[arm], parameters) for parameters in ahead]
+    return {
+        "recipe": found.study.arms[arm].recipe,
+        "sizes": [size_figures(rung) for rung in found.of(arm)],
+        "computes": [spent_figures(s) for s in found.spent if s.rung.arm == arm],
+        "allocations": [dataclasses.asdict(best) for best in found.allocations[arm]],
+        "laws": law_figures(found.laws[arm]),
+        "suggestions": [dataclasses.asdict(each) for each in suggested if each is not None],
+    }
+
+
+def sizes(rungs: Sequence[Rung]) -> list[Size]:
+    """Those that have an optimum."""
+    return [Size(r.parameters, r.tokens, r.optimum) for r in rungs if r.optimum is not None]
+
+
+def allocations(spent: Sequence[Spent]) -> list[Allocation]:
+    """The best size at each compute, of the mean losses over the seeds."""
+    found = []
+    for compute in sorted({s.compute for s in spent}):
+        runs = [
+            Trained(s.rung.parameters, s.compute / flops(s.rung.parameters, 1), mean(s))
+            for s in spent
+            if s.compute == compute
+        ]
+        if any(math.isfinite(run.loss) for run in runs):
+            found.append(allocation(compute, runs))
+    return found
+
+
+def mean(spent: Spent) -> float:
+    """Mean loss over the seeds; infinite where one diverged or failed."""
+    whole = len(spent.losses) == len(spent.records)
+    return statistics.mean(spent.losses) if whole else math.inf
+
+
+def size_figures(rung: Rung) -> dict[str, Any]:
+    """A size's optimum, and the grid that it was found on."""
+    best = rung.optimum
+    return {
+        "size": rung.size,
+        "parameters": rung.parameters,
+        "tokens": rung.tokens,
+        "compute": flops(rung.parameters, rung.tokens),
+        "batch": best and best.batch,
+        "lr": best and best.lr,
+        "loss": best and best.loss,
+        "batch_edge": best and best.batch_edge,
+        "lr_edge": best and best.lr_edge,
+        "batches": [batch_figures(rung, batch, best) for batch in rung.searches],
+    }
+
+
+def batch_figures(rung: Rung, batch: int, best: Optimum | None) -> dict[str, Any]:
+    """A batch's best rate, and all that were tried; the loss of one that diverged is null."""
+    found = best.by_batch.get(batch) if best is not None else None
+    losses = rung.searches[batch].losses()
+    return {
+        "batch": batch,
+        "lr": found and found.at,
+        "loss": found and found.value,
+        "edge": found and found.edge,
+        "rates": [
+            {"lr": lr, "loss": losses[lr] if math.isfinite(losses[lr]) else None}
+            for lr in sorted(losses)
+        ],
+    }
+
+
+def spent_figures(spent: Spent) -> dict[str, Any]:
+    """A size's runs at a compute."""
+    return {
+        "compute": spent.compute,
+        "size": spent.rung.size,
+        "parameters": spent.rung.parameters,
+        "batch": spent.batch,
+        "lr": spent.lr,
+        "loss": mean(spent) if math.isfinite(mean(spent)) else None,
+        "runs": [
+            {
+                "seed": record.planned.seed,
+                "tokens": record.planned.tokens,
+                "status": record.status,
+                "loss": record.loss,
+                "error": record.error,
+            }
+            for record in spent.records
+        ],
+    }
+
+
+def law_figures(laws: Laws) -> dict[str, Any]:
+    """Each law's coefficient and exponent with their 95% intervals, null where there is no law."""
+    found: dict[str, PowerLaw | None] = {
+        each.name: getattr(laws, each.name) for each in dataclasses.fields(Laws)
+    }
+    return {name: law and one_law(law) for name, law in found.items()}
+
+
+def one_law(law: PowerLaw) -> dict[str, Any]:
+    """y = coefficient · x^exponent."""
+    return {
+        "coefficient": law.coefficient,
+        "coefficient_interval": law.interval(1.0),
+        "exponent": law.exponent,
+        "exponent_interval": law.exponent_interval,
+        "exponent_variance": law.exponent_variance,
+        "points": law.points,
+    }
+
+
+def test_figures(laws: dict[str, Laws]) -> list[dict[str, Any]]:
+    """The Z-tests of each further arm's exponents against the first's."""
+    first, *others = laws
+    return [
+        {"arms": [first, other], "law": name, **dataclasses.asdict(test)}
+        for other in others
+        for name, test in z_tests(laws[first], laws[other]).items()
+        if test is not None
+    ]

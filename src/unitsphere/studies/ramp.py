@@ -1,0 +1,173 @@
+"""`unitsphere lr-ramp`: how high the rate climbs before the loss diverges, arm against arm.
+
+NormFormer's Figure 5 (arXiv 2110.09456): the rate starts from 0 and rises by the same amount at
+each step until training destabilises; the median of the seeds. What has diverged is defined in
+training/divergence.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unitsphere.errors import UserError
+from unitsphere.studies.arms import arm_config
+from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.folder import RUNS, study_folder
+from unitsphere.studies.plan import Planned, plan
+from unitsphere.studies.provenance import provenance
+from unitsphere.studies.spec import Study, Tune
+from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
+from unitsphere.training.log import read_metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class RampStudy(Study):
+    """What `lr-ramp` asks beside what all studies do."""
+
+    peak: float = 0.1
+    """rate of the last step"""
+    steps: int = 2000
+    """steps at most; by default the rate rises by 5e-5 at each, as in the paper"""
+    start: float = 0.0
+    """rate of the first step, from which it rises by the same ratio at each; 0: by the same amount
+    at each, from 0"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune != Tune():
+            raise UserError("lr-ramp tunes nothing: leave [tune] out")
+        given = [name for name, arm in self.arms.items() if arm.lr is not None]
+        if given:
+            raise UserError(f"the rate climbs to 'peak': leave 'arms.{given[0]}.lr' out")
+        if not 0 <= self.start < self.peak < math.inf:
+            raise UserError(
+                f"'start' must be at least 0 and below 'peak': {self.start} and {self.peak}"
+            )
+        if self.steps < 2:
+            raise UserError(f"'steps' must be at least 2: {self.steps}")
+
+
+@dataclass(frozen=True)
+class Climb:
+    """How far a run came: step and rate at which its loss diverged, None if it did not.
+
+    rates, losses: of each step that has both. error: why it failed, if it did.
+    """
+
+    seed: int
+    step: int | None
+    lr: float | None
+    rates: Sequence[float]
+    losses: Sequence[float]
+    error: str | None = None
+
+
+def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[str, list[Climb]]:
+    """Train what is missing of the study in the folder `out`; each arm's runs, one a seed.
+
+    Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
+    call then goes on.
+    """
+    for arm in study.arms:
+        arm_config(study, arm)  # a mistake leaves no folder
+    with study_folder(out, study):
+        runs = {a: [climbing(out, study, a, seed) for seed in study.seeds] for a in study.arms}
+        planned = [runs[arm][place] for place in range(len(study.seeds)) for arm in study.arms]
+        records = execute(planned, executor or executor_of(study.run, out))
+    found = {record.planned.folder: read_climb(record) for record in records}
+    return {arm: [found[run.folder] for run in runs[arm]] for arm in study.arms}
+
+
+def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
+    """A run whose rate climbs until its loss diverges."""
+    keys = study.keys(arm) | {
+        "optim.lr": study.peak,
+        "schedule.kind": "ramp",
+        "schedule.start": study.start / study.peak,
+        "schedule.warmup": 0.0,
+        "train.steps": study.steps,
+        "train.seed": seed,
+        "train.log_every": 1,
+        "train.on_spike": "stop",
+        "train.spike_sigma": None,
+        "train.stop_at_divergence": True,
+    }
+    return plan(f"{arm} #{seed}", study.arms[arm].recipe, keys, out / RUNS / arm / f"seed-{seed}")
+
+
+def read_climb(record: Record) -> Climb:
+    """How far a run came, from its records."""
+    seed = record.planned.seed
+    if record.status == "failed":
+        return Climb(seed, None, None, [], [], record.error)
+    records = read_metrics(record.planned.folder)
+    step = records[-1].get("diverged")
+    lr = next((found["lr"] for found in records if found["step"] == step), None)
+    known = [found for found in records if "loss" in found]
+    return Climb(seed, step, lr, [f["lr"] for f in known], [f["loss"] for f in known])
+
+
+def median_rate(climbs: Sequence[Climb]) -> float | None:
+    """The median rate at divergence; infinite where that is of a run that did not diverge.
+
+    Runs that failed do not count; None if all did.
+    """
+    rates = [math.inf if c.lr is None else c.lr for c in climbs if c.error is None]
+    return statistics.median(rates) if rates else None
+
+
+def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[str, Any]:
+    """The figures as one document; the first arm is the one that the others are divided by.
+
+    "lr" is null where the median run did not diverge: then its rate is above the peak.
+    """
+    first = median_rate(next(iter(climbs.values())))
+    arms = {}
+    for arm, runs in climbs.items():
+        lr = median_rate(runs)
+        arms[arm] = {
+            "recipe": study.arms[arm].recipe,
+            "lr": None if lr is None or math.isinf(lr) else lr,
+            "reached_peak": lr == math.inf,
+            "ratio": ratio(lr, first),
+            "seeds": [
+                {"seed": run.seed, "lr": run.lr, "step": run.step, "error": run.error}
+                for run in runs
+            ],
+        }
+    return {
+        "peak": study.peak,
+        "steps": study.steps,
+        "start": study.start,
+        "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
+        "arms": arms,
+        "flags": flags(study, climbs),
+        "provenance": provenance(),
+    }
+
+
+def ratio(lr: float | None, first: float | None) -> float | None:
+    """The one divided by the other, None unless both are finite."""
+    if lr is None or first is None or math.isinf(lr) or math.isinf(first):
+        return None
+    return lr / first
+
+
+def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[str, str]]:
+    """What a reader must know of the figures, each flag by its name."""
+    found = []
+    if len(study.seeds) < 3:
+        text = f"seeds: {len(study.seeds)}; the paper takes the median of 3"
+        found.append({"name": "few-seeds", "text": text})
+    for arm, runs in climbs.items():
+        for run in runs:
+            if run.error:
+                found.append({"name": "failed", "text": f"{arm}, seed {run.seed}: {run.error}"})
+        stayed = sum(run.lr is None and run.error is None for run in runs)
+        if stayed:
+            text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"
+            found.append({"name": "not-diverged", "text": text})
+    return found

@@ -1,0 +1,153 @@
+"""Each unfair set-up is refused or flagged by its name."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from studies.tiny import recipes
+
+from unitsphere.errors import UserError
+from unitsphere.studies.arms import Tuned
+from unitsphere.studies.execute import Record
+from unitsphere.studies.fairness import REFUSALS, check_fair, setting_flags
+from unitsphere.studies.outcomes import size_of
+from unitsphere.studies.run_flags import run_flags, timing
+from unitsphere.studies.runs import wanted
+from unitsphere.training.config import RunConfig
+
+
+@pytest.fixture
+def recipe(tmp_path) -> str:
+    return recipes(tmp_path)[0]
+
+
+def pair(recipe: str, changes: dict, both: dict | None = None) -> dict[str, RunConfig]:
+    """Two arms, the second with some keys changed."""
+    keys = [both or {}, (both or {}) | changes]
+    return {f"arm-{i}": wanted(recipe, each, Path("none")) for i, each in enumerate(keys)}
+
+
+UNFAIR = {
+    "data": {"data.val_fraction": 0.1},
+    "tokenizer": {"data.tokenizer": "bpe:300"},
+    "context": {"data.context": 32},
+    "batch": {"train.batch_tokens": 128},
+    "evaluation": {"train.eval_tokens": 64},
+    "precision": {"train.precision": "bf16"},
+    "objective": {"objective": "mlm"},
+    "weights": {"train.precision": "bf16-storage"},
+    "un-annealed": {"schedule.kind": "constant"},
+}
+
+
+def test_every_refusal_has_a_case():
+    assert set(UNFAIR) == set(REFUSALS)
+
+
+@pytest.mark.parametrize("name", UNFAIR)
+def test_it_is_refused_by_its_name_and_flagged_where_it_is_allowed(recipe, name):
+    configs = pair(recipe, UNFAIR[name])
+    with pytest.raises(UserError, match=rf"unfair: .*{name}: .*arm-1.*allow = \[.*\"{name}\"") as e:
+        check_fair(configs, "arm-0", [])
+    assert "\n" not in str(e.value)
+    implied = [flag for flag in REFUSALS if f'"{flag}"' in str(e.value)]
+    flags = check_fair(configs, "arm-0", implied)
+    assert name in [flag.name for flag in flags]
+
+
+def test_another_vocabulary_is_another_tokenizer(recipe):
+    with pytest.raises(UserError, match=r"tokenizer: .*model\.vocab_size 300 against 256"):
+        check_fair(pair(recipe, {"model.vocab_size": 300}), "arm-0", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"schedule.final": 0.5}, "schedule.final 0.5 is above 0.1"),
+        ({"schedule.warmup": 6.0}, "schedule.warmup 6 of 6 steps"),
+    ],
+)
+def test_a_rate_that_does_not_come_down_is_refused(recipe, changes, why):
+    with pytest.raises(UserError, match=f"un-annealed: arm-1: {why}"):
+        check_fair(pair(recipe, changes), "arm-0", [])
+
+
+def test_arms_that_are_alike_are_fair(recipe):
+    configs = pair(recipe, {"model.init_std": 0.1, "optim.lr": 1.0, "schedule.final": 0.1})
+    assert check_fair(configs, "arm-0", []) == []
+
+
+def test_an_unknown_name_is_not_allowed(recipe):
+    with pytest.raises(UserError, match=r"'allow' knows no 'dta' \(did you mean 'data'"):
+        check_fair(pair(recipe, {}), "arm-0", ["dta"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("schedule", {"schedule.warmup": 0.5}),
+        ("speed", {"train.compile": True}),
+        ("parameters", {"model.d_model": 20}),
+    ],
+)
+def test_settings_that_are_flagged(recipe, name, changes):
+    configs = pair(recipe, changes)
+    counts = {arm: size_of(config).parameters for arm, config in configs.items()}
+    assert [flag.name for flag in setting_flags(configs, counts, "arm-0")] == [name]
+    alike = pair(recipe, {})
+    same = dict.fromkeys(alike, 1000) | {"arm-1": 1015}
+    assert list(setting_flags(alike, same, "arm-0")) == []
+
+
+def test_weights_in_bf16_are_flagged_though_all_arms_have_them(recipe):
+    configs = pair(recipe, {}, {"train.precision": "bf16-storage"})
+    assert check_fair(configs, "arm-0", []) == []
+    flags = list(setting_flags(configs, dict.fromkeys(configs, 1), "arm-0"))
+    assert [flag.name for flag in flags] == ["weights"]
+
+
+def record(status="finished", **environment) -> Record:
+    where = {"device": "cpu", "cpu": "a", "threads": 1, "commit": "c"} | environment
+    return Record(None, status, loss=1.0, environment=where, error=None)
+
+
+TUNED = Tuned(0.1, 64, {0.05: 2.0, 0.1: 1.0, 0.2: 1.5}, at_edge=False)
+
+
+def names(recipe, seeds=(0, 1), budgets=(64,), rates=None, records=None) -> list[str]:
+    configs = pair(recipe, {})
+    places = {
+        (arm, tokens): dataclasses.replace(TUNED, tokens=tokens)
+        for arm in configs
+        for tokens in budgets
+    }
+    runs = {(arm, t, seed): record() for arm, t in places for seed in seeds}
+    found = run_flags(configs, budgets, seeds, places | (rates or {}), runs | (records or {}))
+    return [flag.name for flag in found]
+
+
+def test_a_study_that_went_well_has_no_flags(recipe):
+    assert names(recipe) == []
+
+
+def test_what_is_flagged_of_runs(recipe):
+    place, run = ("arm-1", 64), ("arm-1", 64, 0)
+    assert names(recipe, seeds=[0]) == ["one-seed"]
+    edge = dataclasses.replace(TUNED, at_edge=True)
+    assert names(recipe, rates={place: edge}) == ["edge"]
+    given = Tuned(0.1, 64, {}, at_edge=False)
+    assert names(recipe, rates={place: given, ("arm-0", 64): given}) == ["untuned"]
+    assert names(recipe, rates={place: dataclasses.replace(TUNED, tokens=128)}) == ["borrowed"]
+    assert names(recipe, rates={place: dataclasses.replace(TUNED, lr=None)}) == ["no-rate"]
+    assert names(recipe, records={run: record("diverged")}) == ["diverged"]
+    assert names(recipe, records={run: record("failed")}) == ["failed"]
+    assert names(recipe, records={run: record(cpu="b")}) == ["hardware"]
+    assert names(recipe, records={run: record(commit="d")}) == ["versions"]
+    assert names(recipe, budgets=(64, 64_000)) == ["repeated"]
+
+
+def test_times_of_different_hardware_are_not_compared():
+    assert timing([record(), record()]) == ""
+    assert timing([record(), record(threads=2)]) == (
+        "runs were timed on different hardware: threads 1 and 2"
+    )

@@ -1,0 +1,77 @@
+"""Differences and speedups of arms whose speed is known."""
+
+import json
+
+import pytest
+from studies.documents import BUDGETS, played
+
+
+def test_known_speedups_are_recovered_in_tokens_steps_flops_and_time(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, pace={"gpt": 1000.0, "ngpt": 800.0})
+    (row,) = found["speedups"]
+    for key in ("tokens", "steps", "flops"):
+        assert row[key]["median"] == pytest.approx(1.5, rel=0.05)
+        assert row[key]["low"] <= row[key]["median"] <= row[key]["high"]
+    assert row["time"]["median"] == pytest.approx(1.5 * 0.8, rel=0.05)
+    assert row["to"]["tokens"] == BUDGETS[-1]
+    assert row["seeds"] == 3
+    assert "behind" not in row
+    first, *rest = row["by_budget"]
+    assert first["tokens"] == BUDGETS[0]
+    assert (first["median"], first["reason"]) == (None, "reached before the smallest budget")
+    assert [each["median"] for each in rest] == pytest.approx([1.5, 1.5], rel=0.05)
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_larger_model_and_a_larger_batch_change_flops_and_steps(tmp_path):
+    larger = {"ngpt": {"model.n_layers": 3, "train.batch_tokens": 128}}
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, changes=larger)
+    flops = [found["arms"][arm]["flops_per_token"] for arm in ("gpt", "ngpt")]
+    assert flops[1] > 1.2 * flops[0]
+    (row,) = found["speedups"]
+    assert row["flops"]["median"] == pytest.approx(1.5 * flops[0] / flops[1], rel=0.05)
+    assert row["steps"]["median"] == pytest.approx(1.5 * 2, rel=0.05)
+    assert "parameters" in [flag["name"] for flag in found["flags"]]
+
+
+def test_a_slower_arm_is_not_reached_and_how_far_behind_is_said(tmp_path):
+    (row,) = played(tmp_path, {"gpt": 1.0, "slow": 1 / 1.4})["speedups"]
+    for key in ("tokens", "steps", "flops", "time"):
+        assert (row[key]["median"], row[key]["low"], row[key]["high"]) == (None, None, None)
+        assert row[key]["reason"] == "not reached within the budgets"
+    assert row["behind"]["median"] == pytest.approx(1.4, rel=0.05)
+
+
+def test_a_clear_difference_is_significant_and_said_in_words(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5})
+    last = found["differences"][-1]
+    assert last["loss"]["mean"] < 0
+    assert last["loss"]["p"] < 0.05
+    assert last["loss"]["low"] <= last["loss"]["mean"] <= last["loss"]["high"]
+    assert last["statement"].startswith("ngpt against gpt at 1,536 tokens: loss lower by ")
+    assert "paired t-test over 3 seeds, p = " in last["statement"]
+    assert last["statement"].endswith(": more than the seeds explain")
+
+
+def test_noise_is_called_noise(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "same": 1.0}, noise=0.02)
+    statement = found["differences"][-1]["statement"]
+    assert statement.endswith("no more than the seeds may explain")
+
+
+def test_several_arms_are_corrected_for(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "a": 1.2, "b": 1.4, "c": 1.0})
+    rows = [row for row in found["differences"] if row["tokens"] == BUDGETS[-1]]
+    assert [row["arm"] for row in rows] == ["a", "b", "c"]
+    assert all(row["loss"]["p_corrected"] >= row["loss"]["p"] for row in rows)
+    assert "corrected for 3 arms" in rows[0]["statement"]
+
+
+def test_of_one_seed_nothing_is_said(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, seeds=(4,))
+    assert found["differences"][-1]["loss"]["p"] is None
+    assert "in one seed, nothing can be said" in found["differences"][-1]["statement"]
+    tokens = found["speedups"][0]["tokens"]
+    assert tokens["median"] == pytest.approx(1.5, rel=0.05)
+    assert (tokens["low"], tokens["reason"]) == (None, "no interval: one seed")
+    assert found["flags"][0]["name"] == "one-seed"

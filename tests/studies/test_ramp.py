@@ -1,0 +1,172 @@
+"""lr-ramp with tiny arms: runs end where they diverge, the median counts, nothing is run twice."""
+
+import json
+import math
+
+import pytest
+from studies.tiny import recipes
+
+from unitsphere.cli import main
+from unitsphere.config import read_json
+from unitsphere.errors import UserError
+from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
+from unitsphere.studies.ramp_files import smoothed, write_ramp
+from unitsphere.studies.spec import load_study, study_from
+from unitsphere.training.divergence import Watch
+from unitsphere.training.log import read_metrics
+from unitsphere.training.run import train
+
+STEPS, PEAK, START = 70, 1e4, 1e-2
+
+
+def nothing(jobs):
+    pytest.fail(f"trained {[job.name for job in jobs]}")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A finished study of two arms and three seeds, trained in this process."""
+    folder = tmp_path_factory.mktemp("ramp")
+    gpt, ngpt, _ = recipes(folder)
+    table = {
+        "arms": {"gpt": gpt, "ngpt": ngpt},
+        "set": {"train.save_every": 0},
+        "steps": STEPS,
+        "peak": PEAK,
+        "start": START,
+    }
+    study, out = study_from(RampStudy, table), folder / "out"
+    for arm in study.arms:
+        for seed in study.seeds:
+            planned = climbing(out, study, arm, seed)
+            train(planned.config, planned.folder)
+    return study, out, ramp(study, out, nothing)
+
+
+def test_each_run_ends_where_its_own_losses_say(study):
+    _, out, climbs = study
+    for arm, runs in climbs.items():
+        for climb in runs:
+            watch = Watch()
+            for record in read_metrics(out / "runs" / arm / f"seed-{climb.seed}"):
+                finite = "loss" in record and "grad_norm" in record
+                watch = watch.after(record["step"], record["loss"] if finite else math.nan)
+            assert climb.step == watch.diverged
+            assert climb.step < STEPS
+            assert climb.lr == pytest.approx(climb.rates[climb.step - 1])
+            ratio = (PEAK / START) ** (1 / (STEPS - 1))
+            assert climb.lr == pytest.approx(START * ratio ** (climb.step - 1))
+
+
+def test_the_document_has_medians_and_ratios_to_the_first_arm(study):
+    found = document(study[0], study[2])
+    rates = {arm: sorted(s["lr"] for s in a["seeds"]) for arm, a in found["arms"].items()}
+    for arm, a in found["arms"].items():
+        assert a["lr"] == rates[arm][1]
+        assert a["ratio"] == pytest.approx(rates[arm][1] / rates["gpt"][1])
+    assert found["divergence"] == {"window": 10, "margin": 1.0, "patience": 20}
+    assert found["flags"] == []
+
+
+def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
+    _, out, climbs = study
+    specs = study[0].arms.values()
+    words = ["lr-ramp", *(spec.recipe for spec in specs), "--steps", str(STEPS)]
+    words += ["--peak", str(PEAK), "--start", str(START), "--out", str(out)]
+    words += ["--set", "train.save_every=0"]
+    (out / "runs/ngpt/seed-2").rename(out / "aside")
+    assert main([*words, "--workers", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "runs to train: 1 (5 finished earlier)" in said.err
+    found = json.loads(said.out)
+    assert found == document(study[0], climbs) == read_json(out / "results.json")
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"{found['arms']['ngpt']['lr']:.3g}" in said
+    assert str(out / "loss.png") in said
+    assert (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    assert f"{found['arms']['ngpt']['ratio']:.2f}" in (out / "results.md").read_text()
+    assert load_study(RampStudy, out / "study.toml") == study[0]
+    assert main([*words, "--peak", "31"]) == 2
+    assert "another study (peak: 10000.0 -> 31.0)" in capsys.readouterr().err
+
+
+def climb(lr: float | None, error: str | None = None) -> Climb:
+    return Climb(0, None if lr is None else 1, lr, [], [], error)
+
+
+@pytest.mark.parametrize(
+    ("rates", "median"),
+    [
+        ([0.1, 0.3, 0.2], 0.2),
+        ([0.1, None, 0.2], 0.2),
+        ([None, None, 0.2], math.inf),
+        ([0.1, 0.3], 0.2),
+        ([], None),
+    ],
+)
+def test_the_median_counts_a_run_that_did_not_diverge_as_above_the_others(rates, median):
+    assert median_rate([climb(lr) for lr in rates]) == pytest.approx(median)
+    assert median_rate([*map(climb, rates), climb(None, "no disk")]) == pytest.approx(median)
+
+
+def test_what_did_not_diverge_or_failed_is_said(study, tmp_path):
+    climbs = {"gpt": [climb(None), climb(0.2), climb(None)], "ngpt": [climb(None, "no disk")] * 3}
+    found = document(study[0], climbs)
+    gpt, ngpt = found["arms"].values()
+    assert (gpt["lr"], gpt["reached_peak"], gpt["ratio"]) == (None, True, None)
+    assert (ngpt["lr"], ngpt["reached_peak"], ngpt["ratio"]) == (None, False, None)
+    said = {(flag["name"], flag["text"]) for flag in found["flags"]}
+    assert ("not-diverged", "gpt: 2 of 3 did not diverge up to 10000") in said
+    assert ("failed", "ngpt, seed 0: no disk") in said
+    write_ramp(found, climbs, tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "| gpt | above 10000 | above 10000, 0.2, above 10000 |" in page
+    assert "| ngpt | failed |" in page
+
+
+def test_the_curve_is_the_loss_that_divergence_is_judged_by():
+    losses = [float(k % 7) for k in range(30)]
+    curve = smoothed(Climb(0, None, None, [0.1] * 30, losses))
+    assert curve.losses[0] == losses[0]
+    assert curve.losses[4] == pytest.approx(sum(losses[:5]) / 5)
+    assert curve.losses[-1] == pytest.approx(sum(losses[-10:]) / 10)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"peak": 0.0}, "'start' must be"),
+        ({"start": 0.2}, "'start' must be"),
+        ({"steps": 1}, "'steps' must be"),
+        ({"tune": {"points": 5}}, r"leave \[tune\] out"),
+        ({"arms": {"a": {"recipe": "x", "lr": 0.1}}}, r"leave 'arms\.a\.lr' out"),
+        ({"set": {"optim.lr": 1.0}}, r"set\.optim\.lr"),
+    ],
+)
+def test_what_makes_no_ramp_is_refused_by_name(keys, said):
+    with pytest.raises(UserError, match=said):
+        study_from(RampStudy, {"arms": {"a": "x"}} | keys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "lr-ramp needs RECIPES"),
+        (["quickstart/ngpt", "quickstart/ngpt"], "given twice"),
+        (["quickstart/ngpt", "--set", "model.d_model"], "takes KEY=VALUE"),
+        (["quickstart/nnpt"], "did you mean 'quickstart/ngpt'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(words, said, capsys, tmp_path):
+    assert main(["lr-ramp", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_recipes_of_the_same_name_are_arms_by_their_whole_name():
+    from unitsphere.cli.lr_ramp import arms
+
+    assert list(arms(["a/gpt", "b/gpt.toml"])) == ["a-gpt", "b-gpt"]
+    assert list(arms(["a/gpt", "b/ngpt"])) == ["gpt", "ngpt"]

@@ -1,0 +1,60 @@
+"""The paired t-test against tables, and Holm's correction."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unitsphere.studies.significance import holm, paired, t_quantile, t_test
+
+
+@pytest.mark.parametrize(
+    ("df", "t"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216), (29, 2.04523)]
+)
+def test_the_quantiles_are_those_of_student_s_table(df, t):
+    assert t_quantile(0.05, df) == pytest.approx(t, abs=1e-4)
+    assert t_test(t, df) == pytest.approx(0.05, abs=1e-5)
+    assert t_test(-t, df) == t_test(t, df)
+    assert t_test(0.0, df) == pytest.approx(1.0)
+
+
+@given(st.floats(-30, 30), st.integers(1, 60))
+def test_it_agrees_with_scipy(t, df):
+    stats = pytest.importorskip("scipy.stats")
+    assert t_test(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), abs=1e-9)
+
+
+def test_a_known_example():
+    """Student's sleep data (Biometrika 6, 1908, p. 20): t = 4.06, p = 0.0028."""
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    found = paired(first, second)
+    assert found.mean == pytest.approx(1.58)
+    assert found.p == pytest.approx(0.00283, abs=1e-5)
+    assert (found.low, found.high) == (
+        pytest.approx(0.7001, abs=1e-4),
+        pytest.approx(2.4599, abs=1e-4),
+    )
+    assert found.n == 10
+
+
+def test_few_seeds_say_little():
+    one = paired([2.0], [1.9])
+    assert (one.mean, one.low, one.high, one.p) == (pytest.approx(-0.1), None, None, None)
+    assert paired([2.0, 2.1], [1.9, 2.05]).p > 0.05
+    same = paired([2.0, 2.5], [2.0, 2.5])
+    assert (same.mean, same.p) == (0.0, 1.0)
+
+
+def test_noise_alone_is_significant_as_often_as_it_should_be():
+    random = np.random.default_rng(0)
+    draws = random.normal(size=(400, 2, 3))
+    share = np.mean([paired(a, b).p < 0.05 for a, b in draws])
+    assert 0.03 < share < 0.07
+
+
+def test_several_tests_are_corrected():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
