@@ -29,9 +29,7 @@ def is_exported(document: Any) -> bool:
     return isinstance(document, dict) and document.get("model_type") == MODEL_TYPE
 
 
-def load_folder(
-    path: Path, device: torch.device
-) -> tuple[Transformer, Tokenizer, RunConfig]:
+def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenizer, RunConfig]:
     """Model, tokenizer and config of the exported folder `path`; a `UserError` if it is damaged."""
     own = read_json(path / "config.json").get(MODEL_TYPE)
     if not isinstance(own, dict) or "run" not in own:
