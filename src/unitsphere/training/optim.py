@@ -1,7 +1,7 @@
 """Optimizers from declared roles: Muon on matrices alone, weight decay never on gains."""
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -126,16 +126,25 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     """
     role, parameters = roles(model), dict(model.named_parameters())
     kinds: dict[Parameter, Role] = {p: role[name] for name, p in parameters.items()}
-    of_muon = config.roles_of_muon()
-    adam = build_adam(model, config, {p: r for p, r in kinds.items() if r not in of_muon})
+    matrices, rest = split_roles(kinds, config.roles_of_muon())
+    adam = build_adam(model, config, rest)
     optimizer: Optimizer = adam
-    if of_muon:
+    if matrices:
         flat = {parameters[name] for name in turned(model)}
-        matrices = {p: r for p, r in kinds.items() if r in of_muon}
         optimizer = MuonAdam(build_muon(config, matrices, flat), adam)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def split_roles(
+    kinds: Mapping[Parameter, Role], wanted: Container[Role]
+) -> tuple[dict[Parameter, Role], dict[Parameter, Role]]:
+    """The parameters of the roles that are wanted, and the others."""
+    parts: tuple[dict[Parameter, Role], dict[Parameter, Role]] = ({}, {})
+    for parameter, role in kinds.items():
+        parts[0 if role in wanted else 1][parameter] = role
+    return parts
 
 
 def build_adam(

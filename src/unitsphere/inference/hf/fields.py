@@ -12,7 +12,9 @@ NORMS = {"normformer": "layer", "rezero": "none", "dyt": "dyt"}
 """Architecture -> norm; the others have RMSNorm."""
 
 
-def config_fields(architecture: str, model: Transformer, tied: bool, context: int) -> dict[str, Any]:
+def config_fields(
+    architecture: str, model: Transformer, tied: bool, context: int
+) -> dict[str, Any]:
     """The fields of `UnitsphereConfig` for a folded model; `context` is what it was trained on."""
     config = model.config
     d, heads = config.d_model, config.n_heads
