@@ -61,6 +61,11 @@ NAMES = {
 }
 """Parts of names here -> there."""
 
+OWN_TOKENIZER = "run_tokenizer.json"
+"""File of an exported folder: the run's tokenizer as it was."""
+MASK_TOKEN = "<mask>"
+"""What a masked model's exported tokenizer calls the token after its last."""
+
 _PART = re.compile(r"(?<![^.])(" + "|".join(map(re.escape, NAMES)) + r")(?![^.])")
 HEADS = ("E_out", "W_h")
 
