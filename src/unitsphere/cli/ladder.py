@@ -16,7 +16,7 @@ from unitsphere.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch further up.
+    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
     Best batch and rate of each size by interpolation within the grid, power laws
     of both, loss against compute; with `computes` best size and data for a compute
