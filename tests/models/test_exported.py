@@ -54,7 +54,9 @@ def test_the_exported_form_has_the_same_logits_and_comes_back(design, objective,
     bound = 1e-5 * max(1.0, expected.abs().max().item())
     assert (made(x).logits - expected).abs().max() < bound
     back = load_exported(DESIGNS[design][0], config, objective, tensors)
-    torch.testing.assert_close(back(x), model(x), rtol=0, atol=0 if not model.config.tied else bound)
+    torch.testing.assert_close(
+        back(x), model(x), rtol=0, atol=0 if not model.config.tied else bound
+    )
 
 
 @pytest.mark.parametrize("name", ["window", "n_kv_heads", "both"])

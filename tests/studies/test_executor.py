@@ -13,7 +13,7 @@ import pytest
 
 from unitsphere.studies.executor import Interrupted, Job, available_cores, here, run_jobs
 from unitsphere.studies.jobs import tail_records
-from unitsphere.studies.local import available_gpus
+from unitsphere.studies.local import available_gpus, available_slots
 
 
 def job(folder: Path, name: str, code: str, **more) -> Job:
@@ -88,8 +88,8 @@ def test_a_job_on_a_gpu_has_one_of_its_own(tmp_path, monkeypatch):
     assert sorted(seen[:2]) == ["3", "5"]
     assert seen[2:] == ["3,5", "3,5"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert available_gpus(jobs) == ["0", "1"]
-    assert available_gpus(jobs[3:]) == []
+    assert available_gpus() == ["0", "1"]
+    assert available_slots() == 2
     assert here(jobs[3:]).workers == len(available_cores())
 
 
@@ -135,6 +135,20 @@ signal.signal(signal.SIGINT, save)
 (out / "ready").touch()
 time.sleep(60)
 """
+
+
+def test_who_watches_may_stop_a_job_early(tmp_path):
+    saves = SAVES.replace("SIGINT", "SIGTERM")
+    jobs = [job(tmp_path, "bad", saves), job(tmp_path, "good", "time.sleep(0.2)")]
+
+    def watch(states) -> None:
+        if (jobs[0].out / "ready").exists():
+            states[0].stop = "too slow"
+
+    bad, good = run_jobs(jobs, workers=2, on_progress=watch)
+    assert (bad.status, bad.stop, bad.error) == ("interrupted", "too slow", None)
+    assert (good.status, good.stop) == ("done", None)
+    assert (jobs[0].out / "saved").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

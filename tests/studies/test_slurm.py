@@ -129,6 +129,17 @@ def test_a_cancelled_job_has_saved_and_is_no_failure():
 
 
 @pytest.mark.timeout(120)
+def test_who_watches_may_stop_a_job_early():
+    def watch(states) -> None:
+        if Path("runs/run/ready").exists():
+            states[0].stop = "too slow"
+
+    (state,) = run_jobs([job("run", SAVES)], on_progress=watch, executor=local())
+    assert (state.status, state.stop) == ("interrupted", "too slow")
+    assert state.job.log.read_text() == "saving\n"
+
+
+@pytest.mark.timeout(120)
 def test_a_job_that_vanishes_is_a_failure_with_a_reason():
     kills_its_task = "os.kill(os.getppid(), signal.SIGKILL)"
     (state,) = run_jobs([job("run", kills_its_task)], executor=local())

@@ -26,6 +26,8 @@ VERBS = {
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
     "generate": ("generate", "sample text from a run"),
     "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
+    "sweep": ("sweep", "search config keys: grid, random or Optuna"),
+    "ablate": ("ablate", "a paper's ablation table, ours beside the paper's"),
     "lr-ramp": ("lr_ramp", "how high the rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "export": ("export", "a run as a folder that transformers loads"),

@@ -1,7 +1,8 @@
 """Planned runs -> finished records, by way of an executor.
 
-A finished run is never trained again, nor is one that diverged: divergence is a result. What failed
-for any other reason is tried again by the next call. No failure ends the other runs.
+A finished run is never trained again, nor is one that diverged (divergence is a result) or was
+stopped early. What failed for any other reason is tried again by the next call. No failure ends the
+other runs.
 """
 
 import math
@@ -15,10 +16,11 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
+from unitsphere.errors import UserError
 from unitsphere.studies.cluster import Resources
 from unitsphere.studies.executor import Executor as JobExecutor
 from unitsphere.studies.executor import here, run_jobs
-from unitsphere.studies.jobs import Job
+from unitsphere.studies.jobs import Job, State
 from unitsphere.studies.plan import Planned
 from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished
@@ -31,6 +33,7 @@ DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
 """In the last words of a run whose loss or gradient was no number, or a spike."""
 STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 
+OnProgress = Callable[[list[State]], None]
 Executor = Callable[[Sequence[Job]], JobExecutor]
 """Gives what is to run some jobs: where, and how many at a time."""
 
@@ -72,11 +75,11 @@ class Record:
 
     `loss` (nats a token) and `bits_per_byte` are those of the validation split after the last step;
     `seconds` is the time of training, without validation; `tokens_per_second` the median of the
-    run's records. A run that diverged or failed has an `error` in their place.
+    run's records. A run that did not finish has an `error` in their place.
     """
 
     planned: Planned
-    status: Literal["finished", "diverged", "failed"]
+    status: Literal["finished", "diverged", "stopped", "failed"]
     loss: float | None = None
     bits_per_byte: float | None = None
     seconds: float | None = None
@@ -85,8 +88,13 @@ class Record:
     error: str | None = None
 
 
-def execute(planned: Sequence[Planned], executor: Executor) -> list[Record]:
+def execute(
+    planned: Sequence[Planned], executor: Executor, watch: OnProgress = lambda states: None
+) -> list[Record]:
     """Train what is neither finished nor diverged, and read what came of each, in their order.
+
+    `watch` sees the states as they are followed, and may set `stop` of one: that run is then never
+    trained to its end.
 
     Progress goes to stderr. Raises UserError for unusable data, and whatever the executor does
     when it is asked to stop.
@@ -96,18 +104,36 @@ def execute(planned: Sequence[Planned], executor: Executor) -> list[Record]:
         prepared(data, pairs=pairs == "seq2seq")
     errors: dict[Path, str] = {}
     if missing:
-        finished = len({run.folder for run in planned}) - len(missing)
-        reused = f" ({finished} finished earlier)" if finished else ""
+        earlier = len({run.folder for run in planned}) - len(missing)
+        reused = f" ({earlier} finished earlier)" if earlier else ""
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
         jobs = [run.job() for run in missing.values()]
         chosen = executor(jobs)
         with display(chosen.workers, sys.stderr) as show:
-            states = run_jobs(jobs, on_progress=show, executor=chosen)
+            states = run_jobs(jobs, on_progress=together(watch, show), executor=chosen)
         errors = {s.job.out: s.error or STOPPED for s in states if s.status != "done"}
+        for state in states:
+            if state.stop is not None and state.status == "interrupted":
+                replace(early_stop(state.job.out), state.stop + "\n")
         for folder, error in errors.items():
             if DIVERGED.search(error):
                 replace(divergence(folder), error + "\n")
     return [read_record(run, errors.get(run.folder)) for run in planned]
+
+
+def together(watch: OnProgress, show: OnProgress) -> OnProgress:
+    """One after the other."""
+
+    def both(states: list[State]) -> None:
+        watch(states)
+        show(states)
+
+    return both
+
+
+def early_stop(folder: Path) -> Path:
+    """The file beside a run folder that says why the run was stopped early."""
+    return folder.with_name(folder.name + ".stopped")
 
 
 def divergence(folder: Path) -> Path:
@@ -116,16 +142,26 @@ def divergence(folder: Path) -> Path:
 
 
 def is_settled(folder: Path) -> bool:
-    """Whether a run has come to its end, be it that it diverged."""
-    return divergence(folder).exists() or is_finished(folder)
+    """Whether a run has come to its end, be it that it diverged or was stopped early."""
+    ended = divergence(folder).exists() or early_stop(folder).exists()
+    return ended or finished(folder)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is finished; not so if its checkpoints are damaged, of which its job tells."""
+    try:
+        return is_finished(folder)
+    except UserError:
+        return False
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
     """What came of a run; `error` is why it failed, if that is not to be read beside its folder."""
-    mark = divergence(run.folder)
-    if mark.exists():
-        return Record(run, "diverged", error=mark.read_text(encoding="utf-8").strip())
-    if not is_finished(run.folder):
+    if divergence(run.folder).exists():
+        return Record(run, "diverged", error=said(divergence(run.folder)))
+    if early_stop(run.folder).exists():
+        return Record(run, "stopped", error=said(early_stop(run.folder)))
+    if not finished(run.folder):
         return Record(run, "failed", error=error or "it was not run")
     records = read_metrics(run.folder)
     last = records[-1]
@@ -141,3 +177,8 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         tokens_per_second=statistics.median(rates),
         environment=read_json(run.folder / ENVIRONMENT),
     )
+
+
+def said(mark: Path) -> str:
+    """What a mark beside a run folder says."""
+    return mark.read_text(encoding="utf-8").strip()

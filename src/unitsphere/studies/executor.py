@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from unitsphere.studies.jobs import Interrupted, Job, State
-from unitsphere.studies.local import LocalExecutor, available_cores, available_gpus
+from unitsphere.studies.local import LocalExecutor, available_cores, available_gpus, wants_gpu
 
 __all__ = ["Executor", "Interrupted", "Job", "State", "available_cores", "here", "run_jobs"]
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
 
 def here(jobs: Sequence[Job], workers: int | None = None) -> LocalExecutor:
     """Processes of this machine, as many as there are GPUs if the jobs use them, else cores."""
-    gpus = available_gpus(jobs)
+    gpus = available_gpus() if any(wants_gpu(job) for job in jobs) else []
     return LocalExecutor(workers or len(gpus) or len(available_cores()), gpus)
 
 

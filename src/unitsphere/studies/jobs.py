@@ -41,7 +41,10 @@ class Job:
 
 @dataclasses.dataclass
 class State:
-    """Where one job stands. `error` is the last line that a failed job printed."""
+    """Where one job stands. `error` is the last line that a failed job printed.
+
+    Who sees the states may set `stop`, the reason why a job is to save and end before its time.
+    """
 
     job: Job
     status: Status = "waiting"
@@ -51,10 +54,12 @@ class State:
     seconds: float = 0.0
     seconds_left: float | None = None
     error: str | None = None
+    stop: str | None = None
 
     def end(self, code: int) -> None:
         """Take the exit status of the job's process (minus the signal that ended it)."""
-        self.status = "done" if code == 0 else "interrupted" if code == SAVED else "failed"
+        stopped = code == SAVED or self.stop is not None
+        self.status = "done" if code == 0 else "interrupted" if stopped else "failed"
         self.error = last_words(self.job.log, code) if self.status == "failed" else None
         self.seconds_left = None
 

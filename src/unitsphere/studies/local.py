@@ -20,7 +20,7 @@ class LocalExecutor:
     Args:
         workers: jobs at a time.
         gpus: names of GPUs as CUDA_VISIBLE_DEVICES takes them, dealt out to the workers in turn.
-            A job with `device` "cuda" or "auto" then sees its worker's alone.
+            A job that would use a GPU (`device` "cuda" or "auto") then sees its worker's alone.
     """
 
     poll_seconds = POLL_SECONDS
@@ -78,15 +78,23 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def available_gpus(jobs: Sequence[Job]) -> list[str]:
-    """The GPUs that the jobs may share among them; none if no job would use one."""
-    if not any(job.device in ("cuda", "auto") for job in jobs):
-        return []
+def available_gpus() -> list[str]:
+    """The GPUs this process may use, by names that CUDA_VISIBLE_DEVICES takes."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return named.split(",")[:count] if named else [str(index) for index in range(count)]
+
+
+def available_slots() -> int:
+    """Runs at a time where nobody says otherwise: one a GPU, without GPUs one a core."""
+    return len(available_gpus()) or len(available_cores())
+
+
+def wants_gpu(job: Job) -> bool:
+    """Whether a job takes whatever GPU it is given (one that names its own does not)."""
+    return job.device in ("cuda", "auto")
 
 
 class _Child:
@@ -95,10 +103,11 @@ class _Child:
     def __init__(self, state: State, core: int | None, gpu: str | None) -> None:
         self.state = state
         self.clock = Clock(state)
+        self.asked = False
         job = state.job
         job.log.parent.mkdir(parents=True, exist_ok=True)
         fixed = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-        if gpu is not None and job.device in ("cuda", "auto"):
+        if gpu is not None and wants_gpu(job):
             fixed["CUDA_VISIBLE_DEVICES"] = gpu
         with job.log.open("ab") as log, _on_core(core):
             self.process = subprocess.Popen(
@@ -118,6 +127,9 @@ class _Child:
         self.clock.read()
         if code is not None:
             self.state.end(code)
+        elif self.state.stop is not None and not self.asked:
+            self.asked = True
+            self.process.send_signal(signal.SIGTERM)
         return code is not None
 
 

@@ -8,6 +8,7 @@ The jobs do not need whoever follows them: after Ctrl-C they go on, and the next
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,9 @@ class Queue(Protocol):
         """Number -> state ("RUNNING") of those that are in the queue; None: it does not answer."""
         ...
 
+    def cancel(self, number: str) -> None:
+        """Have a job save and end."""
+
 
 class Squeue:
     """The queue of a SLURM cluster."""
@@ -55,6 +59,10 @@ class Squeue:
         lines = (line.partition(" ") for line in answer.stdout.splitlines())
         return {number: state for number, _, state in lines if state not in OVER}
 
+    def cancel(self, number: str) -> None:
+        """See `Queue`; no matter if it has ended."""
+        subprocess.run(["scancel", number], capture_output=True, check=False)
+
 
 class Processes:
     """The "queue" of submitit's local executor: a job's number is that of its process."""
@@ -62,6 +70,11 @@ class Processes:
     def look(self, numbers: Iterable[str]) -> Mapping[str, str] | None:
         """See `Queue`."""
         return {number: "RUNNING" for number in numbers if is_alive(int(number))}
+
+    def cancel(self, number: str) -> None:
+        """See `Queue`."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(number), signal.SIGTERM)
 
 
 @dataclass
@@ -72,6 +85,7 @@ class _Followed:
     number: str
     clock: Clock | None = None
     missing: int = 0
+    asked: bool = False
 
 
 class SlurmExecutor:
@@ -176,6 +190,9 @@ class SlurmExecutor:
             job.clock = Clock(job.state)
         if job.clock is not None:
             job.clock.read()
+        if job.state.stop is not None and not job.asked:
+            job.asked = True
+            self.queue.cancel(job.number)
         code = read_exit(exit_file(job.state.job))
         if fresh:
             job.missing = 0 if where else job.missing + 1

@@ -12,7 +12,9 @@ NORMS = {"normformer": "layer", "rezero": "none", "dyt": "dyt"}
 """Architecture -> norm; the others have RMSNorm."""
 
 
-def config_fields(architecture: str, model: Transformer, tied: bool, context: int) -> dict[str, Any]:
+def config_fields(
+    architecture: str, model: Transformer, tied: bool, context: int
+) -> dict[str, Any]:
     """The fields of `UnitsphereConfig` for a folded model; `context` is what it was trained on."""
     config = model.config
     d, heads = config.d_model, config.n_heads
@@ -59,7 +61,7 @@ def _ngpt_parts(config: Any, d_k: int) -> dict[str, Any]:
         "qk_norm": config.qk_norm,
         "qk_scale": True,
         "attention_scale": math.sqrt(d_k),
-        "step": {"lerp": "lerp_norm", "lerp_nu": "lerp_nu"}[config.residual],
+        "step": {"lerp": "lerp_norm", "lerp_nu": "lerp_nu", "add": "add_norm"}[config.residual],
     }
 
 

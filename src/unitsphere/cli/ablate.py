@@ -1,0 +1,155 @@
+"""`unitsphere ablate`: a paper's ablation table, ours beside the paper's."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from unitsphere.cli.app import EXIT_PREEMPTED
+from unitsphere.cli.output import print_json
+from unitsphere.cli.parse import check_positive, parse
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.studies.ablate import AblationStudy
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What every row trains on."""
+
+    source: str | None = None
+    """a file, a glob, a folder; the running Python's own source text by default"""
+    tokenizer: str | None = None
+    """bytes, bpe:N or the path of a tokenizer.json; bpe:1024 by default"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ablate:
+    """Train the rows of a paper's ablation table, and set ours beside the paper's.
+
+    Each figure is a relative change; ours has a 95% interval over the seeds, and
+    says whether its sign is the paper's beyond that. At sizes other than the
+    paper's, rates are tuned as the paper did: one for all rows, or each row's.
+    The same command goes on where it was stopped; finished runs are kept.
+
+    tables: ngpt-table4, ngpt-table5, ngpt-table6, angpt-figure5, angpt-figureA1,
+    normformer-table4, normformer-table5. A study.toml of one serves as well.
+
+    examples:
+      unitsphere ablate ngpt-table6
+      unitsphere ablate ngpt-table4 --rows 02 12 --seeds 0 1 --data.source wiki.jsonl
+      unitsphere ablate angpt-figure5 --size tiny --set model.n_layers=3 --json
+    """
+
+    table: Annotated[Positional[str], arg(metavar="TABLE")]
+    """a table's name, or a study.toml"""
+    size: str = "quickstart"
+    """tiny, quickstart, or paper: the recipes as they are"""
+    tokens: int | None = None
+    """training tokens of a run; the size's by default"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """of the weights' start and of the order of the data"""
+    rates: Literal["shared", "each", "given"] | None = None
+    """tuned once for all rows, tuned for each, or given by the size; the paper's way by default"""
+    rows: Annotated[tuple[str, ...], arg(metavar="ROW [ROW …]")] = ()
+    """only these, by their names or numbers, and what they are measured against"""
+    data: Data = dataclasses.field(default_factory=Data)
+    set: Annotated[UseAppendAction[list[str]], arg(metavar="KEY=VALUE")] = dataclasses.field(
+        default_factory=list
+    )
+    """a key of every row, such as model.n_layers=3; may be given several times"""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """the study's folder; runs/TABLE-SIZE by default"""
+    workers: int | None = None
+    """runs at a time; one a core or GPU by default"""
+    json: bool = False
+    """print one JSON document instead of the table"""
+
+
+def run(argv: list[str]) -> int:
+    """Train what is missing and report."""
+    args = parse(Ablate, argv, "ablate")
+    check_positive(workers=args.workers, tokens=args.tokens)
+    from unitsphere.studies.ablate import ablate
+    from unitsphere.studies.ablation_results import document, failed, write_ablation
+    from unitsphere.studies.provenance import provenance
+    from unitsphere.training.stop import Preempted
+
+    study, out = study_of(args)
+    try:
+        found = document(study, ablate(study, out), provenance())
+    except Preempted as stopped:
+        print(f"unitsphere: {stopped}", file=sys.stderr)
+        return EXIT_PREEMPTED
+    files = write_ablation(found, out)
+    if args.json:
+        print_json(found)
+    else:
+        show(found)
+        for path in files:
+            print(path)
+    for line in failed(found):
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed(found) else 0
+
+
+def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
+    """The study that is asked for, and its folder."""
+    from unitsphere.studies.ablate import AblationStudy, ablation_study
+    from unitsphere.studies.spec import load_study
+
+    if args.table.endswith(".toml"):
+        check_alone(args)
+        study = load_study(AblationStudy, Path(args.table))
+        usual = Path("runs") / Path(args.table).stem
+    else:
+        settings = {f"data.{k}": v for k, v in vars(args.data).items() if v is not None}
+        settings |= dict(map(setting, args.set))
+        study = ablation_study(
+            args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
+        )
+        usual = Path("runs") / f"{args.table}-{args.size}"
+    if args.workers is not None:
+        study = dataclasses.replace(study, run=dataclasses.replace(study.run, workers=args.workers))
+    return study, args.out or usual
+
+
+def check_alone(args: Ablate) -> None:
+    """Raise UserError for an option that a study.toml says itself."""
+    usual = Ablate(args.table)
+    for name in ("size", "tokens", "seeds", "rates", "rows", "data", "set"):
+        if getattr(args, name) != getattr(usual, name):
+            raise UserError(f"{args.table} says what is trained: leave --{name} out, or edit it")
+
+
+def setting(text: str) -> tuple[str, object]:
+    """KEY=VALUE, the value as TOML has it, or a text without quotes."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise UserError(f"--set {text!r} is no KEY=VALUE, such as model.n_layers=3")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table, and the notes below it."""
+    from rich.console import Console
+
+    from unitsphere.report.ablation import ablation_table, notes
+
+    console = Console(highlight=False, width=80)
+    with console.capture() as rendered:
+        console.print(found["title"], markup=False)
+        console.print(found["paper"], markup=False)
+        console.print(ablation_table(found))
+        console.print()
+        for line in notes(found):
+            console.print(line, markup=False)
+    print(rendered.get())

@@ -1,0 +1,162 @@
+"""`unitsphere ablate`: a paper's ablation table, trained at the size asked for.
+
+Every row is an arm, from the recipe that the paper's hyperparameters are in; a smaller size sets
+width, depth, batch and tokens, and what goes with the width. All rows see the same data in the same
+order, for as many tokens as the paper gave them in proportion.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from unitsphere.errors import UserError
+from unitsphere.studies.arms import Tuned, arm_config, final_run, tuned_rates
+from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.folder import study_folder
+from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Study, Tune
+from unitsphere.studies.tables import PAPER, PaperTable, Rates, Row, load_size, load_table, only
+from unitsphere.training.recipes import load_recipe
+
+GIVEN = Tune(points=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationStudy(Study):
+    """What `ablate` asks beside what all studies do; `arms` are the table's rows."""
+
+    table: str
+    """a table's name"""
+    size: str
+    """a size's name; "paper": the recipes as they are"""
+    tokens: int
+    """training tokens of a row whose share is 1"""
+    rates: Rates = "given"
+    """shared: tuned on the table's `tuned_on` row; each: for every row; given: as it is"""
+    shown: list[str] = field(default_factory=list)
+    """the rows that are trained; none: all"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens < 1:
+            raise UserError(f"'tokens' must be at least 1: {self.tokens}")
+        missing = [row.name for row in self.paper_table.rows if row.name not in self.arms]
+        if missing:
+            raise UserError(f"'arms' has no {missing[0]}, a row of {self.table}")
+        if self.rates == "each" and any(row.rate != 1 for row in self.paper_table.rows):
+            raise UserError(f"{self.table} has rows that differ in their rates: use rates = shared")
+
+    @property
+    def paper_table(self) -> PaperTable:
+        """The table, with the rows that are trained."""
+        return only(load_table(self.table), self.shown)
+
+    def keys(self, arm: str) -> dict[str, object]:
+        """A row's keys; but at the paper's size tokenizer and vocabulary go with the data."""
+        free = dict.fromkeys([] if self.size == PAPER else ["data.tokenizer", "model.vocab_size"])
+        return free | super().keys(arm)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What was found: each row's rate, and its records by seed."""
+
+    rates: Mapping[str, Tuned]
+    records: Mapping[str, Mapping[int, Record]]
+
+
+def ablation_study(
+    name: str,
+    size: str = "quickstart",
+    tokens: int | None = None,
+    rates: Rates | None = None,
+    rows: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> AblationStudy:
+    """The study of a table at a size; what is left out is as the table's paper has it.
+
+    Raises UserError for an unknown table, size, row or key.
+    """
+    for key in settings or {}:
+        if key in OWN_KEYS:
+            raise UserError(f"'{key}' cannot be set for all rows: {OWN_KEYS[key]}")
+    chosen = load_size(size)
+    table = only(load_table(name), list(rows))
+    first = load_recipe(table.rows[0].recipe)
+    budget = first.train.steps * first.train.batch_tokens / table.rows[0].share
+    arms = {row.name: arm_of(table, row, size, settings or {}) for row in table.rows}
+    how = rates or ("given" if size == PAPER else table.rates)
+    return AblationStudy(
+        table=name,
+        size=size,
+        tokens=tokens or (chosen.tokens if chosen else round(budget)),
+        rates=how,
+        shown=[row.name for row in table.rows] if rows else [],
+        arms=arms,
+        seeds=list(seeds),
+        tune=GIVEN if how == "given" else Tune(),
+    )
+
+
+def arm_of(table: PaperTable, row: Row, size: str, settings: Mapping[str, object]) -> ArmSpec:
+    """A row as an arm: its recipe, with a user's settings and the size's keys and rate."""
+    chosen = load_size(size)
+    if chosen is None:
+        return ArmSpec(row.recipe, dict(settings))
+    architecture = load_recipe(row.recipe).architecture
+    rate = chosen.architectures[architecture].lr * row.rate
+    keys = chosen.keys(table, row, architecture, settings)
+    return ArmSpec(row.recipe, keys, float(f"{rate:.3g}"))
+
+
+def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) -> Ablation:
+    """Train what is missing of the study in the folder `out`.
+
+    Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
+    call then goes on.
+    """
+    table = study.paper_table
+    for row in table.rows:
+        arm_config(study, row.name)
+    with study_folder(out, study):
+        executor = executor or executor_of(study.run, out)
+        rates = rates_of(study, table, out, executor)
+        runs = {
+            (row.name, seed): final_run(out, study, row.name, tokens_of(study, row), lr, seed)
+            for row in table.rows
+            for seed in study.seeds
+            if (lr := rates[row.name].lr) is not None
+        }
+        records = dict(zip(runs, execute(list(runs.values()), executor), strict=True))
+    by_row = {
+        row.name: {seed: r for (name, seed), r in records.items() if name == row.name}
+        for row in table.rows
+    }
+    return Ablation(rates, by_row)
+
+
+def tokens_of(study: AblationStudy, row: Row) -> int:
+    """A row's training tokens."""
+    return round(study.tokens * row.share)
+
+
+def rates_of(
+    study: AblationStudy, table: PaperTable, out: Path, executor: Executor
+) -> dict[str, Tuned]:
+    """Each row's rate: tuned for itself, tuned on one row for all, or as the study gives it."""
+    if study.rates == "shared":
+        own = {table.tuned_on: study.arms[table.tuned_on]}
+        one = replace(study, arms=own, shown=[table.tuned_on])
+        found = tuned_rates(out, one, [study.tokens], executor)[table.tuned_on, study.tokens]
+        return {row.name: scaled(found, row.rate) for row in table.rows}
+    if study.rates == "each":
+        tuned = tuned_rates(out, study, [study.tokens], executor)
+        return {row.name: tuned[row.name, study.tokens] for row in table.rows}
+    given = tuned_rates(out, replace(study, tune=GIVEN), [study.tokens], executor)
+    return {row.name: given[row.name, study.tokens] for row in table.rows}
+
+
+def scaled(found: Tuned, factor: float) -> Tuned:
+    """The rate of a row whose paper has `factor` times the table's."""
+    lr = None if found.lr is None else float(f"{found.lr * factor:.3g}")
+    return replace(found, lr=lr)

@@ -1,0 +1,245 @@
+"""`unitsphere sweep`: the best of a grid, of random points, or of Optuna's, over config keys.
+
+Trials are trained and judged on a split of the training documents that is not the reported one; so
+are those that are stopped early. Only the best point, and the recipe as it is, are then trained on
+the whole training split and reported on the validation split, with `seeds`.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from unitsphere.config import read_json
+from unitsphere.errors import UserError
+from unitsphere.studies.arms import arm_config
+from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
+from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.folder import RUNS, study_folder
+from unitsphere.studies.local import available_slots
+from unitsphere.studies.optuna_search import Told, ask, check_optuna
+from unitsphere.studies.plan import Planned, plan, short, steps_for
+from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.space import Params, Space, grid_points, random_point, space_of
+from unitsphere.studies.spec import Study, Tune
+from unitsphere.studies.trials import Swept, Trial, best_of
+from unitsphere.studies.tuning_split import tuning_data
+from unitsphere.training.config import RunConfig
+from unitsphere.training.log import replace
+
+ASKED = "asked.json"
+MOST_POINTS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStudy(Study):
+    """What `sweep` asks beside what all studies do. [tune] says what the trials are judged on."""
+
+    tokens: int
+    """training tokens of every run"""
+    search: dict[str, object]
+    """key -> a list of values, or a range (see studies.space)"""
+    method: Literal["grid", "random", "optuna"] = "grid"
+    """grid: every combination; random: points drawn alike; optuna: by what was found so far"""
+    trials: int | None = None
+    """points of each arm, of random and optuna"""
+    search_seed: int = 0
+    """of the points that are drawn"""
+    stop: EarlyStop = field(default_factory=EarlyStop)
+    """when trials are given up early"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.search:
+            raise UserError("[search] names no key: give it a list of values, or a range")
+        if self.tokens < 1:
+            raise UserError(f"'tokens' must be at least 1: {self.tokens}")
+        if Tune(fraction=self.tune.fraction, seeds=self.tune.seeds) != self.tune:
+            raise UserError(
+                "a sweep takes 'fraction' and 'seeds' of [tune] only: rates to try belong in "
+                '[search], as "optim.lr"'
+            )
+        for key in ("train.steps", "train.seed"):
+            if key in self.space:
+                raise UserError(f"'search.{key}' cannot be searched: 'tokens' and 'seeds' say it")
+        self.check_method()
+
+    def check_method(self) -> None:
+        """Raise UserError unless method, trials and space go together."""
+        if self.method == "grid":
+            points = len(grid_points(self.space))
+            if self.trials is not None or points > MOST_POINTS:
+                raise UserError(
+                    f"a grid tries every combination, here {points}: leave 'trials' out, or use "
+                    'method = "random"'
+                )
+        elif self.trials is None or self.trials < 1:
+            raise UserError(f"method = \"{self.method}\" needs 'trials', at least 1")
+
+    @property
+    def space(self) -> Space:
+        """What may be chosen from."""
+        return space_of(self.search)
+
+
+def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dict[str, Swept]:
+    """Train what is missing of the study in the folder `out`; what was found, by arm.
+
+    Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
+    call then goes on.
+    """
+    if study.method == "optuna":
+        check_optuna()
+    check_keys(study)
+    with study_folder(out, study):
+        executor = executor or executor_of(study.run, out)
+        trials = all_trials(study, out, executor)
+        best = {arm: best_of(found) for arm, found in trials.items()}
+        reported = report_runs(study, out, best, executor)
+    return {
+        arm: Swept(found, best[arm], reported[arm, "as-is"], reported[arm, "best"])
+        for arm, found in trials.items()
+    }
+
+
+def check_keys(study: SweepStudy) -> None:
+    """Raise UserError for a key that an arm's recipe lacks, or a value of the wrong type."""
+    for arm in study.arms:
+        for number in range(4):
+            with_overrides(arm_config(study, arm), random_point(study.space, 0, number))
+
+
+def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, list[Trial]]:
+    """Every trial of every arm: all at once, or of Optuna in turns of as many as run at a time."""
+    done: dict[str, list[Trial]] = {arm: [] for arm in study.arms}
+    turn = max(1, (study.run.workers or available_slots()) // len(study.arms))
+    while True:
+        points = {arm: next_points(study, out, arm, done[arm], turn) for arm in study.arms}
+        if all(len(points[arm]) == len(done[arm]) for arm in study.arms):
+            return done
+        runs = {
+            (arm, number): trial_runs(study, out, arm, number, params)
+            for arm in study.arms
+            for number, params in enumerate(points[arm])
+        }
+        found = iter(
+            execute([r for own in runs.values() for r in own], executor, rule(study, runs))
+        )
+        records = {place: [next(found) for _ in own] for place, own in runs.items()}
+        done = {
+            arm: [Trial(n, p, records[arm, n]) for n, p in enumerate(points[arm])]
+            for arm in study.arms
+        }
+
+
+def next_points(
+    study: SweepStudy, out: Path, arm: str, done: Sequence[Trial], turn: int
+) -> list[Params]:
+    """An arm's points so far and those of the next turn; what Optuna gave is kept in ASKED."""
+    if study.method == "grid":
+        return grid_points(study.space)
+    assert study.trials is not None
+    if study.method == "random":
+        numbers = range(study.trials)
+        return [random_point(study.space, study.search_seed, number) for number in numbers]
+    path = out / RUNS / arm / ASKED
+    asked: list[Params] = read_json(path) if path.exists() else []
+    missing = min(turn, study.trials - len(asked))
+    if len(asked) > len(done) or missing < 1:
+        return asked
+    told = [told_of(trial) for trial in done]
+    new = ask(study.space, [t for t in told if t is not None], missing, study.search_seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, json.dumps([*asked, *new], indent=2) + "\n")
+    return [*asked, *new]
+
+
+def told_of(trial: Trial) -> Told | None:
+    """A trial as Optuna is told of it; not of one that failed."""
+    if trial.status == "failed":
+        return None
+    if trial.status == "stopped":
+        run = next(r.planned.folder for r in trial.records if r.status == "stopped")
+        seen = evaluations_of(run)
+        return Told(trial.params, seen[-1], len(seen)) if seen else None
+    return Told(trial.params, math.inf if trial.figure is None else trial.figure)
+
+
+def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -> MedianRule:
+    """The rule that stops trials; a run's rivals are those of its arm's other trials."""
+    rivals = {
+        run.folder: [
+            other.folder
+            for (a, n), others in runs.items()
+            if a == arm and n != number
+            for other in others
+        ]
+        for (arm, number), own in runs.items()
+        for run in own
+    }
+    return MedianRule(study.stop, rivals)
+
+
+def trial_runs(
+    study: SweepStudy, out: Path, arm: str, number: int, params: Params
+) -> list[Planned]:
+    """A trial's runs on the split that is searched on, one a seed."""
+    config = point_config(study, arm, params)
+    data = tuning_data(config, study.tune.fraction)
+    keys: dict[str, object] = {"data.source": str(data)}
+    if config.data.validation is not None:
+        keys["data.validation"] = None
+    steps = steps_for(study.tokens, config.train.batch_tokens)
+    if study.stop.rule != "none":
+        keys["train.eval_every"] = study.stop.spacing(steps)
+    folder = out / RUNS / arm / f"trial-{number:04}"
+    return [
+        planned(study, arm, params, f"trial {number} #{seed}", folder / f"seed-{seed}", seed, keys)
+        for seed in study.tune.seeds
+    ]
+
+
+def report_runs(
+    study: SweepStudy, out: Path, best: Mapping[str, Trial | None], executor: Executor
+) -> dict[tuple[str, str], dict[int, Record]]:
+    """By arm, the reported runs of its recipe as it is and of its best point, each by seed."""
+    runs: dict[tuple[str, str, int], Planned] = {}
+    for arm in study.arms:
+        points = {"as-is": Params()} | ({"best": b.params} if (b := best[arm]) else {})
+        for kind, params in points.items():
+            for seed in study.seeds:
+                name, folder = f"{kind} {short(study.tokens)} #{seed}", out / RUNS / arm / kind
+                place = folder / f"trial-{b.number:04}" if kind == "best" and b else folder
+                runs[arm, kind, seed] = planned(
+                    study, arm, params, name, place / f"seed-{seed}", seed, {}
+                )
+    records = dict(zip(runs, execute(list(runs.values()), executor), strict=True))
+    return {
+        (arm, kind): {s: r for (a, k, s), r in records.items() if (a, k) == (arm, kind)}
+        for arm in study.arms
+        for kind in ("as-is", "best")
+    }
+
+
+def planned(
+    study: SweepStudy,
+    arm: str,
+    params: Params,
+    name: str,
+    folder: Path,
+    seed: int,
+    keys: Mapping[str, object],
+) -> Planned:
+    """A run of an arm at a point."""
+    config = point_config(study, arm, params)
+    steps = steps_for(study.tokens, config.train.batch_tokens)
+    own: dict[str, object] = {"optim.lr": config.optim.lr}
+    settings = {**study.keys(arm), **own, **params, "train.steps": steps, "train.seed": seed}
+    return plan(f"{arm} {name}", study.arms[arm].recipe, {**settings, **keys}, folder)
+
+
+def point_config(study: SweepStudy, arm: str, params: Params) -> RunConfig:
+    """An arm's config at a point."""
+    return with_overrides(arm_config(study, arm), params)

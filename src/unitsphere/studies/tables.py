@@ -1,0 +1,163 @@
+"""The papers' ablation tables, one data file each beside this module, and the sizes to train at."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from unitsphere.config import did_you_mean, from_dict, read_toml
+from unitsphere.errors import UserError
+
+FOLDER = Path(__file__).parent / "ablations"
+SIZES = "sizes"
+PAPER = "paper"
+"""the size of the recipes as they are"""
+
+Rates = Literal["shared", "each", "given"]
+"""shared: tuned on one row and used for all; each: tuned for every row; given: not tuned"""
+
+BY_SIZE: dict[str, Callable[[int, int], float]] = {
+    "1/sqrt(d)": lambda d, context: 1 / math.sqrt(d),
+    "sqrt(d)": lambda d, context: math.sqrt(d),
+    "4*d": lambda d, context: 4 * d,
+    "2*context": lambda d, context: 2 * context,
+}
+"""What a row says of values that go with the size, by width and context."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its recipe, and what the paper reports.
+
+    `figure` is what the paper prints in the table's measure, `change` the relative change in
+    percent against the row named by `against` (the first one unless it says otherwise; "none": no
+    other). `share` of the tokens and `rate` (a factor) set a row apart from others of its table.
+    `small` are keys that it sets at sizes other than the paper's; text is looked up in BY_SIZE.
+    """
+
+    name: str
+    label: str
+    recipe: str
+    figure: float | None = None
+    change: float | None = None
+    against: str | None = None
+    accuracy: float | None = None
+    seconds: float | None = None
+    share: float = 1.0
+    rate: float = 1.0
+    small: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table: where it stands, how the paper came by it, and its rows."""
+
+    title: str
+    paper: str
+    arxiv: str
+    place: str
+    measure: Literal["loss", "perplexity"]
+    rates: Rates
+    tuned_on: str
+    protocol: str
+    rows: list[Row]
+    small: dict[str, object] = field(default_factory=dict)
+
+    def reference(self, row: Row) -> Row | None:
+        """The row that a row is measured against; None for one that is measured against none."""
+        name = row.against or self.rows[0].name
+        return None if name in ("none", row.name) else self.row(name)
+
+    def row(self, name: str) -> Row:
+        """The row of a name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def paper_change(self, row: Row) -> float | None:
+        """The paper's relative change in percent; lower is better."""
+        other = self.reference(row)
+        if other is None or row.change is not None:
+            return row.change
+        if row.figure is None or other.figure is None:
+            return None
+        return 100 * (row.figure / other.figure - 1)
+
+
+@dataclass(frozen=True)
+class ForArchitecture:
+    """What a size gives to the rows of an architecture."""
+
+    lr: float
+    set: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size to train a table at."""
+
+    about: str
+    tokens: int
+    set: dict[str, object]
+    architectures: dict[str, ForArchitecture]
+
+    def keys(
+        self, table: PaperTable, row: Row, architecture: str, settings: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Everything that a row sets at this size: a user's settings before the row's own."""
+        common = {**self.set, **self.architectures[architecture].set}
+        given = {"model.d_ff": "4*d", **common, **settings}
+        width, context = given["model.d_model"], given["data.context"]
+        if not (isinstance(width, int) and isinstance(context, int)):
+            raise UserError(f"model.d_model and data.context are numbers: {width!r}, {context!r}")
+        own = {**given, **table.small, **row.small}
+        return {key: by_size(value, width, context) for key, value in own.items()}
+
+
+def by_size(value: object, width: int, context: int) -> object:
+    """A value, looked up in BY_SIZE if it is there."""
+    return BY_SIZE[value](width, context) if isinstance(value, str) and value in BY_SIZE else value
+
+
+def table_names() -> list[str]:
+    """Every table."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != SIZES)
+
+
+def load_table(name: str) -> PaperTable:
+    """A table by its name ("ngpt-table4"); a `UserError` for an unknown one."""
+    if name not in table_names():
+        raise UserError(f"unknown table '{name}'{did_you_mean(name, table_names())}")
+    return from_dict(PaperTable, read_toml(FOLDER / f"{name}.toml"))
+
+
+def load_sizes() -> dict[str, Size]:
+    """Every size but the paper's own, by name."""
+    found = read_toml(FOLDER / f"{SIZES}.toml")
+    return {name: from_dict(Size, table) for name, table in found.items()}
+
+
+def load_size(name: str) -> Size | None:
+    """A size by its name, None for the paper's own; a `UserError` for an unknown one."""
+    sizes = load_sizes()
+    if name not in sizes and name != PAPER:
+        raise UserError(f"unknown size '{name}'{did_you_mean(name, [*sizes, PAPER])}")
+    return sizes.get(name)
+
+
+def only(table: PaperTable, rows: list[str]) -> PaperTable:
+    """The table with some of its rows, and those that they are measured against or tuned on.
+
+    A row is known by its name, or the part before its first dash ("02"). Raises UserError for an
+    unknown one.
+    """
+    if not rows:
+        return table
+    names = {row.name.partition("-")[0]: row.name for row in table.rows}
+    names |= {row.name: row.name for row in table.rows}
+    for row in rows:
+        if row not in names:
+            raise UserError(f"unknown row '{row}'{did_you_mean(row, names)}")
+    wanted = {names[row] for row in rows} | {table.tuned_on}
+    wanted |= {r.name for name in wanted if (r := table.reference(table.row(name)))}
+    return dataclasses.replace(table, rows=[row for row in table.rows if row.name in wanted])

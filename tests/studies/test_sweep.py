@@ -1,0 +1,242 @@
+"""A sweep of tiny runs, trained in this process: its trials, its best, what it reports."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from inprocess import InProcess
+from rich.console import Console
+from tiny import recipes
+
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.report.sweep import findings, trials_table
+from unitsphere.studies.early import MedianRule
+from unitsphere.studies.execute import execute
+from unitsphere.studies.spec import study_from
+from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
+from unitsphere.studies.sweep_files import document, failures, write_sweep
+from unitsphere.studies.trials import Trial, importance
+from unitsphere.training.recipes import load_recipe
+
+SOURCE = {"command": "unitsphere sweep", "commit": "abc", "machine": "one", "torch": "2"}
+
+
+def study_of(recipe: str, **changes) -> SweepStudy:
+    table = {
+        "tokens": 400,
+        "seeds": [0, 1],
+        "arms": {"ngpt": recipe},
+        "search": {
+            "optim.lr": {"low": 1e-3, "high": 1e-1, "log": True, "points": 2},
+            "model": {"alpha": {"init": [0.05, 0.5]}},
+        },
+    }
+    return study_from(SweepStudy, table | changes)
+
+
+@dataclasses.dataclass
+class Case:
+    study: SweepStudy
+    out: Path
+    executor: InProcess
+    found: dict
+    document: dict
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> str:
+    return recipes(tmp_path_factory.mktemp("recipes"))[1]
+
+
+@pytest.fixture(scope="module")
+def case(recipe, tmp_path_factory) -> Case:
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    study, executor = study_of(recipe), InProcess()
+    found = sweep(study, out, executor)
+    return Case(study, out, executor, found, document(study, found, SOURCE))
+
+
+def text_of(study: SweepStudy) -> str:
+    """The source that the arm's recipe names."""
+    return load_recipe(study.arms["ngpt"].recipe).data.source
+
+
+def test_every_point_is_a_trial_on_the_tuning_split_and_the_best_is_reported(case):
+    found = case.found["ngpt"]
+    assert len(found.trials) == 4
+    assert [t.status for t in found.trials] == ["finished"] * 4
+    figures = {t.number: t.figure for t in found.trials}
+    assert found.best.number == min(figures, key=figures.__getitem__)
+    planned = found.trials[0].records[0].planned
+    assert planned.config.optim.lr == 1e-3
+    assert planned.config.model.alpha.init == 0.05
+    assert planned.config.train.steps == 6
+    assert planned.config.data.source != found.as_is[0].planned.config.data.source
+    for runs in (found.as_is, found.at_best):
+        assert sorted(runs) == [0, 1]
+        assert {r.planned.config.data.source for r in runs.values()} == {text_of(case.study)}
+    assert found.as_is[0].planned.config.optim.lr == 2e-2
+    assert found.at_best[0].planned.config.optim.lr == found.best.params["optim.lr"]
+    assert found.at_best[1].planned.config.train.seed == 1
+
+
+def test_the_document_says_what_was_found(case):
+    arm = case.document["arms"]["ngpt"]
+    best = case.found["ngpt"].best
+    assert arm["best"] == {"trial": best.number, "params": best.params}
+    assert arm["at_edge"] == ["optim.lr"]
+    assert len(arm["trials"]) == 4
+    assert arm["trials"][0]["seeds"]["100"]["status"] == "finished"
+    means = {
+        kind: sum(run["bits_per_byte"] for run in arm["reported"][kind].values()) / 2
+        for kind in ("as_is", "best")
+    }
+    gap = arm["reported"]["difference"]
+    assert gap["mean"] == pytest.approx(means["best"] - means["as_is"])
+    assert gap["low"] < gap["mean"] < gap["high"]
+    assert set(arm["importance"]) == {"optim.lr", "model.alpha.init"}
+    lines = "\n".join(findings("ngpt", arm))
+    assert "best at the edge of what was tried: optim.lr" in lines
+    assert "trials: 4 finished" in lines
+    assert "best − recipe:" in lines
+
+
+def test_files_and_table(case):
+    files = write_sweep(case.study, case.found, case.document, case.out)
+    assert [path.name for path in files] == [
+        "results.json",
+        "results.md",
+        "trials.png",
+        "ngpt-best.toml",
+    ]
+    assert json.loads(files[0].read_text()) == case.document
+    assert "| trial | lr | alpha.init | bits/byte |" in files[1].read_text()
+    best = load_recipe(str(files[3]))
+    assert best.optim.lr == case.found["ngpt"].best.params["optim.lr"]
+    assert best.model.alpha.init == case.found["ngpt"].best.params["model.alpha.init"]
+    console = Console(width=80, record=True, file=None)
+    with console.capture() as rendered:
+        console.print(trials_table(case.document["arms"]["ngpt"]))
+    assert max(map(len, rendered.get().splitlines())) <= 80
+    assert failures(case.found) == []
+
+
+def test_going_on_trains_nothing_again_and_another_study_is_refused(case):
+    assert len(case.executor.ran) == 8
+    again = InProcess()
+    assert sweep(case.study, case.out, again)["ngpt"].best == case.found["ngpt"].best
+    assert again.ran == []
+    with pytest.raises(UserError, match="holds another study"):
+        sweep(dataclasses.replace(case.study, tokens=800), case.out, again)
+
+
+def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
+    pytest.importorskip("optuna")
+    search = {"optim.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
+    study = study_of(
+        recipe, method="optuna", trials=3, search=search, seeds=[0], run={"workers": 1}
+    )
+    broken = InProcess(broken=["trial 2"])
+    found = sweep(study, tmp_path / "out", broken)["ngpt"]
+    assert [trial.status for trial in found.trials] == ["finished", "finished", "failed"]
+    assert len(failures({"ngpt": found})) == 1
+    asked = json.loads((tmp_path / "out/runs/ngpt/asked.json").read_text())
+    mended = InProcess()
+    again = sweep(study, tmp_path / "out", mended)["ngpt"]
+    assert mended.ran[0] == "ngpt trial 2 #100"
+    assert [trial.params for trial in again.trials] == asked
+    assert again.trials[:2] == found.trials[:2]
+    assert again.trials[2].status == "finished"
+
+
+class Obedient(InProcess):
+    """Pretends to train: each run writes bad evaluations, and stops when it is asked to."""
+
+    def poll(self) -> bool:
+        for state in self.waiting:
+            if state.stop is not None:
+                state.end(75)
+            elif state.status == "waiting":
+                write(state.job.out, 9.0)
+                state.status = "running"
+        self.waiting = [state for state in self.waiting if state.status == "running"]
+        return bool(self.waiting)
+
+
+def write(run: Path, figure: float) -> None:
+    """Three evaluations."""
+    run.mkdir(parents=True)
+    found = {"val_loss": figure, "val_bits_per_byte": figure}
+    lines = "".join(json.dumps({"step": step} | found) + "\n" for step in (1, 2, 3))
+    (run / "metrics.jsonl").write_text(lines)
+
+
+def test_a_trial_that_was_stopped_early_is_never_a_result(case, tmp_path):
+    study = dataclasses.replace(
+        case.study,
+        stop=dataclasses.replace(case.study.stop, rule="median", evaluations=6, others=1),
+    )
+    (run,) = trial_runs(study, tmp_path, "ngpt", 9, {"optim.lr": 0.1, "model.alpha.init": 0.05})
+    assert run.config.train.eval_every == 1
+    write(tmp_path / "rival", 3.0)
+    rule = MedianRule(study.stop, {run.folder: [tmp_path / "rival"]})
+    (record,) = execute([run], Obedient(), rule)
+    assert record.status == "stopped"
+    assert "the median of 1 others there is 3.0000" in str(record.error)
+    assert record.bits_per_byte is None
+    assert Trial(9, {}, [record]).figure is None
+    executor = InProcess()
+    assert execute([run], executor)[0].status == "stopped"
+    assert executor.ran == []
+
+
+def test_importance_is_what_a_key_explains():
+    space = study_of("quickstart/ngpt").space
+    trials = [
+        FakeTrial({"optim.lr": lr, "model.alpha.init": init}, lr + noise)
+        for lr in (1.0, 2.0, 3.0)
+        for init, noise in ((0.05, 0.01), (0.5, -0.01))
+    ]
+    shares = importance(space, trials)
+    assert shares["optim.lr"] > 0.99
+    assert shares["model.alpha.init"] == 0
+    assert importance(space, trials[:2]) == {}
+
+
+@dataclasses.dataclass
+class FakeTrial:
+    params: dict
+    figure: float
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"search": {}}, "names no key"),
+        ({"tokens": 0}, "must be at least 1"),
+        ({"trials": 3}, "a grid tries every combination, here 4"),
+        ({"method": "random"}, "needs 'trials'"),
+        ({"method": "bayes"}, "must be one of grid, random, optuna"),
+        ({"tune": {"points": 5}}, "a sweep takes 'fraction' and 'seeds' of .tune. only"),
+        ({"search": {"train.steps": [1, 2]}}, "cannot be searched"),
+        ({"stop": {"rule": "halving"}}, "must be one of none, median"),
+        ({"set": {"optim.lr": 1.0}}, "belongs in `lr` of an arm"),
+    ],
+)
+def test_mistakes_are_told(changes, line):
+    with pytest.raises(UserError, match=line):
+        study_of("quickstart/ngpt", **changes)
+
+
+def test_a_key_that_the_recipe_lacks_is_told_before_anything_is_made(recipe, tmp_path, capsys):
+    path = tmp_path / "study.toml"
+    path.write_text(
+        f'tokens = 400\n[arms]\nngpt = "{recipe}"\n[search]\n"model.alfa.init" = [1.0, 2.0]\n'
+    )
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'model.alfa'" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,150 @@
+"""The papers' tables as data: every figure beside the paper's own text, every row a recipe."""
+
+import math
+import re
+
+import pytest
+
+from unitsphere.errors import UserError
+from unitsphere.studies.ablate import ablation_study
+from unitsphere.studies.arms import arm_config
+from unitsphere.studies.tables import (
+    BY_SIZE,
+    load_size,
+    load_sizes,
+    load_table,
+    only,
+    table_names,
+)
+from unitsphere.training.recipes import load_recipe, recipe_names
+
+# The papers' columns once more, in the order of the rows, as they are printed.
+PRINTED = {
+    "ngpt-table4": "2.252 -0.33 -0.09 -0.09 -0.08 +1.94 +0.92 +0.05 +0.48 +1.06 +3.12 +1.66",
+    "ngpt-table5": "2.252 +0.22 +0.07 +0.20 +0.22 +0.17 +0.30 +0.62 +0.11 +0.05 +0.20 +0.40",
+    "ngpt-table6": "2.252 +0.12 -0.08",
+    "angpt-figure5": "- 2.1 3.0 3.0 3.4 3.8",
+    "angpt-figureA1": "- -2.5 0.0 -6.5 0.2 1.3",
+    "normformer-table4": "15.88 15.92 16.14 16.22 16.20 15.88 16.37",
+    "normformer-table5": (
+        "16.80 16.33 16.37 15.88 16.58 16.22 16.50 16.06 16.29 15.88 16.46 16.14"
+    ),
+}
+ACCURACY = {
+    "ngpt-table4": "54.44 54.67 53.69 54.19 54.89 52.41 53.51 53.90 54.39 52.60 52.71 51.84",
+    "ngpt-table5": "54.44 54.05 54.23 53.69 54.86 54.52 52.59 53.61 54.17 55.51 53.63 53.37",
+    "ngpt-table6": "54.44 54.71 54.80",
+}
+
+
+def test_every_table_is_there_and_every_ablation_recipe_is_a_row():
+    assert table_names() == sorted(PRINTED)
+    used = {row.recipe for name in table_names() for row in load_table(name).rows}
+    ablations = {name for name in recipe_names() if "/ablations/" in name}
+    assert used <= ablations
+    assert {name for name in ablations - used if "/a7-" not in name} == set()
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED))
+def test_figures_are_the_papers(name):
+    table = load_table(name)
+    printed = PRINTED[name].split()
+    assert len(table.rows) == len(printed)
+    for row, text in zip(table.rows, printed, strict=True):
+        if row.figure is not None:
+            assert row.figure == float(text), row.name
+        elif text != "-":
+            sign = -1 if name.startswith("angpt") else 1
+            assert row.change == sign * float(text), row.name
+    found = [row.accuracy for row in table.rows if row.accuracy is not None]
+    assert found == [float(text) for text in ACCURACY.get(name, "").split()]
+
+
+def test_changes_are_relative_to_the_row_they_name():
+    table = load_table("normformer-table5")
+    assert table.paper_change(table.rows[0]) is None
+    assert table.paper_change(table.rows[1]) == pytest.approx(100 * (16.33 / 16.80 - 1))
+    assert table.reference(table.rows[3]).name == "03-baseline-lr-3e-3"
+    four = load_table("normformer-table4")
+    assert four.paper_change(four.rows[6]) == pytest.approx(100 * (16.37 / 15.88 - 1))
+    assert four.reference(four.rows[0]) is None
+    steps = [row.seconds for row in load_table("ngpt-table6").rows]
+    assert steps == [0.657, 0.576, 0.726]
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED))
+def test_shares_and_rates_are_those_of_the_recipes(name):
+    rows = load_table(name).rows
+    configs = [load_recipe(row.recipe) for row in rows]
+    base = next(c for row, c in zip(rows, configs, strict=True) if row.share == row.rate == 1)
+    for row, config in zip(rows, configs, strict=True):
+        assert config.train.steps == round(base.train.steps * row.share), row.name
+        if name.startswith("normformer"):
+            assert config.optim.lr == pytest.approx(0.003 * row.rate, rel=1e-3), row.name
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED))
+@pytest.mark.parametrize("size", ["tiny", "quickstart", "paper"])
+def test_every_row_has_a_config_at_every_size(name, size):
+    study = ablation_study(name, size)
+    table = study.paper_table
+    for row in table.rows:
+        config, recipe = arm_config(study, row.name), load_recipe(row.recipe)
+        assert config.architecture == recipe.architecture
+        if size == "paper":
+            assert config == recipe
+        else:
+            assert config.model.d_ff == 4 * config.model.d_model
+            assert config.model.vocab_size is None
+            assert config.schedule.warmup < 1 or recipe.schedule.warmup == 0
+
+
+def test_what_goes_with_the_width_is_that_of_the_recipes():
+    """The keys that a smaller size computes give the recipe's own values at the paper's width."""
+    for name in table_names():
+        table = load_table(name)
+        for row in table.rows:
+            recipe = load_recipe(row.recipe)
+            for key, value in {**table.small, **row.small}.items():
+                own = recipe
+                for part in key.split("."):
+                    own = getattr(own, part)
+                if isinstance(value, str):
+                    context = 1024
+                    assert own == pytest.approx(BY_SIZE[value](recipe.model.d_model, context)), key
+                else:
+                    assert own == value * 100_000, key
+
+
+def test_settings_come_before_what_the_row_is_about():
+    study = ablation_study(
+        "ngpt-table4", "tiny", rows=["12"], settings={"model.d_model": 96, "model.s_z.init": 9.0}
+    )
+    assert list(study.arms) == ["01-baseline", "12-s_z-init-root"]
+    baseline, root = (arm_config(study, arm).model for arm in study.arms)
+    assert (baseline.d_model, baseline.d_ff, baseline.s_z.init) == (96, 384, 9.0)
+    assert root.s_z.init == pytest.approx(math.sqrt(96))
+    assert root.s_z.scale == pytest.approx(1 / math.sqrt(96))
+
+
+def test_some_rows_bring_what_they_are_measured_against_and_tuned_on():
+    table = load_table("normformer-table5")
+    names = [row.name for row in only(table, ["08", "02-normformer-lr-1e-3"]).rows]
+    assert names == [
+        "01-baseline-lr-1e-3",
+        "02-normformer-lr-1e-3",
+        "03-baseline-lr-3e-3",
+        "07-baseline-longer-warmup",
+        "08-normformer-longer-warmup",
+    ]
+    with pytest.raises(UserError, match=re.escape("unknown row '8'")):
+        only(table, ["8"])
+
+
+def test_unknown_names_are_told():
+    with pytest.raises(UserError, match=r"unknown table 'ngpt-table7' \(did you mean"):
+        load_table("ngpt-table7")
+    with pytest.raises(UserError, match=r"unknown size 'quick' \(did you mean 'quickstart'"):
+        load_size("quick")
+    assert load_size("paper") is None
+    assert {"tiny", "quickstart"} <= load_sizes().keys()
