@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torture.mutations import damaged, json_files
@@ -309,6 +309,7 @@ def test_fuzz_flags(tiny_config, cases):
 
     @settings(TORTURE)
     @given(pairs, st.booleans())
+    @example([("--data.context", "0")], False)
     def check(given_pairs, joined) -> None:
         argv = [w for f, v in given_pairs for w in ([f"{f}={v}"] if joined else [f, v])]
         with cases:

@@ -28,6 +28,8 @@ def torchrun(work: Callable[[], object], processes: int, said: Path) -> int:
     """
 
     def worker() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # forked: these are the agent's
+            signal.signal(number, signal.SIG_DFL)
         pid_file(said, int(os.environ["RANK"])).write_text(str(os.getpid()))
         work()
 

@@ -55,6 +55,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     Raises UserError for values that do not go together.
     """
     tokens, context = config.train.batch_tokens, config.data.context
+    if context < 1:
+        raise UserError(f"data.context must be at least 1: {context}")
     if tokens % context:
         raise UserError(
             f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
