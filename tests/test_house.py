@@ -16,6 +16,7 @@ SOURCE = Path(unitsphere.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST = 350
+ALONE = {"inference/hf/modeling_unitsphere.py"}  # leaves the package: it must be one file
 
 
 def named(path: Path) -> str:
@@ -82,7 +83,7 @@ def test_every_public_module_class_and_function_says_what_it_is(path):
     assert silent == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
+@pytest.mark.parametrize("path", [m for m in MODULES if named(m) not in ALONE], ids=named)
 def test_files_stay_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
 

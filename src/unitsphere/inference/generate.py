@@ -47,7 +47,7 @@ def left_pad(
     return tokens_BT, torch.tensor(padding, dtype=torch.int64, device=device)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],

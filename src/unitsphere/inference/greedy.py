@@ -26,7 +26,7 @@ class Hypothesis:
     """In nats, of the tokens and of the separator after them."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def greedy(
     model: Transformer,
     sources: Sequence[Sequence[int]],

@@ -101,7 +101,7 @@ def write_targets(
         yield from (tokenizer.decode(one.tokens) for one in search(model, tokenizer, cut))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def show_targets(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
     """The sources of a batch, what the model makes of them, and what it should."""
     assert example.source is not None

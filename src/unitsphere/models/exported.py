@@ -61,6 +61,11 @@ NAMES = {
 }
 """Parts of names here -> there."""
 
+OWN_TOKENIZER = "run_tokenizer.json"
+"""File of an exported folder: the run's tokenizer as it was."""
+MASK_TOKEN = "<mask>"
+"""What a masked model's exported tokenizer calls the token after its last."""
+
 _PART = re.compile(r"(?<![^.])(" + "|".join(map(re.escape, NAMES)) + r")(?![^.])")
 HEADS = ("E_out", "W_h")
 
@@ -78,12 +83,12 @@ def check_exportable(model: Transformer) -> None:
     """Raise a `UserError` with the reason for what the exported form does not have."""
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
-        "residual": "the residual '{}': its exported form has LERP alone",
+        "residual": "the residual '{}': its exported form has lerp, lerp_nu and add",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
     }
     config = model.config
-    carried = {"residual": ("lerp", "lerp_nu"), "attention_factor": (False,)}
+    carried = {"residual": ("lerp", "lerp_nu", "add"), "attention_factor": (False,)}
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")

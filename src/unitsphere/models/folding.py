@@ -24,8 +24,9 @@ def fold_(model: Model) -> Model:
     The outputs are the same but for rounding, and a token costs less (docs/results/speed.md):
     nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, ReZero's a, LN-scaling's 1/√ℓ and DyT's s
     disappear, every other scale is kept as it is used, and weights that are normalised in the
-    forward pass are so once. GPT and NormFormer have no such factors and stay as they are. The weights are no unit vectors then: they need no gradient,
-    declare no constraint and are not for a checkpoint. Returns the model, in eval mode.
+    forward pass are so once. GPT and NormFormer have no such factors. What is folded is no unit
+    vector: it needs no gradient, declares no constraint and is not for a checkpoint. Returns the
+    model, in eval mode.
     """
     for module in list(model.modules()):
         if isinstance(module, Folds):

@@ -16,11 +16,11 @@ MEASURES = ("tokens", "steps", "flops", "time")
 
 def loss_rows(found: Document) -> list[list[str]]:
     """Each arm at each budget: rate, mean loss, its standard error, bits per byte, difference."""
-    gaps = {(row["arm"], row["tokens"]): row["loss"] for row in found["differences"]}
+    gaps = {(row["arm"], row["budget"]): row["loss"] for row in found["differences"]}
     rows = []
     for name, arm in found["arms"].items():
-        for budget, place in zip(arm["budgets"], budgets_of(found), strict=True):
-            gap = gaps.get((name, place))
+        for budget in arm["budgets"]:
+            gap = gaps.get((name, budget["budget"]))
             rows.append(
                 [
                     name,
@@ -33,11 +33,6 @@ def loss_rows(found: Document) -> list[list[str]]:
                 ]
             )
     return rows
-
-
-def budgets_of(found: Document) -> list[int]:
-    """The budgets as they were asked for."""
-    return found["budgets"]
 
 
 def speedup_rows(found: Document) -> list[list[str]]:
@@ -73,8 +68,8 @@ def notes(found: Document) -> list[str]:
         if "behind" in row:
             said = ratio(row["behind"])
             lines.append(f"{row['arm']}: {row['baseline']} comes to its last loss × {said} sooner")
-    last = budgets_of(found)[-1]
-    lines += [row["statement"] for row in found["differences"] if row["tokens"] == last]
+    last = found["budgets"][-1]
+    lines += [row["statement"] for row in found["differences"] if row["budget"] == last]
     lines += [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
     return lines
 

@@ -51,24 +51,23 @@ def arm_figures(found: Comparison, arm: str, recipe: str, size: Size) -> dict[st
         "architecture": found.configs[arm].architecture,
         **dataclasses.asdict(size),
         "lr": rate.lr,
-        "budgets": [budget_figures(found, arm, tokens) for tokens in found.budgets],
+        "budgets": [budget_figures(found, arm, budget) for budget in found.budgets],
     }
 
 
-def budget_figures(found: Comparison, arm: str, tokens: int) -> dict[str, Any]:
+def budget_figures(found: Comparison, arm: str, budget: int) -> dict[str, Any]:
     """An arm at one budget: means over the seeds that finished, every seed, and its tuning."""
     records = {
-        s: found.records[arm, tokens, s] for s in found.seeds if (arm, tokens, s) in found.records
+        s: found.records[arm, budget, s] for s in found.seeds if (arm, budget, s) in found.records
     }
     done = [record for record in records.values() if record.status == "finished"]
     losses = [record.loss for record in done if record.loss is not None]
     bits = [record.bits_per_byte for record in done if record.bits_per_byte is not None]
-    rate = found.rates[arm, tokens]
-    batch = found.configs[arm].train.batch_tokens
+    rate = found.rates[arm, budget]
     return {
-        "tokens": done[0].planned.tokens if done else tokens,
-        "steps": done[0].planned.config.train.steps if done else None,
-        "batch_tokens": batch,
+        "budget": budget,
+        "tokens": found.tokens(arm, budget),
+        "steps": found.tokens(arm, budget) // found.configs[arm].train.batch_tokens,
         "lr": rate.lr,
         "loss": statistics.mean(losses) if losses else None,
         "standard_error": statistics.stdev(losses) / len(losses) ** 0.5

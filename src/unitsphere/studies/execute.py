@@ -16,6 +16,7 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
+from unitsphere.errors import UserError
 from unitsphere.studies.cluster import Resources
 from unitsphere.studies.executor import Executor as JobExecutor
 from unitsphere.studies.executor import here, run_jobs
@@ -102,8 +103,8 @@ def execute(
         prepared(data, pairs=pairs == "seq2seq")
     errors: dict[Path, str] = {}
     if missing:
-        finished = len({run.folder for run in planned}) - len(missing)
-        reused = f" ({finished} finished earlier)" if finished else ""
+        earlier = len({run.folder for run in planned}) - len(missing)
+        reused = f" ({earlier} finished earlier)" if earlier else ""
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
         jobs = [run.job() for run in missing.values()]
         chosen = executor(jobs)
@@ -142,7 +143,15 @@ def divergence(folder: Path) -> Path:
 def is_settled(folder: Path) -> bool:
     """Whether a run has come to its end, be it that it diverged or was stopped early."""
     ended = divergence(folder).exists() or early_stop(folder).exists()
-    return ended or is_finished(folder)
+    return ended or finished(folder)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is finished; not so if its checkpoints are damaged, of which its job tells."""
+    try:
+        return is_finished(folder)
+    except UserError:
+        return False
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
@@ -151,7 +160,7 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         return Record(run, "diverged", error=said(divergence(run.folder)))
     if early_stop(run.folder).exists():
         return Record(run, "stopped", error=said(early_stop(run.folder)))
-    if not is_finished(run.folder):
+    if not finished(run.folder):
         return Record(run, "failed", error=error or "it was not run")
     records = read_metrics(run.folder)
     last = records[-1]

@@ -10,7 +10,7 @@ import numpy as np
 from unitsphere.studies.outcomes import Comparison, Size
 from unitsphere.studies.run_flags import timing
 from unitsphere.studies.significance import Difference, holm, paired
-from unitsphere.studies.speedup import draws, interval, speedups
+from unitsphere.studies.speedup import Losses, draws, interval, speedups
 
 SIGNIFICANT = 0.05
 NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}
@@ -19,12 +19,12 @@ NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}
 def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]]:
     """Each arm's loss against the baseline's at equal tokens; p corrected for several arms."""
     rows = []
-    for tokens in found.budgets:
+    for budget in found.budgets:
         tests: dict[str, Difference] = {}
         for arm in others:
-            seeds = found.common(arm, [tokens])
+            seeds = found.common(arm, [budget])
             if seeds:
-                pair = (found.losses(name, tokens, seeds) for name in (found.baseline, arm))
+                pair = (found.losses(name, budget, seeds) for name in (found.baseline, arm))
                 tests[arm] = paired(*pair)
         known = {arm: test.p for arm, test in tests.items() if test.p is not None}
         corrected = dict(zip(known, holm(list(known.values())), strict=True))
@@ -32,11 +32,12 @@ def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]
             {
                 "arm": arm,
                 "baseline": found.baseline,
-                "tokens": tokens,
+                "budget": budget,
+                "tokens": found.tokens(arm, budget),
                 "loss": dataclasses.asdict(tests[arm]) | {"p_corrected": corrected.get(arm)}
                 if arm in tests
                 else None,
-                "statement": statement(found, arm, tokens, tests.get(arm), corrected.get(arm)),
+                "statement": statement(found, arm, budget, tests.get(arm), corrected.get(arm)),
             }
             for arm in others
         ]
@@ -44,10 +45,10 @@ def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]
 
 
 def statement(
-    found: Comparison, arm: str, tokens: int, test: Difference | None, p: float | None
+    found: Comparison, arm: str, budget: int, test: Difference | None, p: float | None
 ) -> str:
     """The difference in plain words."""
-    place = f"{arm} against {found.baseline} at {tokens:,} tokens"
+    place = f"{arm} against {found.baseline} at {found.tokens(arm, budget):,} tokens"
     if test is None:
         return f"{place}: no seed of which both finished, nothing can be said"
     side = "lower" if test.mean < 0 else "higher"
@@ -81,28 +82,29 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
         reason = {"reason": "no seed of which both finished at every budget"}
         return row | dict.fromkeys(("tokens", "steps", "flops", "time"), NOTHING | reason)
     base, own = (losses_of(found, name, seeds) for name in (found.baseline, arm))
-    ratio = speedups(found.budgets, base, own)
+    ratio = speedups(base, own)
     flops = sizes[found.baseline].flops_per_token / sizes[arm].flops_per_token
     batches = [found.configs[a].train.batch_tokens for a in (arm, found.baseline)]
     row |= {
-        "to": {"tokens": found.budgets[-1], "loss": float(base[:, -1].mean())},
+        "to": {"tokens": base.tokens[-1], "loss": float(base.values[:, -1].mean())},
         "tokens": as_dict(ratio, len(seeds)),
         "steps": as_dict(ratio * (batches[0] / batches[1]), len(seeds)),
         "flops": as_dict(ratio * flops, len(seeds)),
         "time": time_speedup(found, arm, seeds, ratio),
         "by_budget": [
-            {"tokens": tokens} | as_dict(speedups(found.budgets, base, own, place), len(seeds))
-            for place, tokens in enumerate(found.budgets)
+            {"tokens": tokens} | as_dict(speedups(base, own, place), len(seeds))
+            for place, tokens in enumerate(base.tokens)
         ],
     }
     if row["tokens"]["median"] is None:
-        row["behind"] = as_dict(speedups(found.budgets, own, base), len(seeds))
+        row["behind"] = as_dict(speedups(own, base), len(seeds))
     return row
 
 
-def losses_of(found: Comparison, arm: str, seeds: Sequence[int]) -> np.ndarray:
-    """Losses of an arm, [seeds, budgets]."""
-    return np.array([found.losses(arm, tokens, seeds) for tokens in found.budgets]).T
+def losses_of(found: Comparison, arm: str, seeds: Sequence[int]) -> Losses:
+    """Losses of an arm over its budgets."""
+    values = np.array([found.losses(arm, budget, seeds) for budget in found.budgets]).T
+    return Losses([found.tokens(arm, budget) for budget in found.budgets], values)
 
 
 def time_speedup(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from unitsphere.models.registry import build_from
 from unitsphere.studies.arms import Tuned
 from unitsphere.studies.execute import Record
+from unitsphere.studies.plan import steps_for
 from unitsphere.training.config import RunConfig
 from unitsphere.training.flops import flops_per_token
 
@@ -35,6 +36,11 @@ class Comparison:
             for seed in self.seeds
             if all(self.finished(a, t, seed) for a in (self.baseline, arm) for t in budgets)
         ]
+
+    def tokens(self, arm: str, budget: int) -> int:
+        """The tokens of an arm's runs at a budget, which is rounded to whole steps."""
+        batch = self.configs[arm].train.batch_tokens
+        return steps_for(budget, batch) * batch
 
     def losses(self, arm: str, tokens: int, seeds: Sequence[int]) -> list[float]:
         """The losses of finished runs."""

@@ -5,6 +5,7 @@ are no unit vectors, so the model is for inference and evaluation; the run folde
 trained on.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unitsphere.config import read_json
-from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from unitsphere.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.exported import load_exported
+from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import config_from
@@ -32,14 +33,25 @@ def is_exported(document: Any) -> bool:
 def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenizer, RunConfig]:
     """Model, tokenizer and config of the exported folder `path`; a `UserError` if it is damaged."""
     own = read_json(path / "config.json").get(MODEL_TYPE)
-    if not isinstance(own, dict) or "run" not in own:
+    if own is None:
         raise UserError(f"{path}/config.json has lost its key '{MODEL_TYPE}': export the run again")
-    config = config_from(own["run"], f"{path}/config.json")
+    config = config_from(own, f"{path}/config.json")
     tensors = read_weights(path)
     model = load_exported(config.architecture, config.model, config.objective, tensors)
-    bytes_ = own.get("tokenizer") == "bytes"
-    tokenizer = ByteTokenizer() if bytes_ else load_tokenizer(path / "tokenizer.json")
-    return model.to(device).eval(), tokenizer, config
+    return model.to(device).eval(), read_tokenizer(path), config
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The run's tokenizer; where transformers has saved the folder again, what it made of it."""
+    if (path / OWN_TOKENIZER).is_file():
+        return load_tokenizer(path / OWN_TOKENIZER)
+    file = path / "tokenizer.json"
+    document = read_json(file)
+    added = document.get("added_tokens", ()) if isinstance(document, dict) else ()
+    if not any(token["content"] == MASK_TOKEN for token in added):
+        return load_tokenizer(file)
+    document["added_tokens"] = [token for token in added if token["content"] != MASK_TOKEN]
+    return JsonTokenizer(json.dumps(document), str(file))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

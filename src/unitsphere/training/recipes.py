@@ -1,5 +1,6 @@
 """Recipes: named configs, one TOML file each, under `unitsphere/recipes/<paper>/<name>.toml`."""
 
+import functools
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -15,10 +16,13 @@ def recipe_folder() -> Path:
     return Path(str(files("unitsphere"))) / "recipes"
 
 
-def recipe_names() -> list[str]:
+@functools.cache
+def recipe_names() -> tuple[str, ...]:
     """Every recipe that comes with the package, as `<paper>/<architecture>-<size>`, sorted."""
     folder = recipe_folder()
-    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.toml"))
+    return tuple(
+        sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.toml"))
+    )
 
 
 def load_recipe(name: str | Path) -> RunConfig:

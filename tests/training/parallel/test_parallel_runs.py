@@ -17,6 +17,7 @@ from parallel_launch import launch
 from run_folders import figures, weights
 
 from unitsphere.errors import UserError
+from unitsphere.inference.samples import write_sample
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
 from unitsphere.training.parallel import watch
@@ -58,7 +59,7 @@ def two_processes(rank: int, folder: Path) -> None:
 
     with pytest.raises(Preempted):
         interrupted(config, rank, folder / "run")
-    train(config, folder / "whole")
+    train(config, folder / "whole", sampler=write_sample)
     said["hang"] = hang(layout)
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
 
@@ -122,6 +123,7 @@ def test_two_processes_are_one_run(tiny, tmp_path):
         assert [record.keys() for record in found] == [record.keys() for record in alone]
         for record, expected in zip(found, alone, strict=True):
             assert record == pytest.approx(expected, abs=1e-5), name
+    assert (tmp_path / "whole/samples.txt").read_text().startswith("--- step 8")
     for name, tensor in weights(tmp_path / "alone").items():
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
 
@@ -137,7 +139,7 @@ def test_torchrun_starts_them(tiny, tmp_path):
         "2",
         "--standalone",
     ]
-    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json")]
+    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json"), "--parallel.tp", "2"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=120
     )
@@ -148,5 +150,6 @@ def test_torchrun_starts_them(tiny, tmp_path):
     alone = figures(tmp_path / "alone")
     for record, expected in zip(figures(tmp_path / "run"), alone, strict=True):
         assert record == pytest.approx(expected, abs=1e-5)
+    assert (tmp_path / "run/samples.txt").read_text().startswith("--- step 4")
     environment = json.loads((tmp_path / "run/environment.json").read_text())
-    assert environment["processes"] == {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
+    assert environment["processes"] == {"dp_replicate": 1, "dp_shard": 1, "tp": 2}

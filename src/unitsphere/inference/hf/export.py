@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unitsphere.config import to_dict
-from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer
+from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.hf.fields import config_fields
 from unitsphere.inference.hf.tokenizer import write_tokenizer
@@ -115,10 +115,7 @@ def write_folder(
     )
     (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that their owner alone may read
     fields = config_fields(architecture, model, tied, context)
-    fields["unitsphere"] = {
-        "run": settings | {"model": to_dict(twin)},
-        "tokenizer": "bytes" if isinstance(tokenizer, ByteTokenizer) else "json",
-    }
+    fields["unitsphere"] = settings | {"model": to_dict(twin)}
     write_configs(folder, model.objective, fields, tokenizer)
     write_tokenizer(folder, tokenizer, model.objective, context)
     shutil.copyfile(Path(__file__).with_name(f"{MODELING}.py"), folder / f"{MODELING}.py")
@@ -127,7 +124,7 @@ def write_folder(
     if not difference <= TOLERANCE * max(largest, 1.0):
         raise UserError(
             f"the exported logits differ from the model's by {difference:.1e} (the largest is "
-            f"{largest:.1f}): nothing was written; this is a mistake of the export, please report it"
+            f"{largest:.1f}): nothing was written; this is a mistake of the export: report it"
         )
     count = sum(tensor.numel() for tensor in tensors.values())
     return Exported(str(out), count, difference, largest, tokens.numel())
@@ -152,18 +149,20 @@ def write_configs(
     auto, name = CLASSES[objective]
     separator = tokenizer.separator
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), separator)
-    config = UnitsphereConfig(
-        architectures=[name],
-        dtype="float32",
-        auto_map={
-            "AutoConfig": f"{MODELING}.UnitsphereConfig",
-            "AutoModel": f"{MODELING}.UnitsphereModel",
-            auto: f"{MODELING}.{name}",
-        },
-        **fields,
-        **special,
+    fields = (
+        fields
+        | special
+        | {
+            "architectures": [name],
+            "dtype": "float32",
+            "auto_map": {
+                "AutoConfig": f"{MODELING}.UnitsphereConfig",
+                "AutoModel": f"{MODELING}.UnitsphereModel",
+                auto: f"{MODELING}.{name}",
+            },
+        }
     )
-    config.save_pretrained(folder)
+    UnitsphereConfig(**fields).save_pretrained(folder)
     if objective == "clm":
         # A vocabulary is rounded up: no token stands behind the last ids.
         unused = list(range(tokenizer.vocab_size, fields["vocab_size"])) or None

@@ -61,7 +61,7 @@ def _ngpt_parts(config: Any, d_k: int) -> dict[str, Any]:
         "qk_norm": config.qk_norm,
         "qk_scale": True,
         "attention_scale": math.sqrt(d_k),
-        "step": {"lerp": "lerp_norm", "lerp_nu": "lerp_nu"}[config.residual],
+        "step": {"lerp": "lerp_norm", "lerp_nu": "lerp_nu", "add": "add_norm"}[config.residual],
     }
 
 

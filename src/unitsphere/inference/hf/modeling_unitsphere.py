@@ -14,7 +14,7 @@ Nothing is kept in buffers: positions are computed in each forward pass.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class UnitsphereConfig(PreTrainedConfig):
     """Shapes under transformers' names; what the blocks are made of under this file's."""
 
     model_type = "unitsphere"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values"]
 
     architecture: str = "gpt"  # where the weights come from; decides nothing
     vocab_size: int = 256
@@ -148,11 +148,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)
 
 
-def rope_table(config: UnitsphereConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+def rope_table(position_ids: Tensor, rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """(cos, sin) of the angles, [batch, 1, time, rotary_dim/2] each."""
-    steps = torch.arange(0, config.rotary_dim, 2, device=position_ids.device, dtype=torch.float32)
-    frequencies = config.rope_theta ** -(steps / config.rotary_dim)
-    angles = position_ids[:, None, :, None].float() * frequencies
+    steps = torch.arange(0, rotary_dim, 2, device=position_ids.device, dtype=torch.float32)
+    angles = position_ids[:, None, :, None].float() * base ** -(steps / rotary_dim)
     return angles.cos(), angles.sin()
 
 
@@ -238,7 +237,7 @@ class Attention(nn.Module):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention
+            self.config._attn_implementation or "eager", eager_attention
         )
         kwargs |= {"scaling": self.scaling, "sliding_window": self.config.sliding_window}
         y, weights = attend(self, q, k, v, attention_mask, **kwargs)
@@ -306,11 +305,16 @@ def lerp(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
     return torch.lerp(wide(h), unit_norm(x), wide(alpha)).to(h.dtype)
 
 
-STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp}
+def add_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """Norm(h + α ⊙ x): nGPT with residual "add"."""
+    return unit_norm(wide(h) + wide(alpha) * wide(x)).to(h.dtype)
+
+
+STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp, "add_norm": add_norm}
 
 
 class StepBlock(GradientCheckpointingLayer):
-    """h steps towards Norm(attention(h)), then towards Norm(MLP(h)); there is no norm before."""
+    """h steps towards attention(h), then towards MLP(h), by `step`; there is no norm before."""
 
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
@@ -358,13 +362,13 @@ class UnitspherePreTrainedModel(PreTrainedModel):
     config_class = UnitsphereConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = [block.__name__ for block in BLOCKS.values()]
-    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _no_split_modules = [block.__name__ for block in BLOCKS.values()]
+    _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {
         "hidden_states": tuple(BLOCKS.values()),
         "attentions": Attention,
     }
@@ -417,7 +421,7 @@ class UnitsphereModel(UnitspherePreTrainedModel):
             position_ids = self.positions(h, attention_mask, past_key_values)
         mask = self.mask(h, attention_mask, past_key_values, position_ids)
         h = self.with_positions(h * self.config.embedding_scale, position_ids)
-        rotation = rope_table(self.config, position_ids)
+        rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
         for layer in self.layers:
             h = layer(
                 h,
@@ -449,8 +453,8 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query - key).abs() < window
 
-        within = {} if window is None else {"and_mask_function": near}
-        return create_bidirectional_mask(self.config, h, attention_mask, **within)
+        within = None if window is None else near
+        return create_bidirectional_mask(self.config, h, attention_mask, and_mask_function=within)
 
     def with_positions(self, h: Tensor, position_ids: Tensor) -> Tensor:
         """h and what is added for its positions; nothing if RoPE carries them."""
@@ -462,7 +466,7 @@ class UnitsphereModel(UnitspherePreTrainedModel):
 class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
     """Predicts the next token."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: UnitsphereConfig) -> None:
         super().__init__(config)
@@ -492,7 +496,7 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
 class UnitsphereForMaskedLM(UnitspherePreTrainedModel):
     """Predicts masked tokens from all the others."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: UnitsphereConfig) -> None:
         super().__init__(config)

@@ -10,45 +10,47 @@ from typing import Any
 
 from unitsphere.data.tokenizer import SEPARATOR, ByteTokenizer, Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER
 from unitsphere.models.trunk import Objective
-
-MASK = "<mask>"
 
 
 def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, context: int) -> None:
-    """Write tokenizer.json, as the run has it, and tokenizer_config.json.
+    """Write tokenizer.json, tokenizer_config.json, and the run's own file beside them.
 
     Raises UserError for a masked model whose mask token cannot be added.
     """
+    tokenizer.save(out / OWN_TOKENIZER)
     text = bytes_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.json
+    if objective == "mlm":
+        check_mask(text, tokenizer)
+    text, separator = with_separator(text, tokenizer.separator)
     (out / "tokenizer.json").write_text(text, encoding="utf-8")
-    separator = token_of(text, tokenizer.separator)
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), separator)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": separator,
-        "eos_token": separator,
-        "pad_token": separator,
-        "add_bos_token": True,
+        **special,
+        **({"mask_token": MASK_TOKEN} if objective == "mlm" else {}),
         "padding_side": "left" if objective == "clm" else "right",
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": objective == "clm",
     }
-    if objective == "mlm":
-        check_mask(text, tokenizer)
-        config["mask_token"] = MASK
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def token_of(text: str, number: int) -> str:
-    """The token with that id in the text of a tokenizer.json."""
+def with_separator(text: str, separator: int) -> tuple[str, str]:
+    """A tokenizer.json that puts the separator before a text, and the separator's name."""
     from tokenizers import Tokenizer as Backend
+    from tokenizers.processors import TemplateProcessing
 
-    found = Backend.from_str(text).id_to_token(number)
-    if found is None:
-        raise ValueError(f"the tokenizer has no token {number}")
-    return found
+    backend = Backend.from_str(text)
+    name = backend.id_to_token(separator)
+    assert name is not None, "a separator is a token"
+    backend.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single=[name, "$A"], pair=[name, "$A", "$B:1"], special_tokens=[(name, separator)]
+    )
+    return backend.to_str(pretty=True), name
 
 
 def check_mask(text: str, tokenizer: Tokenizer) -> None:
@@ -59,10 +61,13 @@ def check_mask(text: str, tokenizer: Tokenizer) -> None:
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_str(text)
-    if backend.get_vocab_size() != tokenizer.vocab_size or backend.token_to_id(MASK) is not None:
+    if (
+        backend.get_vocab_size() != tokenizer.vocab_size
+        or backend.token_to_id(MASK_TOKEN) is not None
+    ):
         raise UserError(
-            f"cannot export this tokenizer for a masked model: it has gaps in its ids, or a {MASK} "
-            "of its own; keep the run folder for it"
+            "cannot export this tokenizer for a masked model: it has gaps in its ids, or a "
+            f"{MASK_TOKEN} of its own; keep the run folder for it"
         )
 
 

@@ -1,0 +1,361 @@
+"""A run trained here, exported, and used through transformers alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import unitsphere
+from unitsphere.cli import main
+from unitsphere.inference.generate import generate, generate_text
+
+pytest.importorskip("transformers")
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+RECIPE = """
+architecture = "{architecture}"
+objective = "{objective}"
+[model]
+d_model = 32
+n_layers = 2
+n_heads = 4
+n_kv_heads = 2
+[data]
+source = "text.txt"
+tokenizer = "{tokenizer}"
+context = 24
+cache = "cache"
+[optim]
+lr = 2e-2
+[train]
+steps = 20
+batch_tokens = 192
+device = "cpu"
+precision = "fp32"
+"""
+RUNS = {
+    "ngpt": ("ngpt", "clm", "bpe:300"),
+    "gpt": ("gpt", "clm", "bytes"),
+    "angpt": ("angpt", "clm", "bytes"),
+    "normformer": ("normformer", "clm", "bpe:300"),
+    "rezero": ("rezero", "clm", "bytes"),
+    "lnscaling": ("lnscaling", "clm", "bytes"),
+    "dyt": ("dyt", "clm", "bytes"),
+    "masked": ("ngpt", "mlm", "bpe:300"),
+}
+CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
+TEXT = "The cat sat on the mat, and that was that. Ünïcode too!\n"
+PROMPTS = ["The cat", "The cat sat on the mat, and"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Every run of RUNS in `run-NAME`, exported to `hf-NAME`."""
+    folder = tmp_path_factory.mktemp("export")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(TEXT * 60, encoding="utf-8")
+        for name, (architecture, objective, tokenizer) in RUNS.items():
+            numbers = {"architecture": architecture, "objective": objective}
+            Path("tiny.toml").write_text(RECIPE.format(**numbers, tokenizer=tokenizer))
+            assert main(["train", "tiny.toml", "--out", f"run-{name}"]) == 0
+            assert main(["export", f"run-{name}", "--out", f"hf-{name}"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def loaded(path: Path, auto=AutoModelForCausalLM):
+    """Model and tokenizer of an exported folder."""
+    model = auto.from_pretrained(path, trust_remote_code=True).eval()
+    return model, AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+
+
+def some(run, rows=2, length=20):
+    """Random tokens that begin with the separator."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(1, run.tokenizer.vocab_size, (rows, length), generator=generator)
+    tokens[:, 0] = run.tokenizer.separator
+    return tokens
+
+
+@pytest.mark.parametrize("name", RUNS)
+@torch.no_grad()
+def test_the_exported_model_says_what_the_run_says(folder, name):
+    run = unitsphere.load(folder / f"run-{name}", "cpu")
+    masked = run.config.objective == "mlm"
+    auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    model, _ = loaded(folder / f"hf-{name}", auto)
+    tokens = some(run)
+    expected = run.model(tokens)
+    assert (model(tokens).logits - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+    base = AutoModel.from_pretrained(folder / f"hf-{name}", trust_remote_code=True).eval()
+    assert base(tokens).last_hidden_state.shape == (*tokens.shape, 32)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@torch.no_grad()
+def test_an_exported_folder_comes_back_exactly(folder, name):
+    run = unitsphere.load(folder / f"run-{name}", "cpu")
+    back = unitsphere.load(folder / f"hf-{name}", "cpu")
+    tokens = some(run)
+    assert torch.equal(back.model(tokens), unitsphere.fold(run.model)(tokens))
+    assert back.tokenizer.json == run.tokenizer.json
+    assert back.tokenizer.fingerprint == run.tokenizer.fingerprint
+    assert back.config.data == run.config.data
+    assert not back.model.training
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generation_with_a_cache_without_one_and_by_the_run_is_the_same(folder, name):
+    run = unitsphere.load(folder / f"run-{name}", "cpu")
+    model, tokenizer = loaded(folder / f"hf-{name}")
+    sep = run.tokenizer.separator
+    rows = [[sep, *run.tokenizer.encode(prompt)] for prompt in PROMPTS]
+    own = generate(run.model, rows, 12, stop=sep, vocab_size=run.tokenizer.vocab_size)
+    batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    cached = model.generate(**batch, **settings)
+    assert torch.equal(model.generate(**batch, **settings, use_cache=False), cached)
+    start = batch["input_ids"].shape[1]
+    for row, expected, prompt in zip(cached, own, PROMPTS, strict=True):
+        new = [token for token in row[start:].tolist() if token != sep]
+        assert new == expected
+        alone = tokenizer(prompt, return_tensors="pt")
+        single = model.generate(**alone, **settings)[0, alone["input_ids"].shape[1] :]
+        assert [token for token in single.tolist() if token != sep] == expected
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_left_padding_changes_nothing(folder, name):
+    model, tokenizer = loaded(folder / f"hf-{name}")
+    batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    assert (batch["attention_mask"][0] == 0).any()
+    padded = model(**batch).logits[0, batch["attention_mask"][0].bool()]
+    alone = model(**tokenizer(PROMPTS[0], return_tensors="pt")).logits[0]
+    assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
+    model, tokenizer = loaded(folder / f"hf-{name}")
+    batch = tokenizer("The", return_tensors="pt")
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    settings |= {"return_dict_in_generate": True, "output_scores": True}
+
+    def nats(**extra) -> float:
+        found = model.generate(**batch, **settings, **extra).sequences
+        with torch.no_grad():
+            return -model(found, labels=found).loss.item()
+
+    assert model.generate(**batch, **settings, num_beams=3).sequences.shape[1] == (
+        batch["input_ids"].shape[1] + 6
+    )
+    assert nats(num_beams=8) >= nats() - 0.05  # the cut-off ids are in the sum
+
+
+def test_only_ids_with_a_token_behind_them_are_drawn(folder):
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    model, tokenizer = loaded(folder / "hf-ngpt")
+    assert model.config.vocab_size > run.tokenizer.vocab_size
+    batch = tokenizer(["The"] * 16, return_tensors="pt")
+    torch.manual_seed(0)
+    drawn = model.generate(**batch, max_new_tokens=20, do_sample=True, temperature=50.0, top_k=0)
+    assert drawn.max() < run.tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("name", ["ngpt", "gpt", "masked"])
+def test_the_tokenizer_is_the_run_s_with_the_separator_before_a_text(folder, name):
+    run = unitsphere.load(folder / f"run-{name}", "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(folder / f"hf-{name}", trust_remote_code=True)
+    sep = run.tokenizer.separator
+    for text in (TEXT, "", " two  spaces \n", "ж 漢 🙂 \x7f"):
+        ids = run.tokenizer.encode(text)
+        assert tokenizer(text)["input_ids"] == [sep, *ids]
+        assert tokenizer.decode([sep, *ids], skip_special_tokens=True) == text
+    if name != "masked":
+        assert tokenizer("a<|endoftext|>b")["input_ids"] == [
+            sep,
+            *run.tokenizer.encode("a<|endoftext|>b"),
+        ]
+
+
+@pytest.mark.parametrize("name", ["ngpt", "normformer"])
+@torch.no_grad()
+def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
+    model, tokenizer = loaded(folder / f"hf-{name}")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, tokens_again = loaded(tmp_path)
+    batch = tokenizer(PROMPTS[1], return_tensors="pt")
+    assert tokens_again(PROMPTS[1])["input_ids"] == batch["input_ids"][0].tolist()
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    back = unitsphere.load(tmp_path, "cpu")
+    first = unitsphere.load(folder / f"hf-{name}", "cpu")
+    assert torch.equal(back.model(batch["input_ids"]), first.model(batch["input_ids"]))
+
+
+def test_the_text_generation_pipeline_continues_as_the_run_does(folder):
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    path = str(folder / "hf-ngpt")
+    write = pipeline("text-generation", model=path, trust_remote_code=True, device="cpu")
+    found = write(PROMPTS, max_new_tokens=10, do_sample=False, batch_size=2)
+    expected = generate_text(run.model, run.tokenizer, PROMPTS, 10)
+    assert [one[0]["generated_text"] for one in found] == [c.prompt + c.text for c in expected]
+
+
+@torch.no_grad()
+def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
+    run = unitsphere.load(folder / "run-masked", "cpu")
+    path = str(folder / "hf-masked")
+    fill = pipeline("fill-mask", model=path, trust_remote_code=True, device="cpu")
+    assert fill.tokenizer.mask_token_id == run.tokenizer.vocab_size
+    guess = fill("The cat<mask> on the mat")[0]
+    before, after = (run.tokenizer.encode(part) for part in ("The cat", " on the mat"))
+    ids = [run.tokenizer.separator, *before, run.tokenizer.vocab_size, *after]
+    logits = run.model(torch.tensor([ids]))[0, 1 + len(before)]
+    assert guess["token"] == logits.argmax().item()
+    assert guess["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ngpt", "masked"])
+def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
+    auto = AutoModelForMaskedLM if name == "masked" else AutoModelForCausalLM
+    model, tokenizer = loaded(folder / f"hf-{name}", auto)
+    ids = tokenizer([TEXT] * 8)["input_ids"]
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    before = model(torch.tensor(ids), labels=torch.tensor(ids)).loss.item()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
+        learning_rate=1e-3,
+        report_to=[],
+        save_steps=2,
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer).train()
+    model.eval()
+    assert model(torch.tensor(ids), labels=torch.tensor(ids)).loss.item() < before
+    back = unitsphere.load(tmp_path / "checkpoint-2", "cpu")
+    run = unitsphere.load(folder / f"run-{name}", "cpu")
+    assert back.tokenizer.encode(TEXT) == run.tokenizer.encode(TEXT)
+    assert back.tokenizer.vocab_size == run.tokenizer.vocab_size
+    tokens = torch.tensor(ids)
+    with torch.no_grad():
+        assert torch.allclose(back.model(tokens), model(tokens).logits, atol=1e-4)
+
+
+def test_the_loss_of_labels_is_that_of_the_run(folder):
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    model, _ = loaded(folder / "hf-ngpt")
+    tokens = some(run)
+    expected = run.model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert model(tokens, labels=tokens).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_folder_needs_no_package_but_torch_and_transformers(folder):
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    script = (
+        "import sys; sys.modules['unitsphere'] = None\n"
+        "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T\n"
+        "m = A.from_pretrained('hf-ngpt', trust_remote_code=True)\n"
+        "t = T.from_pretrained('hf-ngpt', trust_remote_code=True)\n"
+        "b = t('The cat', return_tensors='pt')\n"
+        "o = m.generate(**b, max_new_tokens=10, do_sample=False)\n"
+        "print(t.decode(o[0], skip_special_tokens=True), end='')"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = generate_text(run.model, run.tokenizer, ["The cat"], 10)[0]
+    assert found.stdout == "The cat" + expected.text
+
+
+def test_half_precision_generates(folder):
+    path = folder / "hf-angpt"
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    out = model.generate(**tokenizer("The", return_tensors="pt"), max_new_tokens=4)
+    assert out.shape[1] > 4
+
+
+def test_the_card_says_what_the_run_s_folder_says(folder):
+    card = (folder / "hf-ngpt" / "README.md").read_text(encoding="utf-8")
+    last = [
+        json.loads(line)
+        for line in (folder / "run-ngpt" / "metrics.jsonl").read_text().splitlines()
+    ][-1]
+    assert f"{last['val_loss']:.4f}" in card
+    assert f"{last['val_bits_per_byte']:.4f}" in card
+    assert f"| training tokens | {20 * 192:,} |" in card
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    trained = sum(p.numel() for p in run.model.parameters())
+    assert f"| parameters, trained | {trained:,} |" in card
+    here = sum(t.numel() for t in load_file(folder / "hf-ngpt" / "model.safetensors").values())
+    assert f"| parameters, in this folder | {here:,} |" in card
+    assert here < trained
+
+
+def test_auto_map_names_what_other_engines_ask_for(folder):
+    config = AutoConfig.from_pretrained(folder / "hf-ngpt", trust_remote_code=True)
+    assert set(config.auto_map) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    masked = AutoConfig.from_pretrained(folder / "hf-masked", trust_remote_code=True)
+    assert set(masked.auto_map) == {"AutoConfig", "AutoModel", "AutoModelForMaskedLM"}
+
+
+def test_verbs_take_an_exported_folder_for_a_run(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    found = []
+    for argv in (["run-ngpt"], ["run-ngpt", "--fold"], ["hf-ngpt"]):
+        capsys.readouterr()
+        assert main(["eval", *argv, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], abs=1e-5)
+    assert found[2] == found[1]
+
+
+def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert main(["export", "run-angpt", "--out", str(tmp_path / "new"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["difference"] <= 1e-5 * max(1, document["largest_logit"])
+    for argv, why in (
+        (["run-ngpt", "--out", "hf-gpt"], "is not empty"),
+        (["hf-ngpt", "--out", str(tmp_path / "b")], "exported folder already"),
+        (["cache", "--out", str(tmp_path / "c")], "no run folder"),
+    ):
+        assert main(["export", *argv]) == 2
+        error = capsys.readouterr().err
+        assert why in error
+        assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
