@@ -335,12 +335,12 @@ def test_auto_map_names_what_other_engines_ask_for(folder):
 def test_verbs_take_an_exported_folder_for_a_run(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     found = []
-    for name in ("run-ngpt", "hf-ngpt"):
+    for argv in (["run-ngpt"], ["run-ngpt", "--fold"], ["hf-ngpt"]):
         capsys.readouterr()
-        assert main(["eval", name, "--json"]) == 0
+        assert main(["eval", *argv, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], abs=1e-5)
-    assert found[1]["bytes"] == found[0]["bytes"]
+    assert found[2] == found[1]
 
 
 def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
