@@ -214,14 +214,11 @@ def test_runs_of_too_few_steps_are_refused_before_anything_is_trained(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_verb_needs_a_file_and_scipy(tmp_path, capsys, monkeypatch):
+def test_the_verb_needs_a_file(tmp_path, capsys):
     assert main(["ladder"]) == 2
     assert "ladder needs STUDY" in capsys.readouterr().err
     assert main(["ladder", str(tmp_path / "none.toml")]) == 2
     assert "cannot read" in capsys.readouterr().err
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["ladder", "x.toml"]) == 2
-    assert "pip install 'unitsphere[ladder]'" in capsys.readouterr().err
 
 
 def test_the_verb_reports_a_study_and_leaves_its_files(found, tmp_path, capsys, monkeypatch):

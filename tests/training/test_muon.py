@@ -13,7 +13,7 @@ from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.loop import Job, set_rate
 from unitsphere.training.muon import Muon, MuonAdam, orthogonalise
-from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
 from unitsphere.training.run import train
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -51,6 +51,31 @@ def test_matrices_go_to_muon_and_all_else_to_adam_by_role(name):
         decayed = role in ("matrix", "embedding", "head")
         assert found["weight_decay"] == (0.1 if decayed else 0), key
     assert not group
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_too_if_asked_for_unless_it_is_the_embedding(tied):
+    model = build("ngpt", tied=tied, **SMALL)
+    config = dataclasses.replace(MUON, muon_head=True, rates=RatesConfig(head=0.5))
+    optimizer = build_optimizer(model, config)
+    group = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+    for key, role in roles(model).items():
+        found = group[id(model.get_parameter(key))]
+        assert ("momentum" in found) == (role in ("matrix", "head")), key
+        assert found["lr"] == {"matrix": 1e-2, "head": 0.5e-2}.get(role, 3e-3), key
+    step(model, optimizer)
+    held = {"matrix", "head"} if not tied else {"matrix"}
+    with_momentum = {
+        roles(model)[key]
+        for key, p in model.named_parameters()
+        if "momentum_buffer" in optimizer.state[p]
+    }
+    assert with_momentum == held
+
+
+def test_muon_on_the_head_without_muon_is_refused():
+    with pytest.raises(UserError, match=r"muon_head is for optim\.name 'muon'"):
+        OptimConfig(name="adam", muon_head=True)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

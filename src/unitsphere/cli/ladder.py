@@ -1,7 +1,6 @@
 """`unitsphere ladder`: best batch and rate by size, and the scaling laws that follow."""
 
 import dataclasses
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,11 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch further up.
+    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
     Best batch and rate of each size by interpolation within the grid, power laws
     of both, loss against compute; with `computes` best size and data for a compute
@@ -50,8 +48,6 @@ def run(argv: list[str]) -> int:
     """Train what is missing, fit, and report."""
     args = parse(Ladder, argv, "ladder")
     check_positive(workers=args.workers)
-    if importlib.util.find_spec("scipy") is None:
-        raise UserError("ladder needs scipy: pip install 'unitsphere[ladder]'")
     from unitsphere.report.ladder import ladder_tables, notes
     from unitsphere.studies.ladder import ladder
     from unitsphere.studies.ladder_files import write_ladder

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import isotonic_regression
 
 ALL_DRAWS = 6
 """Seeds up to which every draw is made (6^6, 462 different ones) rather than DRAWS at random."""
@@ -45,20 +47,12 @@ class LossCurve:
 
     def __init__(self, tokens: Sequence[float], loss: Sequence[float]) -> None:
         self.x = np.log(np.asarray(tokens, np.float64))
-        self.y = falling(np.asarray(loss, np.float64))
-        self.slope = pchip_slopes(self.x, self.y)
+        self.y = isotonic_regression(loss, increasing=False).x
+        self.between = PchipInterpolator(self.x, self.y) if len(self.x) > 1 else None
 
     def __call__(self, tokens: float) -> float:
         """The loss after a number of tokens between the smallest and the largest budget."""
-        x = math.log(tokens)
-        if len(self.x) == 1:
-            return float(self.y[0])
-        place = int(np.clip(np.searchsorted(self.x, x) - 1, 0, len(self.x) - 2))
-        width = self.x[place + 1] - self.x[place]
-        t = (x - self.x[place]) / width
-        ends = (1 + 2 * t) * (1 - t) ** 2 * self.y[place] + t * t * (3 - 2 * t) * self.y[place + 1]
-        bend = t * (1 - t) ** 2 * self.slope[place] - t * t * (1 - t) * self.slope[place + 1]
-        return float(ends + width * bend)
+        return float(self.y[0] if self.between is None else self.between(math.log(tokens)))
 
     def tokens_to(self, loss: float) -> float:
         """The fewest tokens after which the curve is at `loss` or below.
@@ -69,53 +63,12 @@ class LossCurve:
             return math.inf
         if self.y[0] < loss:
             return 0.0
-        place = int(np.argmax(self.y <= loss))  # the first budget that is at or below
-        if self.y[place] == loss or place == 0:
-            return float(np.exp(self.x[place]))
-        low, high = float(self.x[place - 1]), float(self.x[place])
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self(math.exp(middle)) > loss else (low, middle)
-        return math.exp(high)
-
-
-def falling(loss: np.ndarray) -> np.ndarray:
-    """The closest sequence that never rises: least squares, by pooling adjacent violators."""
-    pools: list[list[float]] = []
-    for value in loss:
-        pools.append([float(value)])
-        while len(pools) > 1 and np.mean(pools[-1]) > np.mean(pools[-2]):
-            last = pools.pop()
-            pools[-1] += last
-    # A pool of one keeps its value to the last bit.
-    means = [[pool[0] if len(pool) == 1 else float(np.mean(pool))] * len(pool) for pool in pools]
-    return np.array(list(itertools.chain.from_iterable(means)))
-
-
-def pchip_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The slopes dy/dx at the points that keep a cubic interpolant as monotone as they are."""
-    if len(x) < 3:
-        return np.full(len(x), 0.0 if len(x) < 2 else (y[1] - y[0]) / (x[1] - x[0]))
-    width, chord = np.diff(x), np.diff(y) / np.diff(x)
-    inner = np.zeros(len(x) - 2)
-    same = chord[:-1] * chord[1:] > 0
-    first, second = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
-    inner[same] = ((first + second)[same]) / (
-        first[same] / chord[:-1][same] + second[same] / chord[1:][same]
-    )
-    start = end_slope(width[0], width[1], chord[0], chord[1])
-    end = end_slope(width[-1], width[-2], chord[-1], chord[-2])
-    return np.array([start, *inner, end])
-
-
-def end_slope(width: float, next_width: float, chord: float, next_chord: float) -> float:
-    """The slope at an end point: of a parabola through three points, kept from overshooting."""
-    slope = ((2 * width + next_width) * chord - width * next_chord) / (width + next_width)
-    if slope * chord <= 0:
-        return 0.0
-    if chord * next_chord <= 0 and abs(slope) > 3 * abs(chord):
-        return 3 * chord
-    return float(slope)
+        budget = self.x[np.argmax(self.y <= loss)]  # the first that is at or below
+        if self.between is None or self(math.exp(budget)) == loss:
+            return float(np.exp(budget))
+        places = self.between.solve(loss, extrapolate=False)
+        # Where the curve is level throughout a piece the place is NaN, and rounding may leave none.
+        return float(np.exp(min(places[np.isfinite(places)], default=budget)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Optimizers from declared roles: Muon on matrices alone, weight decay never on gains."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -20,7 +20,9 @@ from unitsphere.training.parallel.gradients import by_mesh
 
 @dataclass(frozen=True)
 class RatesConfig:
-    """Peak rates of what is no matrix of a layer, as multiples: of optim.adam_lr, or else lr."""
+    """Peak rates of what is no matrix of a layer, as multiples: of optim.adam_lr, or else lr.
+
+    With Muon on the head, of lr."""
 
     embedding: float = 1.0
     """of the input embedding, tied to the head or not"""
@@ -60,6 +62,8 @@ class OptimConfig:
     """muon: peak rate of what adamw trains; none: lr, which fits adjust_lr match_rms_adamw"""
     rates: RatesConfig = RatesConfig()
     """peak rates by kind of parameter"""
+    muon_head: bool = False
+    """muon: train the output head by Muon too, unless it is tied to the embedding"""
     beta1: float = 0.9
     """decay of the first moment"""
     beta2: float = 0.95
@@ -97,6 +101,8 @@ class OptimConfig:
             raise UserError(
                 "optim.weight_decay needs optim.name 'adamw' or 'muon': adam would add it to g"
             )
+        if self.name != "muon" and self.muon_head:
+            raise UserError(f"optim.muon_head is for optim.name 'muon', not '{self.name}'")
         if self.name != "muon" and self.adam_lr is not None:
             raise UserError(f"optim.adam_lr is for optim.name 'muon': with '{self.name}' set lr")
         if self.weight_decay and self.constraint.kind in ("hyperball", "cpr"):
@@ -104,6 +110,12 @@ class OptimConfig:
                 f"optim.constraint.kind '{self.constraint.kind}' takes the place of weight decay: "
                 "set optim.weight_decay 0"
             )
+
+    def roles_of_muon(self) -> tuple[Role, ...]:
+        """The roles of the parameters that Muon trains: none, unless it is the optimizer."""
+        if self.name != "muon":
+            return ()
+        return ("matrix", "head") if self.muon_head else ("matrix",)
 
 
 def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Optimizer:
@@ -113,19 +125,26 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     CPU 3 to 5 times faster than the loop. The constraint is `training.constraint.constrain`'s work.
     """
     role, parameters = roles(model), dict(model.named_parameters())
-    muon = config.name == "muon"
     kinds: dict[Parameter, Role] = {p: role[name] for name, p in parameters.items()}
-    hidden = [p for p, kind in kinds.items() if muon and kind == "matrix"]
-    adam = build_adam(
-        model, config, {p: kind for p, kind in kinds.items() if not muon or kind != "matrix"}
-    )
+    matrices, rest = split_roles(kinds, config.roles_of_muon())
+    adam = build_adam(model, config, rest)
     optimizer: Optimizer = adam
-    if muon:
+    if matrices:
         flat = {parameters[name] for name in turned(model)}
-        optimizer = MuonAdam(build_muon(config, hidden, flat), adam)
+        optimizer = MuonAdam(build_muon(config, matrices, flat), adam)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def split_roles(
+    kinds: Mapping[Parameter, Role], wanted: Container[Role]
+) -> tuple[dict[Parameter, Role], dict[Parameter, Role]]:
+    """The parameters of the roles that are wanted, and the others."""
+    parts: tuple[dict[Parameter, Role], dict[Parameter, Role]] = ({}, {})
+    for parameter, role in kinds.items():
+        parts[0 if role in wanted else 1][parameter] = role
+    return parts
 
 
 def build_adam(
@@ -154,22 +173,23 @@ def build_adam(
     )
 
 
-def build_muon(config: OptimConfig, hidden: Sequence[Parameter], flat: Set[Parameter]) -> Muon:
-    """Muon over the layers' matrices, of which those in `flat` are stored as their transpose.
+def build_muon(
+    config: OptimConfig, matrices: Mapping[Parameter, Role], flat: Set[Parameter]
+) -> Muon:
+    """Muon over matrices, of which those in `flat` are stored as their transpose.
 
     Orthogonalising a transpose gives the transpose; of the rates "original" alone tells out from
     in, √max(1, out/in), and of a transpose it would take the other: √(out/in) makes up for that.
     """
-    groups: dict[float, list[Parameter]] = {}
-    for matrix in hidden:
+    groups: dict[tuple[float, float], list[Parameter]] = {}
+    for matrix, role in matrices.items():
         rows, columns = matrix.shape
         swapped = matrix in flat and config.adjust_lr == "original"
-        groups.setdefault(math.sqrt(columns / rows) if swapped else 1.0, []).append(matrix)
+        turn = math.sqrt(columns / rows) if swapped else 1.0
+        key = config.lr * turn * config.rates.of(role), config.weight_decay / turn
+        groups.setdefault(key, []).append(matrix)
     return Muon(
-        [
-            {"params": held, "lr": config.lr * rate, "weight_decay": config.weight_decay / rate}
-            for rate, held in groups.items()
-        ],
+        [{"params": held, "lr": lr, "weight_decay": decay} for (lr, decay), held in groups.items()],
         lr=config.lr,
         momentum=config.momentum,
         nesterov=config.nesterov,

@@ -113,9 +113,9 @@ def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, we
 def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
     """Bytes of the optimizer's state."""
     role = roles(model)
-    muon = config.optim.name == "muon"
+    of_muon = config.optim.roles_of_muon()
     return sum(
-        own(p).numel() * FP32 * (1 if muon and role[name] == "matrix" else 2)
+        own(p).numel() * FP32 * (1 if role[name] in of_muon else 2)
         for name, p in model.named_parameters()
     )
 

@@ -1,0 +1,52 @@
+"""The studies behind `unitsphere/best-*`: their arms differ in architecture and optimizer alone."""
+
+from pathlib import Path
+
+import pytest
+
+from unitsphere.models.registry import build_from
+from unitsphere.studies.arms import arm_config
+from unitsphere.studies.compare import CompareStudy
+from unitsphere.studies.fairness import check_fair
+from unitsphere.studies.spec import load_study
+from unitsphere.training.recipes import load_recipe
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SIZES = {"best-1m": (128, 4), "best-3m": (192, 5)}
+
+
+def configs(name):
+    study = load_study(CompareStudy, FOLDER / f"{name}.toml")
+    return study, {arm: arm_config(study, arm) for arm in study.arms}
+
+
+def parameters(config):
+    sizes = {"vocab_size": 1024}
+    model = type(config.model)(**{**vars(config.model), **sizes})
+    return sum(p.numel() for p in build_from(config.architecture, model, "meta").parameters())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
+    study, found = configs(name)
+    assert set(found) == {"gpt-plus", "gpt-plus-muon", "ngpt", "angpt", "best"}
+    check_fair(found, study.reference, allow=[])
+    counts = {arm: parameters(config) for arm, config in found.items()}
+    assert max(counts.values()) < 1.02 * min(counts.values())
+    width, layers = SIZES[name]
+    for config in found.values():
+        assert (config.model.d_model, config.model.n_layers) == (width, layers)
+        assert config.schedule.kind == "linear"
+        assert config.train.batch_tokens == 2048
+    assert found["gpt-plus-muon"].optim.name == found["best"].optim.name == "muon"
+    assert found["gpt-plus"].optim.name == "adamw"
+    assert all(tokens % 2048 == 0 for tokens in study.budgets)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_scales_start_by_width_and_depth(name):
+    width, layers = SIZES[name]
+    model = load_recipe(f"unitsphere/{name}").model
+    assert model.alpha.init == 1 / layers
+    assert model.s_z.init == pytest.approx(width**0.5)
+    assert model.d_model // model.n_heads == 64
