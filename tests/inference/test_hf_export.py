@@ -172,6 +172,16 @@ def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     assert nats(num_beams=8) >= nats() - 0.05  # the cut-off ids are in the sum
 
 
+def test_a_repetition_penalty_is_transformers_own(folder):
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    model, tokenizer = loaded(folder / "hf-ngpt")
+    batch = tokenizer("The cat", return_tensors="pt")
+    found = model.generate(**batch, max_new_tokens=12, do_sample=False, repetition_penalty=1.7)
+    own = generate_text(run.model, run.tokenizer, ["The cat"], 12, repetition_penalty=1.7)[0]
+    assert tokenizer.decode(found[0], skip_special_tokens=True) == own.prompt + own.text
+    assert own.text != generate_text(run.model, run.tokenizer, ["The cat"], 12)[0].text
+
+
 def test_only_ids_with_a_token_behind_them_are_drawn(folder):
     run = unitsphere.load(folder / "run-ngpt", "cpu")
     model, tokenizer = loaded(folder / "hf-ngpt")
