@@ -34,6 +34,7 @@ d_model = 32
 n_layers = 2
 n_heads = 4
 n_kv_heads = 2
+{window}
 [data]
 source = "text.txt"
 tokenizer = "{tokenizer}"
@@ -55,6 +56,7 @@ RUNS = {
     "rezero": ("rezero", "clm", "bytes"),
     "lnscaling": ("lnscaling", "clm", "bytes"),
     "dyt": ("dyt", "clm", "bytes"),
+    "windowed": ("ngpt", "clm", "bytes"),
     "masked": ("ngpt", "mlm", "bpe:300"),
 }
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
@@ -70,8 +72,9 @@ def folder(tmp_path_factory) -> Path:
         patch.chdir(folder)
         Path("text.txt").write_text(TEXT * 60, encoding="utf-8")
         for name, (architecture, objective, tokenizer) in RUNS.items():
-            numbers = {"architecture": architecture, "objective": objective}
-            Path("tiny.toml").write_text(RECIPE.format(**numbers, tokenizer=tokenizer))
+            settings = {"architecture": architecture, "objective": objective}
+            settings |= {"tokenizer": tokenizer, "window": "window = 6" * (name == "windowed")}
+            Path("tiny.toml").write_text(RECIPE.format(**settings))
             assert main(["train", "tiny.toml", "--out", f"run-{name}"]) == 0
             assert main(["export", f"run-{name}", "--out", f"hf-{name}"]) == 0
     return folder
@@ -173,13 +176,14 @@ def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
 
 
 def test_a_repetition_penalty_is_transformers_own(folder):
+    prompt = "The cat sat on the mat, and that was that. The cat"
     run = unitsphere.load(folder / "run-ngpt", "cpu")
     model, tokenizer = loaded(folder / "hf-ngpt")
-    batch = tokenizer("The cat", return_tensors="pt")
-    found = model.generate(**batch, max_new_tokens=12, do_sample=False, repetition_penalty=1.7)
-    own = generate_text(run.model, run.tokenizer, ["The cat"], 12, repetition_penalty=1.7)[0]
+    batch = tokenizer(prompt, return_tensors="pt")
+    found = model.generate(**batch, max_new_tokens=12, do_sample=False, repetition_penalty=2.0)
+    own = generate_text(run.model, run.tokenizer, [prompt], 12, repetition_penalty=2.0)[0]
     assert tokenizer.decode(found[0], skip_special_tokens=True) == own.prompt + own.text
-    assert own.text != generate_text(run.model, run.tokenizer, ["The cat"], 12)[0].text
+    assert own.text != generate_text(run.model, run.tokenizer, [prompt], 12)[0].text
 
 
 def test_only_ids_with_a_token_behind_them_are_drawn(folder):
