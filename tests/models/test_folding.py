@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from oracle_cases import CASES, batch, distance, setup
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.inference.generate import generate
 from unitsphere.models.constraint import constraints
 from unitsphere.models.folding import fold_
 from unitsphere.models.parts import Scale
+from unitsphere.models.registry import build
 from unitsphere.ops import linear
 
 
@@ -54,3 +56,39 @@ def test_a_folded_model_continues_a_prompt_with_the_same_tokens(case):
     prompts = [[1, 2, 3], [4, 5]]
     expected = generate(model, prompts, 4)
     assert generate(fold_(model), prompts, 4) == expected
+
+
+class Counted(TorchDispatchMode):
+    """Counts the tensors that operations write, and their elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            outputs = found if isinstance(found, tuple) else (found,)
+            written = [x.numel() for x in outputs if isinstance(x, torch.Tensor)]
+            self.tensors += len(written)
+            self.elements += sum(written)
+        return found
+
+
+def work(model, time: int) -> Counted:
+    """What a forward pass of one row does."""
+    with torch.no_grad(), Counted() as counted:
+        model(torch.ones(1, time, dtype=torch.int64))
+    return counted
+
+
+@pytest.mark.parametrize("time", [1, 64])
+def test_folded_angpt_does_no_more_than_gpt_plus(time):
+    sizes = {"vocab_size": 64, "d_model": 64, "n_layers": 2, "n_heads": 4}
+    plus = work(fold_(build("gpt", **sizes, qk_norm=True, rotary_fraction=0.5)), time)
+    model = build("angpt", **sizes)
+    before, folded = work(model, time), work(fold_(model), time)
+    assert before.elements > 1.1 * plus.elements
+    assert folded.tensors <= plus.tensors
+    nu_of_alpha = 3 * 64 * 2 * 2  # 1 − α, its hypotenuse with α, 1 over it: once for all tokens
+    assert folded.elements - nu_of_alpha <= plus.elements

@@ -54,6 +54,11 @@ def test_none_is_stopped_early_on_nor_late_nor_without_rivals(rule, tmp_path):
     assert look(rule, tmp_path, [9.0, 9.0]) is None
 
 
+def test_without_a_rule_nothing_is_stopped(rule, tmp_path):
+    rule.rule = EarlyStop(evaluations=4, after=0.25)
+    assert look(rule, tmp_path, [9.0, 9.0]) is None
+
+
 def test_what_has_been_read_is_read_again_only_when_it_has_grown(rule, tmp_path):
     assert look(rule, tmp_path, [3.5, 2.0]) is None
     write(tmp_path / "rival-0", [3.0])

@@ -58,10 +58,12 @@ def test_a_draw_lies_in_its_range_and_is_drawn_again_alike(low, ratio, log, seed
 
 def test_draws_spread_over_the_range():
     space = {"lr": Range(1e-3, 1e-1, log=True), "kind": Choices(("a", "b"))}
+    space["n"] = Range(2, 4, whole=True)
     points = [random_point(space, 0, number) for number in range(400)]
     below = sum(point["lr"] < 1e-2 for point in points)
     assert 150 < below < 250
     assert 150 < sum(point["kind"] == "a" for point in points) < 250
+    assert {point["n"] for point in points} == {2, 3, 4}
     assert all(point["lr"] == float(f"{point['lr']:.4g}") for point in points)
     assert random_point(space, 1, 0) != points[0]
 

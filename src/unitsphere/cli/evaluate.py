@@ -51,6 +51,9 @@ class Eval:
     """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
+    fold: bool = False
+    """fold constants and scales into the weights first, as generate and export do: the figures are
+    the same but for rounding"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False
@@ -74,9 +77,12 @@ def run(argv: list[str]) -> int:
 
 def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
     """Context -> figures, in fp32 on every device, so that they can be compared."""
+    from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 
     run = load_run(args.run, args.device)
+    if args.fold:
+        fold_(run.model)
     own = run.config.objective
     if args.objective not in (None, own):
         raise UserError(

@@ -14,7 +14,7 @@ from unitsphere.cli.parse import check_positive, parse
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch further up.
+    """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
     Best batch and rate of each size by interpolation within the grid, power laws
     of both, loss against compute; with `computes` best size and data for a compute

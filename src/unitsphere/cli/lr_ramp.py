@@ -28,9 +28,10 @@ class LrRamp:
     The same command goes on where it was stopped; finished runs are kept.
 
     examples:
-      unitsphere lr-ramp quickstart/gpt-plus quickstart/ngpt
-      unitsphere lr-ramp quickstart/ngpt --steps 500 --start 1e-4 --peak 1
-      unitsphere lr-ramp quickstart/gpt-plus --set model.d_model=64 --json
+      unitsphere lr-ramp quickstart/gpt-plus quickstart/ngpt --steps 400 \\
+        --start 1e-3 --peak 10
+      unitsphere lr-ramp normformer2021/gpt-125m normformer2021/normformer-125m
+      unitsphere lr-ramp quickstart/ngpt --set model.d_model=64 --json
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE [RECIPE …]")]

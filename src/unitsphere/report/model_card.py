@@ -93,6 +93,9 @@ def figures(run: Path, config: RunConfig, trained: int, made: Exported) -> dict[
         "steps": f"{state.step:,} of {config.train.steps:,}",
         "training time": f"{state.seconds:,.0f} s",
         **validation(run, state.step),
+        "validated on": f"{config.train.eval_tokens:,} tokens, evenly spread over the split"
+        if config.train.eval_tokens
+        else "the whole split",
         "context": f"{config.data.context:,} tokens",
         "data": config.data.source,
         **machine(environment),

@@ -13,7 +13,7 @@ from unitsphere.errors import UserError
 from unitsphere.studies.arms import Tuned, arm_config, final_run, tuned_rates
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.folder import study_folder
-from unitsphere.studies.spec import ArmSpec, Study, Tune
+from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Study, Tune
 from unitsphere.studies.tables import PAPER, PaperTable, Rates, Row, load_size, load_table, only
 from unitsphere.training.recipes import load_recipe
 
@@ -42,6 +42,8 @@ class AblationStudy(Study):
         missing = [row.name for row in self.paper_table.rows if row.name not in self.arms]
         if missing:
             raise UserError(f"'arms' has no {missing[0]}, a row of {self.table}")
+        if self.rates == "each" and any(row.rate != 1 for row in self.paper_table.rows):
+            raise UserError(f"{self.table} has rows that differ in their rates: use rates = shared")
 
     @property
     def paper_table(self) -> PaperTable:
@@ -75,6 +77,9 @@ def ablation_study(
 
     Raises UserError for an unknown table, size, row or key.
     """
+    for key in settings or {}:
+        if key in OWN_KEYS:
+            raise UserError(f"'{key}' cannot be set for all rows: {OWN_KEYS[key]}")
     chosen = load_size(size)
     table = only(load_table(name), list(rows))
     first = load_recipe(table.rows[0].recipe)

@@ -52,7 +52,7 @@ class MedianRule:
 
     def __call__(self, states: list[State]) -> None:
         """Look at every run that is at work."""
-        for state in states:
+        for state in states if self.rule.rule == "median" else []:
             ended = state.step == state.job.steps
             if state.status == "running" and state.stop is None and not ended:
                 state.stop = self.verdict(state.job.out)
