@@ -84,6 +84,16 @@ def harm(child: int, out: Path, processes: int, chance: random.Random) -> int | 
     return None
 
 
+def wait_for(child: int, seconds: float) -> bool:
+    """Wait that long; whether the child still runs then, or it has ended before."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def ended(child: int, processes: int) -> int:
     """The status of a session when all of its processes are gone."""
     status = status_of(child)
@@ -109,8 +119,11 @@ def main() -> None:
             pid_file(said, number).unlink(missing_ok=True)
         child = session(config, out, processes)
         if counts["SIGKILL"] + counts["one"] < kills:
-            time.sleep(chance.uniform(0, span))
-            rank = harm(child, out, processes, chance)
+            if wait_for(child, chance.uniform(0, span)):
+                rank = harm(child, out, processes, chance)
+                span *= 1.05
+            else:  # the moments follow the machine, which others may use too
+                span *= 0.9
         asked = time.monotonic()
         status = ended(child, processes)
         if status == -signal.SIGKILL:
