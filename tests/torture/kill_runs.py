@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from children import DONE, LOST, PREEMPTED, fork, status_of
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torchruns import adopt_orphans, kill_all, pid_file, reap, torchrun
 
 from unitsphere.training import checkpoint
@@ -46,11 +46,12 @@ def content(out: Path) -> dict[str, bytes]:
     """What a finished run amounts to: tensors, records without the clock, samples."""
     newest, damaged = checkpoint.newest(out / "checkpoints")
     assert newest is not None, damaged
-    found = {
-        f"{path.name}: {name}": tensor.numpy().tobytes()
-        for path in newest.glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
+    found = {}
+    for path in newest.glob("*.safetensors"):  # which process writes what all have is left open
+        with safe_open(path, "pt") as file:
+            offsets = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+            for name in file.keys():  # noqa: SIM118 - no dictionary
+                found[f"{name} at {offsets.get(name)}"] = file.get_tensor(name).numpy().tobytes()
     records = [{k: v for k, v in r.items() if k not in CLOCK} for r in read_metrics(out)]
     found["records"] = json.dumps(records).encode()
     found["samples"] = (out / "samples.txt").read_bytes()

@@ -171,12 +171,13 @@ class Session:
         """Load the checkpoint of `state` into the run's objects, and train to the end."""
         job, out, train = self.job, self.out, self.job.config.train
         self.load(state)
+        # Its group waits for all processes: made while a signal still ends whoever it comes to.
+        saver = Saver(
+            out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
+        )
         with ExitStack() as stack:
             stack.enter_context(self.stop)
             log = stack.enter_context(open_log(stack, job, out, state))
-            saver = Saver(
-                out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
-            )
             stack.enter_context(saver)
             log.say(headline(job, out, state, self.recipe))
             if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
