@@ -97,7 +97,7 @@ def test_without_a_verb_the_usage_is_shown(capsys):
     ("argv", "words"),
     [
         (["trian"], ["unknown verb 'trian'", "did you mean 'train'?"]),
-        (["compare"], ["unknown verb 'compare'"]),
+        (["paint"], ["unknown verb 'paint'"]),
         (["--verbose"], ["unknown option '--verbose'"]),
         (["params", "--jsn"], ["'--jsn'", "did you mean '--json'?", "params --help"]),
         (["params", "--json=yes"], ["--json takes no value"]),

@@ -233,3 +233,40 @@ def test_replay_shows_the_batch_of_a_step(folder, capsys):
     for step in ("0", "21"):
         assert main(["replay", "run", "--step", step]) == 2
         assert f"has no step {step}: give one from 1 to 20" in capsys.readouterr().err
+
+
+def test_generate_streams_what_it_would_print(folder, capsys):
+    argv = ["generate", "run", "--prompt", "The", "--max_tokens", "20", "--min_p", "0.1"]
+    assert main(argv) == 0
+    whole = capsys.readouterr().out
+    assert main([*argv, "--stream"]) == 0
+    assert capsys.readouterr().out == whole
+    assert main([*argv, "--stream", "--json"]) == 2
+    assert "--stream" in capsys.readouterr().err
+
+
+def test_generate_ends_before_a_stop_string(folder, capsys):
+    argv = ["generate", "run", "--prompt", "The cat", "--max_tokens", "20", "--temperature", "0"]
+    assert main(argv) == 0
+    whole = capsys.readouterr().out
+    stop = whole[10:12]
+    assert main([*argv, "--stop", stop]) == 0
+    assert capsys.readouterr().out == "The cat" + whole[7:].partition(stop)[0] + "\n"
+
+
+def test_chat_takes_turns_and_takes_them_back(folder, capsys, monkeypatch):
+    argv = ["chat", "run", "--temperature", "0", "--max_tokens", "8", "--stop", "\\n"]
+
+    def said(*lines: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert main(argv) == 0
+        return capsys.readouterr().out.split("\n")[:-1]
+
+    (one,) = said("The cat")
+    assert one
+    assert said("The cat", "/undo", "The cat") == [one, one]
+    assert said("The cat", "/new", "The cat") == [one, one]
+    first, second = said("The cat", " and that")
+    (again,) = said("The cat" + first + " and that")
+    assert (first, second) == (one, again)
+    assert said("/huh", "/quit", "The cat") == []

@@ -34,6 +34,7 @@ d_model = 32
 n_layers = 2
 n_heads = 4
 n_kv_heads = 2
+{window}
 [data]
 source = "text.txt"
 tokenizer = "{tokenizer}"
@@ -55,6 +56,7 @@ RUNS = {
     "rezero": ("rezero", "clm", "bytes"),
     "lnscaling": ("lnscaling", "clm", "bytes"),
     "dyt": ("dyt", "clm", "bytes"),
+    "windowed": ("ngpt", "clm", "bytes"),
     "masked": ("ngpt", "mlm", "bpe:300"),
 }
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
@@ -70,8 +72,9 @@ def folder(tmp_path_factory) -> Path:
         patch.chdir(folder)
         Path("text.txt").write_text(TEXT * 60, encoding="utf-8")
         for name, (architecture, objective, tokenizer) in RUNS.items():
-            numbers = {"architecture": architecture, "objective": objective}
-            Path("tiny.toml").write_text(RECIPE.format(**numbers, tokenizer=tokenizer))
+            settings = {"architecture": architecture, "objective": objective}
+            settings |= {"tokenizer": tokenizer, "window": "window = 6" * (name == "windowed")}
+            Path("tiny.toml").write_text(RECIPE.format(**settings))
             assert main(["train", "tiny.toml", "--out", f"run-{name}"]) == 0
             assert main(["export", f"run-{name}", "--out", f"hf-{name}"]) == 0
     return folder
@@ -170,6 +173,17 @@ def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
         batch["input_ids"].shape[1] + 6
     )
     assert nats(num_beams=8) >= nats() - 0.05  # the cut-off ids are in the sum
+
+
+def test_a_repetition_penalty_is_transformers_own(folder):
+    prompt = "The cat sat on the mat, and that was that. The cat"
+    run = unitsphere.load(folder / "run-ngpt", "cpu")
+    model, tokenizer = loaded(folder / "hf-ngpt")
+    batch = tokenizer(prompt, return_tensors="pt")
+    found = model.generate(**batch, max_new_tokens=12, do_sample=False, repetition_penalty=2.0)
+    own = generate_text(run.model, run.tokenizer, [prompt], 12, repetition_penalty=2.0)[0]
+    assert tokenizer.decode(found[0], skip_special_tokens=True) == own.prompt + own.text
+    assert own.text != generate_text(run.model, run.tokenizer, [prompt], 12)[0].text
 
 
 def test_only_ids_with_a_token_behind_them_are_drawn(folder):

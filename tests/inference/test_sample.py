@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.errors import UserError
-from unitsphere.inference.sample import check_sampling, kept, sample
+from unitsphere.inference.sample import check_sampling, kept, penalize, sample
 
 
 def brute_force(
@@ -82,3 +82,27 @@ def test_the_likeliest_token_always_stays():
 def test_settings_out_of_range_are_refused(settings, word):
     with pytest.raises(UserError, match=word):
         check_sampling(*settings)
+
+
+def test_min_p_keeps_what_is_that_share_as_likely_as_the_likeliest():
+    probabilities = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.97, 0.01, 0.01, 0.01]])
+    keep = kept(probabilities, None, None, min_p=0.3)
+    assert keep.tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert kept(probabilities, None, None, min_p=0.0).all()
+    assert kept(probabilities, None, None, min_p=1.0).sum(-1).tolist() == [1, 1]
+
+
+def test_a_penalty_divides_positive_logits_and_multiplies_negative_ones():
+    logits = torch.tensor([[2.0, -2.0, 3.0]])
+    seen = torch.tensor([[True, True, False]])
+    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 3.0]]
+    assert penalize(logits, seen, 1.0) is logits
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"min_p": 1.1}, {"min_p": -0.1}, {"repetition_penalty": 0.0}],
+)
+def test_settings_that_no_distribution_can_follow_are_refused(settings):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        check_sampling(1.0, None, None, **settings)

@@ -199,6 +199,25 @@ def test_mistakes_in_a_study(tmp_path, changes, message):
         toy(tmp_path, **changes)
 
 
+def test_a_key_that_one_arm_lacks_names_the_arm(tmp_path):
+    study = toy(tmp_path, set={"model.alpha.init": 0.5})
+    with pytest.raises(UserError, match=r"^arm gpt: unknown key 'model\.alpha'"):
+        compare(study, tmp_path / "out", InProcess())
+
+
+def test_tuning_runs_that_fail_are_shown(finished, tmp_path):
+    folder, *_ = finished
+    study = toy(folder, budgets=BUDGETS[:1], seeds=[0], tune=Tune(points=2, growths=0))
+    found = compare(study, tmp_path / "out", InProcess(broken=["ngpt"]))
+    assert any_failed(found)
+    assert found["arms"]["ngpt"]["lr"] is None
+    assert found["arms"]["ngpt"]["budgets"][0]["seeds"] == []
+    said = [flag["text"] for flag in found["flags"] if flag["name"] in ("no-rate", "failed")]
+    assert said[0] == "ngpt at 384 tokens: no rate of its grid trained"
+    assert said[1].endswith("tune: the disk is full")
+    write_comparison(found, tmp_path / "out")
+
+
 def test_two_budgets_of_the_same_steps_are_refused(tmp_path):
     with pytest.raises(UserError, match="two of the budgets have the same number of steps of 64"):
         compare(toy(tmp_path, budgets=[640, 641]), tmp_path / "out", InProcess())

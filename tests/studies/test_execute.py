@@ -9,8 +9,9 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.table import short
 from unitsphere.studies.execute import Local, divergence, execute
-from unitsphere.studies.plan import plan, short, steps_for
+from unitsphere.studies.plan import plan, steps_for
 
 
 @pytest.fixture(scope="module")

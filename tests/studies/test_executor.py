@@ -68,7 +68,8 @@ def test_a_failed_job_ends_no_other_and_says_why(tmp_path):
 
 def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):
     (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], workers=1)
-    assert (state.status, state.error) == ("interrupted", None)
+    assert state.status == "interrupted"
+    assert "has saved: the same command goes on" in str(state.error)
 
 
 def test_a_job_on_a_gpu_has_one_of_its_own(tmp_path, monkeypatch):
@@ -146,7 +147,7 @@ def test_who_watches_may_stop_a_job_early(tmp_path):
             states[0].stop = "too slow"
 
     bad, good = run_jobs(jobs, workers=2, on_progress=watch)
-    assert (bad.status, bad.stop, bad.error) == ("interrupted", "too slow", None)
+    assert (bad.status, bad.stop, bad.error) == ("interrupted", "too slow", "too slow")
     assert (good.status, good.stop) == ("done", None)
     assert (jobs[0].out / "saved").exists()
 

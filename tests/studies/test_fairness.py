@@ -139,6 +139,8 @@ def test_what_is_flagged_of_runs(recipe):
     assert names(recipe, rates={place: given, ("arm-0", 64): given}) == ["untuned"]
     assert names(recipe, rates={place: dataclasses.replace(TUNED, tokens=128)}) == ["borrowed"]
     assert names(recipe, rates={place: dataclasses.replace(TUNED, lr=None)}) == ["no-rate"]
+    broken = dataclasses.replace(TUNED, errors=("arm-1 tune: the disk is full",))
+    assert names(recipe, rates={place: broken}) == ["failed"]
     assert names(recipe, records={run: record("diverged")}) == ["diverged"]
     assert names(recipe, records={run: record("failed")}) == ["failed"]
     assert names(recipe, records={run: record(cpu="b")}) == ["hardware"]

@@ -203,6 +203,7 @@ def test_importance_is_what_a_key_explains():
     assert shares["optim.lr"] > 0.99
     assert shares["model.alpha.init"] == 0
     assert importance(space, trials[:2]) == {}
+    assert set(importance(space, trials[:5])) == {"model.alpha.init"}
 
 
 @dataclasses.dataclass

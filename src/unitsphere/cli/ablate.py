@@ -40,7 +40,7 @@ class Ablate:
 
     examples:
       unitsphere ablate ngpt-table6
-      unitsphere ablate ngpt-table4 --rows 02 12 --seeds 0 1 --data.source wiki.jsonl
+      unitsphere ablate ngpt-table4 --rows 02 12 --seeds 0 1 --data.source my.jsonl
       unitsphere ablate angpt-figure5 --size tiny --set model.n_layers=3 --json
     """
 

@@ -14,7 +14,7 @@ from unitsphere.cli.parse import check_positive, parse
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """Compare arms × token budgets × seeds: loss at equal tokens, speedup to equal loss.
+    """Compare arms × token budgets × seeds: equal-token loss, equal-loss speedup.
 
     Each budget is a run of its own, annealed over it; each arm's learning rate is
     tuned on documents that are not reported. Unfair studies are refused by name.

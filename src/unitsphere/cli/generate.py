@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from unitsphere.cli.output import print_json, print_text
+from unitsphere.cli.output import print_json, print_piece, print_text
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
@@ -46,6 +46,16 @@ class Generate:
     """draw from the k likeliest tokens only"""
     top_p: float | None = None
     """draw from the likeliest tokens that together have this probability"""
+    min_p: float | None = None
+    """draw from tokens at least this share as likely as the likeliest"""
+    repetition_penalty: float = 1.0
+    """above 1: what was said, in the prompt too, becomes less likely"""
+    stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(
+        default_factory=list
+    )
+    """end before this text; may be given several times"""
+    stream: bool = False
+    """print text as it is written (one prompt)"""
     seed: int = 0
     """prompt number i draws with seed + i"""
     beam: Annotated[int | None, arg(metavar="K")] = None
@@ -67,6 +77,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 
+    if args.stream and (args.json or len(args.prompt) > 1):
+        raise UserError("--stream prints one prompt's text as it is written: give one, no --json")
     loaded = load_run(args.run, args.device)
     fold_(loaded.model)
     if loaded.config.objective == "seq2seq":
@@ -76,11 +88,24 @@ def run(argv: list[str]) -> int:
     if args.json:
         print_json(found)
         return 0
+    if args.stream:
+        print()
+        return 0
     for number, text in enumerate(texts):
         if len(texts) > 1:
             print(f"{'' if number == 0 else chr(10)}[{number + 1}]")
         print_text(text)
     return 0
+
+
+class Streamed:
+    """Prints a prompt, then each piece of its continuation."""
+
+    def __init__(self, prompt: str) -> None:
+        print_piece(prompt)
+
+    def __call__(self, row: int, piece: str) -> None:
+        print_piece(piece)
 
 
 def completions(args: Generate, loaded: "LoadedRun") -> Written:
@@ -102,6 +127,10 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
         args.top_k,
         args.top_p,
         args.seed,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        stops=args.stop,
+        show=Streamed((args.prompt or [""])[0]) if args.stream else None,
     )
     longest = max(c.prompt_tokens + c.tokens for c in found)
     if longest > loaded.config.data.context:
@@ -114,8 +143,10 @@ def answers(args: Generate, loaded: "LoadedRun") -> Written:
     """The targets of the prompts."""
     from unitsphere.inference.targets import Search, answer
 
-    for name in ("temperature", "top_k", "top_p", "seed"):
-        if getattr(args, name) != getattr(Generate, name):
+    plain = Generate(args.run)
+    sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    for name in (*sampling, "stop", "stream"):
+        if getattr(args, name) != getattr(plain, name):
             raise UserError(
                 f"--{name} is for sampling, and {args.run} (objective seq2seq) writes the "
                 "likeliest target: leave it out"

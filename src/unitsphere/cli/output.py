@@ -33,6 +33,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_text(text: str) -> None:
+    """Text that a model wrote, and a line's end."""
+    print_piece(text + "\n")
+
+
+def print_piece(text: str) -> None:
     """Text that a model wrote: on a terminal without control characters, which could garble it."""
     if sys.stdout.isatty():
         text = "".join(
@@ -41,4 +46,4 @@ def print_text(text: str) -> None:
             else c
             for c in text
         )
-    print(text)
+    print(text, end="", flush=True)

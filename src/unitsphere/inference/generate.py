@@ -5,14 +5,15 @@ it, and every row draws from its own generator.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.sample import check_sampling, sample
+from unitsphere.inference.sample import check_sampling, penalize, sample
+from unitsphere.inference.stream import Text, TextWatch
 from unitsphere.models.trunk import Transformer
 
 
@@ -28,7 +29,8 @@ class Completion:
     tokens: int
     """Tokens drawn, without the separator that may have ended them."""
     stopped: bool
-    """Whether the model ended the document, rather than running out of `max_tokens`."""
+    """Whether the model ended the document, or reached a stop string, rather than running out of
+    `max_tokens`."""
 
 
 def left_pad(
@@ -47,6 +49,10 @@ def left_pad(
     return tokens_BT, torch.tensor(padding, dtype=torch.int64, device=device)
 
 
+Watch = Callable[[int, list[int]], bool]
+"""Given a row's number and the tokens drawn for it so far; whether the row ends with the last."""
+
+
 @torch.no_grad()
 def generate(
     model: Transformer,
@@ -58,12 +64,17 @@ def generate(
     seed: int = 0,
     stop: int | None = None,
     vocab_size: int | None = None,
+    *,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    watch: Watch | None = None,
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_tokens` tokens; only the new tokens are returned.
 
     A row ends before the token `stop`; ids from `vocab_size` on are never drawn (a model's
     vocabulary is padded). Row i draws from a generator seeded with `seed + i`, so that prompt
-    alone with that seed gives the same tokens. Temperature 0 is greedy.
+    alone with that seed gives the same tokens. Temperature 0 is greedy. `repetition_penalty` makes
+    what stands in a row's prompt or was drawn less likely. `watch` sees every token as it is drawn.
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
     out of range, or for a model that is no causal one.
     """
@@ -72,7 +83,7 @@ def generate(
             f"a model trained with objective {model.objective} does not continue texts: "
             "generate needs a run with objective clm"
         )
-    check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
     if not all(prompts):
@@ -85,19 +96,32 @@ def generate(
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
     drawn: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
+    seen_BV = seen(prompts, model.config.vocab_size, model.device)[:, :vocab_size]
     for _ in range(max_tokens):
         logits_BV = model(tokens_BT, cache=cache, left_padding=padding_B)[:, -1, :vocab_size]
+        logits_BV = penalize(logits_BV, seen_BV, repetition_penalty)
         uniform_B = torch.stack([torch.rand((), generator=g) for g in generators])
-        next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p)
+        next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p, min_p)
+        seen_BV.scatter_(1, next_B[:, None], True)
         for row, token in enumerate(next_B.tolist()):
             if token == stop:
                 running.discard(row)
             elif row in running:
                 drawn[row].append(token)
+                if watch is not None and watch(row, drawn[row]):
+                    running.discard(row)
         if not running:
             break
         tokens_BT = next_B[:, None]
     return drawn
+
+
+def seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
+    """Which tokens stand in each prompt, bool [B, V]."""
+    found_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        found_BV[row, torch.tensor(prompt)] = True
+    return found_BV.to(device)
 
 
 def generate_text(
@@ -109,12 +133,24 @@ def generate_text(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    *,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stops: Sequence[str] = (),
+    show: Callable[[int, str], None] | None = None,
 ) -> list[Completion]:
     """Continue texts. Each begins with the separator, as every training document does.
 
-    So an empty prompt asks for a document from its start. See `generate` for the rest.
+    So an empty prompt asks for a document from its start. A continuation ends before the first of
+    `stops`. `show` gets the number of a prompt and what has been added to its continuation, as
+    soon as no later token can change it; all it gets is the continuation. See `generate` for the
+    rest.
     """
+    if not all(stops):
+        raise UserError("a stop string must not be empty")
     rows = [[tokenizer.separator, *tokenizer.encode(prompt)] for prompt in prompts]
+    texts = [Text(tokenizer, row[1:], stops) for row in rows]
+    watch = TextWatch(texts, show) if stops or show is not None else None
     drawn = generate(
         model,
         rows,
@@ -125,16 +161,21 @@ def generate_text(
         seed,
         stop=tokenizer.separator,
         vocab_size=tokenizer.vocab_size,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        watch=watch,
     )
+    if watch is not None:
+        watch.finish(drawn)
     return [
         Completion(
             prompt=prompt,
-            text=_continuation(tokenizer, row[1:], new),
+            text=text.whole(new),
             prompt_tokens=len(row),
             tokens=len(new),
-            stopped=len(new) < max_tokens,
+            stopped=len(new) < max_tokens or text.stops_in(new),
         )
-        for prompt, row, new in zip(prompts, rows, drawn, strict=True)
+        for prompt, row, new, text in zip(prompts, rows, drawn, texts, strict=True)
     ]
 
 
@@ -145,8 +186,3 @@ def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200)
     change the run.
     """
     return generate_text(model, tokenizer, [""], max_tokens, temperature=0.8)[0].text
-
-
-def _continuation(tokenizer: Tokenizer, prompt: list[int], new: list[int]) -> str:
-    # Decoded together: some tokenizers drop a leading space, and bytes may join across the seam.
-    return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unitsphere.report.curves import COLOURS, MARKERS
+from unitsphere.report.table import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,9 +58,11 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     axes.set_xscale("log")
     for index, curve in enumerate(curves):
         draw(axes, curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
-    every = [tokens for curve in curves for tokens in curve.tokens]
+    every = sorted({tokens for curve in curves for tokens in curve.tokens})
     if every:
-        axes.set_xlim(min(every) / 1.1, max(every) * NAME_ROOM)
+        axes.set_xlim(every[0] / 1.1, every[-1] * NAME_ROOM)
+        axes.set_xticks(every, [short(tokens) for tokens in every])
+        axes.set_xticks([], minor=True)
     axes.set_xlabel("training tokens, each point a run annealed over them")
     axes.set_ylabel("validation loss (nats a token)")
     axes.grid(alpha=0.3, which="both")

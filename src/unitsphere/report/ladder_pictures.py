@@ -64,6 +64,7 @@ def law_picture(panels: Sequence[LawPanel], path: Path) -> Path:
             draw_law(axes, line, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
         axes.set_xscale("log")
         axes.set_yscale("log")
+        label_within_decade(axes)
         dress(axes, panel.x, panel.y)
     if any(line.points or line.left_out for line in panels[0].lines):
         row[0].legend(frameon=False, fontsize=9)
@@ -85,6 +86,16 @@ def draw_law(axes: "Axes", line: LawLine, colour: str, marker: str) -> None:
         axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
+def label_within_decade(axes: "Axes") -> None:
+    """Plain numbers at the ticks of a height of less than a decade, whose powers say nothing."""
+    from matplotlib.ticker import StrMethodFormatter
+
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
+        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:.3g}"))
+
+
 def grid_picture(panels: Sequence[GridPanel], columns: int, path: Path) -> Path:
     """Draw a panel for each arm and size, `columns` in a row; each batch's best rate is a star."""
     rows = -(-len(panels) // columns)
@@ -96,6 +107,9 @@ def grid_picture(panels: Sequence[GridPanel], columns: int, path: Path) -> Path:
             axes.plot(*curve.lowest, "*", color=colour, markersize=11, markeredgecolor="black")
             axes.plot([], [], color=colour, label=f"{curve.batch:,} tokens a step")
         axes.set_xscale("log")
+        rates = sorted({rate for curve in panel.curves for rate in curve.rates})
+        axes.set_xticks(rates, [f"{rate:.3g}" for rate in rates], fontsize=7, rotation=45)
+        axes.set_xticks([], minor=True)
         axes.set_title(panel.title, fontsize=10)
         dress(axes, "learning rate", "loss (nats a token)")
         if panel.curves:

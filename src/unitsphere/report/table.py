@@ -91,3 +91,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+
+
+def short(tokens: int) -> str:
+    """A number of tokens in few characters: 63.5k, 1.5M, 2B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if tokens >= size:
+            return f"{tokens / size:.3g}{unit}"
+    return str(tokens)

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unitsphere.errors import UserError
+from unitsphere.report.table import short
 from unitsphere.studies.execute import Executor
 from unitsphere.studies.folder import RUNS
-from unitsphere.studies.plan import Planned, plan, short, steps_for
+from unitsphere.studies.plan import Planned, plan, steps_for
 from unitsphere.studies.runs import with_overrides
 from unitsphere.studies.spec import Study
 from unitsphere.studies.tune import Search, grid, search
@@ -25,20 +27,25 @@ class Tuned:
     """The rate of an arm at a budget (None: at none did it train) and how it was come by.
 
     tokens: the budget at which it was tuned. rates: each rate of the grid with its mean loss on the
-    tuning split, None where it diverged or failed; empty if nothing was tuned.
+    tuning split, None where it diverged or failed; empty if nothing was tuned. errors: why tuning
+    runs failed that did not diverge.
     """
 
     lr: float | None
     tokens: int
     rates: Mapping[float, float | None]
     at_edge: bool
+    errors: tuple[str, ...] = ()
 
 
 def arm_config(study: Study, arm: str) -> RunConfig:
     """An arm's config as recipe and keys give it, with the rate that tuning starts from."""
     spec = study.arms[arm]
     keys = study.keys(arm) | ({} if spec.lr is None else {"optim.lr": spec.lr})
-    return with_overrides(load_recipe(spec.recipe), keys)
+    try:
+        return with_overrides(load_recipe(spec.recipe), keys)
+    except UserError as error:
+        raise UserError(f"arm {arm}: {error}") from error
 
 
 def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
@@ -105,7 +112,9 @@ def tuned(found: Search, tokens: int) -> Tuned:
     losses = found.losses()
     rates = {rate: losses.get(rate, math.inf) for rate in sorted(found.found)}
     known = {rate: loss if math.isfinite(loss) else None for rate, loss in rates.items()}
-    return Tuned(found.best(), tokens, known, found.at_edge())
+    failed = [r for records in found.found.values() for r in records if r.status == "failed"]
+    errors = tuple(f"{record.planned.name}: {record.error}" for record in failed)
+    return Tuned(found.best(), tokens, known, found.at_edge(), errors)
 
 
 def nearest(tokens: int, budgets: Sequence[int]) -> int:

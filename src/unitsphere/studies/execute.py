@@ -31,7 +31,6 @@ from unitsphere.training.log import read_metrics, replace
 
 DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
 """In the last words of a run whose loss or gradient was no number, or a spike."""
-STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 
 OnProgress = Callable[[list[State]], None]
 Executor = Callable[[Sequence[Job]], JobExecutor]
@@ -111,7 +110,7 @@ def execute(
         chosen = executor(jobs)
         with display(chosen.workers, sys.stderr) as show:
             states = run_jobs(jobs, on_progress=together(watch, show), executor=chosen)
-        errors = {s.job.out: s.error or STOPPED for s in states if s.status != "done"}
+        errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
         for state in states:
             if state.stop is not None and state.status == "interrupted":
                 replace(early_stop(state.job.out), state.stop + "\n")

@@ -14,6 +14,7 @@ Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupte
 SAVED = 75
 """exit status of a run that was asked to stop and has saved its state"""
 GOES_ON = "stopped and saved: the same command goes on from there"
+STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 TAIL_BYTES = 32_768
 
 
@@ -41,7 +42,7 @@ class Job:
 
 @dataclasses.dataclass
 class State:
-    """Where one job stands. `error` is the last line that a failed job printed.
+    """Where one job stands. `error` is why it did not end well: of a failed job its last line.
 
     Who sees the states may set `stop`, the reason why a job is to save and end before its time.
     """
@@ -60,7 +61,9 @@ class State:
         """Take the exit status of the job's process (minus the signal that ended it)."""
         stopped = code == SAVED or self.stop is not None
         self.status = "done" if code == 0 else "interrupted" if stopped else "failed"
-        self.error = last_words(self.job.log, code) if self.status == "failed" else None
+        if self.status != "done":
+            failed = self.status == "failed"
+            self.error = last_words(self.job.log, code) if failed else self.stop or STOPPED
         self.seconds_left = None
 
 

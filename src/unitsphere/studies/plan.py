@@ -62,11 +62,3 @@ def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Pl
 def steps_for(tokens: int, batch_tokens: int) -> int:
     """The number of updates that comes nearest to a budget of training tokens; at least 1."""
     return max(1, round(tokens / batch_tokens))
-
-
-def short(tokens: int) -> str:
-    """A number of tokens in few characters: 500k, 1.5M, 2B."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if tokens >= size:
-            return f"{tokens / size:.3g}{unit}"
-    return str(tokens)

@@ -96,7 +96,7 @@ def _train(
         raise Preempted(
             f"stopped and saved in {out}: the same command goes on from there"
         ) from None
-    return [state for state in states if state.status == "failed"]
+    return [state for state in states if state.status != "done"]
 
 
 def _summary(

@@ -46,6 +46,8 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
         elif rate.at_edge:
             tried = ", ".join(f"{lr:g}" for lr in rate.rates)
             yield Finding("edge", f"{arm} at {rate.tokens:,} tokens: {rate.lr:g} of {tried}")
+        for error in rate.errors if rate.tokens == tokens else ():
+            yield Finding("failed", error)
         if rate.tokens != tokens:
             yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")
 

@@ -14,13 +14,14 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.table import short
 from unitsphere.studies.arms import arm_config
 from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.folder import RUNS, study_folder
 from unitsphere.studies.local import available_slots
 from unitsphere.studies.optuna_search import Told, ask, check_optuna
-from unitsphere.studies.plan import Planned, plan, short, steps_for
+from unitsphere.studies.plan import Planned, plan, steps_for
 from unitsphere.studies.runs import with_overrides
 from unitsphere.studies.space import Params, Space, grid_points, random_point, space_of
 from unitsphere.studies.spec import Study, Tune

@@ -60,7 +60,7 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """Each key's share of the variance of the trials' figures that it explains alone (ε², 0 to 1).
 
     One-way analysis of variance, a range cut into BINS quantiles; ε² is the explained share less
-    what chance would explain. Empty below three finished trials.
+    what chance would explain. A key is left out if there are not two finished trials a value.
     """
     done = [(trial.params, trial.figure) for trial in trials if trial.figure is not None]
     figures = np.array([figure for _, figure in done])
@@ -73,7 +73,9 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
         own = [figures[groups == group] for group in np.unique(groups)]
         within = float(sum(((part - part.mean()) ** 2).sum() for part in own))
         free = len(figures) - len(own)
-        chance = (len(own) - 1) * within / free if free else total
+        if free < len(own):
+            continue
+        chance = (len(own) - 1) * within / free
         found[key] = max(0.0, (total - within - chance) / total)
     return found
 

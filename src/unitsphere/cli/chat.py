@@ -1,0 +1,132 @@
+"""`unitsphere chat`: a text that a person and a model write in turns."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from unitsphere.cli.output import print_piece
+from unitsphere.cli.parse import parse
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.training.load import LoadedRun
+
+HELP = "/new begins another text, /undo takes the last turn back, /quit or Ctrl-D ends"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Write a text in turns with the model of a run.
+
+    You write a line, the model goes on from there, then you again: it has
+    learned to continue texts, not to answer. Ctrl-C stops what it is writing.
+
+    example: unitsphere chat runs/quickstart/ngpt --stop "\\n\\n"
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """run folder"""
+    max_tokens: int = 128
+    """most tokens of a turn"""
+    temperature: float = 0.8
+    """0: always the likeliest token; 1: the model's own distribution"""
+    top_k: int | None = None
+    """draw from the k likeliest tokens only"""
+    top_p: float | None = None
+    """draw from the likeliest tokens that together have this probability"""
+    min_p: float | None = None
+    """draw from tokens at least this share as likely as the likeliest"""
+    repetition_penalty: float = 1.0
+    """above 1: what was said becomes less likely"""
+    stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(
+        default_factory=list
+    )
+    """end a turn before this text (\\n: a line's end); may be given several times"""
+    seed: int = 0
+    """turn number i draws with seed + i"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+
+
+def run(argv: list[str]) -> int:
+    """Take turns until the input ends."""
+    args = parse(Chat, argv, "chat")
+    from unitsphere.inference.sample import check_sampling
+    from unitsphere.models.folding import fold_
+    from unitsphere.training.load import load_run
+
+    check_sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
+    loaded = load_run(args.run, args.device)
+    if loaded.config.objective != "clm":
+        raise UserError(
+            f"chat needs a run with objective clm, and {args.run} has {loaded.config.objective}"
+        )
+    fold_(loaded.model)
+    print(f"{args.run}: {HELP}", file=sys.stderr)
+    texts = [""]  # before each turn, and now
+    for number, line in enumerate(lines()):
+        if line == "/quit":
+            break
+        if line == "/new":
+            texts = [""]
+        elif line == "/undo":
+            texts = texts[:-1] or [""]
+        elif line.startswith("/"):
+            print(f"unknown: {line}; {HELP}", file=sys.stderr)
+        else:
+            texts.append(turn(args, loaded, texts[-1] + line, number))
+    return 0
+
+
+def lines() -> Iterator[str]:
+    """What the person writes, line by line."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        import readline  # noqa: F401 - makes input() edit lines
+    while True:
+        try:
+            yield input("\n> " if terminal else "")
+        except (EOFError, KeyboardInterrupt):
+            return
+
+
+def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
+    """The text with the model's continuation, which is printed while it is written."""
+    from unitsphere.inference.generate import generate_text
+
+    written: list[str] = []
+
+    def show(row: int, piece: str) -> None:
+        written.append(piece)
+        print_piece(piece)
+
+    go_on = partial(generate_text, loaded.model, loaded.tokenizer)
+    try:
+        go_on(
+            [fitting(loaded, text, args.max_tokens)],
+            args.max_tokens,
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            args.seed + number,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            stops=[stop.replace("\\n", "\n") for stop in args.stop],
+            show=show,
+        )
+    except KeyboardInterrupt:
+        print_piece(" …")
+    print_piece("\n")
+    return text + "".join(written)
+
+
+def fitting(loaded: "LoadedRun", text: str, max_tokens: int) -> str:
+    """The end of the text that leaves room for a turn in what the model was trained on."""
+    room = max(loaded.config.data.context - max_tokens - 1, loaded.config.data.context // 2)
+    ids = loaded.tokenizer.encode(text)
+    return text if len(ids) <= room else loaded.tokenizer.decode(ids[-room:])
