@@ -10,7 +10,7 @@ from inprocess import InProcess
 from rich.console import Console
 
 from unitsphere.cli import main
-from unitsphere.cli.ablate import setting
+from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.ablation import ablation_table, interval, notes
 from unitsphere.studies.ablate import Ablation, ablate, ablation_study

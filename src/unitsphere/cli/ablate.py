@@ -10,6 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import setting, with_workers
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
             args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
         )
         usual = Path("runs") / f"{args.table}-{args.size}"
-    if args.workers is not None:
-        study = dataclasses.replace(study, run=dataclasses.replace(study.run, workers=args.workers))
-    return study, args.out or usual
+    return with_workers(study, args.workers), args.out or usual
 
 
 def check_alone(args: Ablate) -> None:
@@ -123,19 +122,6 @@ def check_alone(args: Ablate) -> None:
     for name in ("size", "tokens", "seeds", "rates", "rows", "data", "set"):
         if getattr(args, name) != getattr(usual, name):
             raise UserError(f"{args.table} says what is trained: leave --{name} out, or edit it")
-
-
-def setting(text: str) -> tuple[str, object]:
-    """KEY=VALUE, the value as TOML has it, or a text without quotes."""
-    import tomllib
-
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise UserError(f"--set {text!r} is no KEY=VALUE, such as model.n_layers=3")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
 
 
 def show(found: dict[str, Any]) -> None:

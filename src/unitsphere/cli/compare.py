@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +54,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.stop import Preempted
 
     path, usual = find_study(args.study, "compare")
-    study = load_study(CompareStudy, path)
-    if args.workers is not None:
-        study = dataclasses.replace(study, run=dataclasses.replace(study.run, workers=args.workers))
+    study = with_workers(load_study(CompareStudy, path), args.workers)
     out = args.out or usual
     try:
         found = compare(study, out)

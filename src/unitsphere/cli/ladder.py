@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.spec import load_study
     from unitsphere.training.stop import Preempted
 
-    study = load_study(LadderStudy, args.study)
-    if args.workers is not None:
-        study = dataclasses.replace(study, run=dataclasses.replace(study.run, workers=args.workers))
+    study = with_workers(load_study(LadderStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
     try:
         rungs, spent = ladder(study, out)

@@ -1,7 +1,6 @@
 """`unitsphere lr-ramp`: how high the learning rate climbs before the loss diverges."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def study_of(args: LrRamp) -> "RampStudy":
 
     table: dict[str, object] = {
         "arms": arms(args.recipes),
-        "set": dict(read_setting(word) for word in args.set),
+        "set": dict(map(setting, args.set)),
         "peak": args.peak,
         "steps": args.steps,
         "start": args.start,
@@ -106,14 +106,3 @@ def arms(recipes: Sequence[str]) -> dict[str, str]:
     unique = len(set(short)) == len(short)
     names = short if unique else [r.removesuffix(".toml").replace("/", "-") for r in recipes]
     return dict(zip(names, recipes, strict=True))
-
-
-def read_setting(word: str) -> tuple[str, object]:
-    """A key and its value, read as JSON where it is (true, 2, 0.5), else as text."""
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise UserError(f"--set takes KEY=VALUE, not '{word}'")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.sweep_files import document, failures, write_sweep
     from unitsphere.training.stop import Preempted
 
-    study = load_study(SweepStudy, args.study)
-    if args.workers is not None:
-        study = dataclasses.replace(study, run=dataclasses.replace(study.run, workers=args.workers))
+    study = with_workers(load_study(SweepStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
     try:
         found = sweep(study, out)

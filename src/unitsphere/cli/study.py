@@ -1,0 +1,31 @@
+"""What the verbs of studies share: a key to set, and workers in place of the file's."""
+
+import dataclasses
+from typing import TYPE_CHECKING, TypeVar
+
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.studies.spec import Study
+
+S = TypeVar("S", bound="Study")
+
+
+def setting(text: str) -> tuple[str, object]:
+    """KEY=VALUE, the value as TOML has it, or a text without quotes."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise UserError(f"--set {text!r} is no KEY=VALUE, such as model.n_layers=3")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def with_workers(study: S, workers: int | None) -> S:
+    """The study with as many runs at a time; None: as many as it says itself."""
+    if workers is None:
+        return study
+    return dataclasses.replace(study, run=dataclasses.replace(study.run, workers=workers))
