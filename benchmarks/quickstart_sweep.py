@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.report.table import markdown
 from unitsphere.studies.arms import arm_config, arm_search
 from unitsphere.studies.execute import Local, Record
@@ -29,7 +29,6 @@ from unitsphere.studies.folder import study_folder
 from unitsphere.studies.provenance import provenance
 from unitsphere.studies.spec import ArmSpec, Study, Tune
 from unitsphere.studies.tune import Search, mean_loss, search
-from unitsphere.training.stop import Preempted
 
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GROWTHS = 6

@@ -11,11 +11,10 @@ from studies.inprocess import InProcess
 from studies.tiny import recipes
 
 from unitsphere.config import read_json
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.studies.compare import CompareStudy, compare
 from unitsphere.studies.compare_files import any_failed, write_comparison
 from unitsphere.studies.spec import ArmSpec, Tune, load_study
-from unitsphere.training.stop import Preempted
 
 BUDGETS = [384, 768]
 

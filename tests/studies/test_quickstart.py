@@ -8,7 +8,7 @@ import pytest
 from studies.tiny import recipes
 
 from unitsphere.config import read_json
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.report.curves import Curve
 from unitsphere.studies import quickstart as module
 from unitsphere.studies.executor import Interrupted, State
@@ -17,7 +17,6 @@ from unitsphere.studies.results import first_step_below, last_sample
 from unitsphere.studies.runs import with_overrides
 from unitsphere.training.log import HEADER
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.stop import Preempted
 
 
 @pytest.fixture(scope="module")

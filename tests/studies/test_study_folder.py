@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.folder import study_folder
 from unitsphere.studies.spec import ArmSpec, Execution, Study, load_study
-from unitsphere.training.stop import Preempted
 
 STUDY = Study(arms={"gpt": ArmSpec("quickstart/gpt-plus")}, set={"data.field": "body"})
 

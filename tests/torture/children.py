@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from unitsphere.errors import UserError
-from unitsphere.training.stop import Preempted
+from unitsphere.errors import Preempted, UserError
 
 for later in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"):
     importlib.import_module(later)  # what a run imports on its way, here once for all children

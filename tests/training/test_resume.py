@@ -14,9 +14,9 @@ import torch
 from run_folders import figures, weights
 
 from unitsphere.config import to_dict
+from unitsphere.errors import Preempted
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.run import train
-from unitsphere.training.stop import Preempted
 
 
 class KilledError(Exception):

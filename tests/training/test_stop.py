@@ -9,10 +9,10 @@ import pytest
 import torch
 from run_folders import figures, weights
 
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.training import checkpoint, evaluate, loop
 from unitsphere.training.run import train
-from unitsphere.training.stop import Preempted, Stop, seconds_of
+from unitsphere.training.stop import Stop, seconds_of
 
 
 def signal_in(monkeypatch, module, name, call):

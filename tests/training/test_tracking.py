@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.training import tracking
 from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
-from unitsphere.training.stop import Preempted, Stop
+from unitsphere.training.stop import Stop
 
 
 class FakeWandb:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.cli.study import setting, with_workers
@@ -77,14 +76,9 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.ablate import ablate
     from unitsphere.studies.ablation_results import document, failed, write_ablation
     from unitsphere.studies.provenance import provenance
-    from unitsphere.training.stop import Preempted
 
     study, out = study_of(args)
-    try:
-        found = document(study, ablate(study, out), provenance())
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    found = document(study, ablate(study, out), provenance())
     files = write_ablation(found, out)
     if args.json:
         print_json(found)

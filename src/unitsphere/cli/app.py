@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from unitsphere import __version__
 from unitsphere.config import did_you_mean
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 
 EXIT_OK, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 2, 75, 130
 
@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except UserError as error:
         return _fail(str(error))
+    except Preempted as stopped:
+        print(f"unitsphere: {stopped}", file=sys.stderr)
+        return EXIT_PREEMPTED
     except BrokenPipeError:
         _drop_output()
         return EXIT_OK

@@ -1,13 +1,11 @@
 """`unitsphere compare`: arms against each other at equal tokens, fairly, from one file."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.cli.study import with_workers
@@ -51,16 +49,11 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.compare_files import any_failed, write_comparison
     from unitsphere.studies.shipped import find_study
     from unitsphere.studies.spec import load_study
-    from unitsphere.training.stop import Preempted
 
     path, usual = find_study(args.study, "compare")
     study = with_workers(load_study(CompareStudy, path), args.workers)
     out = args.out or usual
-    try:
-        found = compare(study, out)
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    found = compare(study, out)
     files = write_comparison(found, out)
     if args.json:
         print_json(found)

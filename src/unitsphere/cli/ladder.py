@@ -1,13 +1,11 @@
 """`unitsphere ladder`: best batch and rate by size, and the scaling laws that follow."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.cli.study import with_workers
@@ -55,15 +53,10 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.ladder_results import document, findings
     from unitsphere.studies.ladder_spec import LadderStudy
     from unitsphere.studies.spec import load_study
-    from unitsphere.training.stop import Preempted
 
     study = with_workers(load_study(LadderStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
-    try:
-        rungs, spent = ladder(study, out)
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    rungs, spent = ladder(study, out)
     found = findings(study, rungs, spent)
     files, figures = write_ladder(found, out), document(found)
     if args.json:

@@ -1,14 +1,12 @@
 """`unitsphere lr-ramp`: how high the learning rate climbs before the loss diverges."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.cli.study import setting
@@ -62,13 +60,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
     from unitsphere.studies.ramp import document, ramp
     from unitsphere.studies.ramp_files import write_ramp
-    from unitsphere.training.stop import Preempted
 
-    try:
-        climbs = ramp(study, args.out)
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    climbs = ramp(study, args.out)
     found = document(study, climbs)
     files = write_ramp(found, climbs, args.out)
     if args.json:

@@ -1,13 +1,11 @@
 """`unitsphere quickstart`: three matched models, trained here and now, and what they gain."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.parse import parse
 
 
@@ -46,12 +44,7 @@ def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Quickstart, argv, "quickstart")
     from unitsphere.studies.quickstart import quickstart
-    from unitsphere.training.stop import Preempted
 
     changes = dataclasses.asdict(args.train)
     overrides = {f"train.{key}": value for key, value in changes.items() if value is not None}
-    try:
-        return quickstart(args.out, overrides=overrides, workers=args.workers, as_json=args.json)
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    return quickstart(args.out, overrides=overrides, workers=args.workers, as_json=args.json)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.cli.study import with_workers
@@ -53,15 +52,10 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.spec import load_study
     from unitsphere.studies.sweep import SweepStudy, sweep
     from unitsphere.studies.sweep_files import document, failures, write_sweep
-    from unitsphere.training.stop import Preempted
 
     study = with_workers(load_study(SweepStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
-    try:
-        found = sweep(study, out)
-    except Preempted as stopped:
-        print(f"unitsphere: {stopped}", file=sys.stderr)
-        return EXIT_PREEMPTED
+    found = sweep(study, out)
     results = document(study, found, provenance())
     files = write_sweep(study, found, results, out)
     if args.json:

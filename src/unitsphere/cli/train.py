@@ -78,11 +78,11 @@ def run(argv: list[str]) -> int:
         return 0
     from torch import OutOfMemoryError
 
+    from unitsphere.errors import Preempted
     from unitsphere.inference.samples import write_sample
     from unitsphere.training.parallel.agree import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
-    from unitsphere.training.stop import Preempted
 
     config, out = read_command(name, load_recipe(name), rest)
     if submission and not instead.dry_run:

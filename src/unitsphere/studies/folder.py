@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unitsphere.config import differences, to_dict
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.spec import Study, load_study
 from unitsphere.studies.toml import toml_text
 from unitsphere.training.folder import locked
 from unitsphere.training.log import replace
-from unitsphere.training.stop import Preempted
 
 RECORD = "study.toml"
 RUNS = "runs"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.data.prepare import prepared
+from unitsphere.errors import Preempted
 from unitsphere.report.curves import validation_curves
 from unitsphere.report.table import arms_table, duration
 from unitsphere.studies.executor import Interrupted, State, available_cores, run_jobs
 from unitsphere.studies.progress import display
 from unitsphere.studies.results import Finished, against, read_finished
 from unitsphere.studies.runs import is_finished, train_job, wanted
-from unitsphere.training.stop import Preempted
 
 # The first is the baseline that the others are measured against.
 RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
@@ -27,7 +27,7 @@ from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job
 from unitsphere.training.parallel.straggler import Stragglers
 from unitsphere.training.saver import Saver
-from unitsphere.training.stop import Preempted, Stop
+from unitsphere.training.stop import Stop
 from unitsphere.training.tensors import rng_state
 from unitsphere.training.watchdog import Watchdog
 

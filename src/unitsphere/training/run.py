@@ -11,7 +11,7 @@ import torch
 
 from unitsphere.config import from_dict, to_dict
 from unitsphere.data.prefetch import Prefetch
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.training import checkpoint
 from unitsphere.training.build import build_job, with_micro_batch
 from unitsphere.training.checkpoint import State
@@ -39,7 +39,7 @@ from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
-from unitsphere.training.stop import Preempted, Stop, seconds_of
+from unitsphere.training.stop import Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.tracking import Tracker, check_installed
 from unitsphere.training.watchdog import Watchdog

@@ -15,13 +15,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Preempted(Exception):  # noqa: N818 - nothing went wrong
-    """The run was asked to stop and has saved; the message says how to go on.
-
-    The command line prints the message and exits with status 75.
-    """
-
-
 def seconds_of(text: str, name: str = "train.time_limit") -> float:
     """Seconds of "90", "90s", "1.5h", "2h30m", "1d"; a `UserError` on `name` for anything else."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text)

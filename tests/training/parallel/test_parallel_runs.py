@@ -16,7 +16,7 @@ import torch.distributed as dist
 from parallel_launch import launch
 from run_folders import figures, weights
 
-from unitsphere.errors import UserError
+from unitsphere.errors import Preempted, UserError
 from unitsphere.inference.samples import write_sample
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
@@ -25,7 +25,7 @@ from unitsphere.training.parallel.agree import SharedError, everywhere, on_first
 from unitsphere.training.parallel.layout import Layout
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
-from unitsphere.training.stop import Preempted, Stop
+from unitsphere.training.stop import Stop
 
 
 def refused(config: RunConfig, out: Path) -> str:
