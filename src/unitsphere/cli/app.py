@@ -32,6 +32,7 @@ VERBS = {
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "chat": ("chat", "write a text in turns with a run"),
     "export": ("export", "a run as a folder that transformers loads"),
+    "serve": ("serve", "a run behind an OpenAI-compatible server"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }
