@@ -193,6 +193,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP; h is interpolated with each."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
     alpha_X: Scale
 
