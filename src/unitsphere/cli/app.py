@@ -24,6 +24,7 @@ VERBS = {
     "eval": ("evaluate", "loss, perplexity and bits per byte of a run on any text"),
     "replay": ("replay", "the batch of a training step, and each row's loss"),
     "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
+    "inspect": ("inspect", "look inside a run: the papers' probes, as figures"),
     "generate": ("generate", "sample text from a run"),
     "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
     "sweep": ("sweep", "search config keys: grid, random or Optuna"),

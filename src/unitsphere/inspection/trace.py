@@ -1,7 +1,8 @@
 """One forward pass watched: h before and after each sublayer, who looks where, hidden units."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +51,7 @@ def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.callback(model.train, training)
-        # What is compiled has no place for hooks: this pass goes without.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         model.eval()
         for layer in layers_of(model):
             count = counting(model, batch, layer)
@@ -61,6 +61,13 @@ def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
                 stack.enter_context(watched_units(layer, count, found))
         model.loss(batch.inputs, batch.targets, **batch.keywords())
     return found
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Within, what is compiled runs as it is written: compiled code has no place for hooks."""
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()  # nothing is compiled, and the compiler takes seconds to import
 
 
 def counting(model: Transformer, batch: Batch, layer: Layer) -> Tensor:

@@ -14,7 +14,8 @@ Values = dict[str, Series]
 """Series by name: what a probe returns."""
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-BINS = 40
+BINS = 41
+"""Of a histogram at most; fewer for fewer values. Odd: what is all alike lies within the middle."""
 DIGITS = 6
 
 
@@ -77,7 +78,7 @@ def quantiles(values: Tensor) -> list[float | None]:
 
 
 def histogram(values: Tensor, logarithmic: bool) -> tuple[list[float | None], list[int]]:
-    """Edges and counts of finite values [n], in BINS bins; fewer digits apart count as equal."""
+    """Edges and counts of finite values [n]; what differs by no more than DIGITS show is equal."""
     kept = values[values.isfinite()]
     if logarithmic:
         kept = kept[kept > 0].log10()
@@ -86,7 +87,8 @@ def histogram(values: Tensor, logarithmic: bool) -> tuple[list[float | None], li
     low, high = float(kept.min()), float(kept.max())
     if high - low < 10.0**-DIGITS * max(abs(low), abs(high), 1.0):
         low, high = low - 0.05 * max(abs(low), 1.0), high + 0.05 * max(abs(high), 1.0)
-    counts, edges = torch.histogram(kept, BINS, range=(low, high))
+    bins = min(2 * int(len(kept) ** 0.5 / 2) + 1, BINS)
+    counts, edges = torch.histogram(kept, max(bins, 11), range=(low, high))
     if logarithmic:
         edges = 10**edges
     return numbers(edges), [int(count) for count in counts.tolist()]
