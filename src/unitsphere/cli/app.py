@@ -29,6 +29,7 @@ VERBS = {
     "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
     "sweep": ("sweep", "search config keys: grid, random or Optuna"),
     "ablate": ("ablate", "a paper's ablation table, ours beside the paper's"),
+    "context": ("context", "perplexity by context length and position, beside others"),
     "lr-ramp": ("lr_ramp", "how high the rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "chat": ("chat", "write a text in turns with a run"),

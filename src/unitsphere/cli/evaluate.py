@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.evaluate_context import (
+    context_evaluations,
+    print_positions,
+    refuse_position_options,
+)
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
@@ -31,6 +36,7 @@ class Eval:
       unitsphere eval runs/quickstart/ngpt --json
       unitsphere eval RUN --data wiki.jsonl --field text --context 256 1024
       unitsphere eval RUN --data pairs.jsonl --beam 4 --json
+      unitsphere eval RUN --data books.jsonl --context 1024 8192 --by-position
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -51,6 +57,13 @@ class Eval:
     """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
+    by_position: bool = False
+    """perplexity by position in the context too; every context is then scored on the same tokens,
+    stretches of documents as long as the longest, and memory stays bounded"""
+    per_document: Annotated[int | None, arg(metavar="N")] = None
+    """by position: of each document only what lies within its first N tokens; none: all"""
+    chunk: Annotated[int | None, arg(metavar="N")] = None
+    """by position: tokens that go through the model at a time, by default 1024"""
     fold: bool = False
     """fold constants and scales into the weights first, as generate and export do: the figures are
     the same but for rounding"""
@@ -72,6 +85,8 @@ def run(argv: list[str]) -> int:
         print_json(first | {"by_context": by_context, "tasks": {}})
     else:
         _print(found)
+        if args.by_position:
+            print_positions(found)
     return 0
 
 
@@ -90,6 +105,10 @@ def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
             f"{args.objective}: leave --objective out"
         )
     contexts = args.context or (run.config.data.context,)
+    if args.by_position:
+        refuse_pair_options(args, own)
+        return context_evaluations(args, run, contexts)
+    refuse_position_options(args)
     if own == "seq2seq":
         return pair_evaluations(args, run, contexts)
     refuse_pair_options(args, own)
