@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks examples
 
 # An interpreter of your own choice: make quickstart PYTHON=/path/to/python3.12
 PYTHON ?=

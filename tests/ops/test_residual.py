@@ -66,7 +66,7 @@ def test_nu_alpha_keeps_the_length_in_expectation():
     for alpha in (0.05, 0.25, 0.5):
         y = lerp(h, x, torch.full((256,), alpha, dtype=torch.float64))
         assert abs(y.square().sum(-1).mean().item() - 1) < 5e-3
-        plain = lerp(h, x, torch.full((256,), alpha, dtype=torch.float64), nu_alpha=False)
+        plain = lerp(h, x, torch.full((256,), alpha, dtype=torch.float64), nu_alpha=1.0)
         expected = math.sqrt(1 - 2 * alpha + 2 * alpha**2)
         assert abs(plain.norm(dim=-1).mean().item() - expected) < 5e-3
 

@@ -185,6 +185,15 @@ def test_another_study_is_refused_in_the_same_folder(copy):
         compare(toy(folder, seeds=[0, 1, 2]), out, InProcess())
 
 
+def test_a_finished_study_is_measured_against_another_baseline(copy):
+    folder, out, before = copy
+    executor = InProcess()
+    found = compare(toy(folder, baseline="ngpt"), out, executor)
+    assert executor.ran == []
+    assert found["differences"][0]["loss"]["mean"] == -before["differences"][0]["loss"]["mean"]
+    assert (found["speedups"][0]["arm"], found["speedups"][0]["baseline"]) == ("gpt", "ngpt")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -35,6 +35,8 @@ class Compare:
     """a TOML file, or the name of a study that is shipped: quickstart"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """the study's folder; runs/NAME by default"""
+    baseline: Annotated[str | None, arg(metavar="ARM")] = None
+    """measure against this arm, in place of the file's"""
     workers: int | None = None
     """runs at a time, in place of the file's"""
     json: bool = False
@@ -52,6 +54,8 @@ def run(argv: list[str]) -> int:
 
     path, usual = find_study(args.study, "compare")
     study = with_workers(load_study(CompareStudy, path), args.workers)
+    if args.baseline is not None:
+        study = dataclasses.replace(study, baseline=args.baseline)
     out = args.out or usual
     found = compare(study, out)
     files = write_comparison(found, out)

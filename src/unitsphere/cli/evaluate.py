@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.evaluate_context import (
+    context_evaluations,
+    print_positions,
+    refuse_position_options,
+)
+from unitsphere.cli.evaluate_tasks import check_task_options, print_tasks, task_figures
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
@@ -16,6 +22,10 @@ if TYPE_CHECKING:
     from unitsphere.data.windows import Form
     from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
+
+
+NOTHING = ("loss", "perplexity", "bits_per_byte", "tokens", "bytes")
+"""Figures of the text, which are null where only tasks were asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +41,9 @@ class Eval:
       unitsphere eval runs/quickstart/ngpt --json
       unitsphere eval RUN --data wiki.jsonl --field text --context 256 1024
       unitsphere eval RUN --data pairs.jsonl --beam 4 --json
+      unitsphere eval RUN --data books.jsonl --context 1024 8192 --by-position
+      unitsphere eval RUN --tasks zero_shot --task-data data/eval
+      unitsphere eval RUN --tasks translation --task-data pairs.jsonl --json
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -51,6 +64,22 @@ class Eval:
     """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
+    by_position: bool = False
+    """perplexity by position in the context too; every context is then scored on the same tokens,
+    stretches of documents as long as the longest, and memory stays bounded"""
+    per_document: Annotated[int | None, arg(metavar="N")] = None
+    """by position: of each document only what lies within its first N tokens; none: all"""
+    chunk: Annotated[int | None, arg(metavar="N")] = None
+    """by position: tokens that go through the model at a time, by default 1024"""
+    tasks: Annotated[tuple[str, ...], arg(metavar="TASK [TASK …]")] = ()
+    """lm-evaluation-harness tasks: hellaswag, …, zero_shot for all that have choices, translation,
+    text, or YAML files of your own; the text is then scored with --data alone"""
+    task_data: Annotated[Path | None, arg(metavar="DIR")] = None
+    """the folder of the tasks' JSONL files, or the file of one task; none: beside the YAML file"""
+    shots: Annotated[int | None, arg(metavar="N")] = None
+    """examples before each item of a task; none: as the task says"""
+    limit: Annotated[int | None, arg(metavar="N")] = None
+    """only the first N items of each task"""
     fold: bool = False
     """fold constants and scales into the weights first, as generate and export do: the figures are
     the same but for rounding"""
@@ -61,28 +90,35 @@ class Eval:
 
 
 def run(argv: list[str]) -> int:
-    """Evaluate once for each context and print."""
+    """Evaluate once for each context, and on the tasks, and print."""
     args = parse(Eval, argv, "eval")
     if any(context < 1 for context in args.context):
         raise UserError(f"--context must be at least 1: {min(args.context)}")
-    found = evaluations(args)
-    if args.json:
-        first = next(iter(found.values()))
-        by_context = found if args.context else {}
-        print_json(first | {"by_context": by_context, "tasks": {}})
-    else:
-        _print(found)
-    return 0
-
-
-def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
-    """Context -> figures, in fp32 on every device, so that they can be compared."""
+    check_task_options(args)
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 
-    run = load_run(args.run, args.device)
+    loaded = load_run(args.run, args.device)
     if args.fold:
-        fold_(run.model)
+        fold_(loaded.model)
+    found = {} if args.tasks and args.data is None else evaluations(args, loaded)
+    tasks = task_figures(args, loaded) if args.tasks else {}
+    if args.json:
+        first = next(iter(found.values()), dict.fromkeys(NOTHING))
+        by_context = found if args.context else {}
+        print_json(first | {"by_context": by_context, "tasks": tasks})
+        return 0
+    if found:
+        _print(found)
+    if args.by_position:
+        print_positions(found)
+    if tasks:
+        print_tasks(tasks)
+    return 0
+
+
+def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
+    """Context -> figures, in fp32 on every device, so that they can be compared."""
     own = run.config.objective
     if args.objective not in (None, own):
         raise UserError(
@@ -90,9 +126,14 @@ def evaluations(args: Eval) -> dict[int, dict[str, Any]]:
             f"{args.objective}: leave --objective out"
         )
     contexts = args.context or (run.config.data.context,)
+    if args.by_position:
+        refuse_pair_options(args, own)
+        return context_evaluations(args, run, contexts)
+    refuse_position_options(args)
     if own == "seq2seq":
         return pair_evaluations(args, run, contexts)
-    refuse_pair_options(args, own)
+    if not args.tasks:
+        refuse_pair_options(args, own)
     with scorer(run, args.data, args.field) as score:
         return {context: figures(score(context)) for context in contexts}
 

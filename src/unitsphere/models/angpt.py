@@ -29,6 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from unitsphere.models.constraint import Bound
@@ -50,7 +51,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import LONGEST, lerp
+from unitsphere.ops.residual import LONGEST, lerp, nu
 
 
 @dataclass(frozen=True)
@@ -190,26 +191,50 @@ class MLP(nn.Module):
         self.nu_uz = self.nu_acf = self.z_gain = self.nu_d = 1.0
 
 
+class Rate(Scale):
+    """α, with the ν(α) that restores h's length, or 1 in its place."""
+
+    kept: Tensor | None
+
+    def __init__(self, config: ANGPTConfig) -> None:
+        super().__init__(config.alpha, (config.d_model,), config.d_model)
+        self.restores = config.nu_alpha
+        self.register_buffer("kept", None, persistent=False)
+
+    def nu(self) -> Tensor | float:
+        """ν(α): [d], a scalar tensor, or a constant."""
+        if not self.restores:
+            return 1.0
+        return nu(self()) if self.kept is None else self.kept
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """ν(α) of a learned α, once for every token."""
+        if self.restores and self.stored is not None:
+            self.kept = None
+            self.kept = torch.as_tensor(self.nu())
+
+
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP; h is interpolated with each."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
-    alpha_X: Scale
+    alpha_X: Rate
 
     def __init__(self, config: ANGPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, self.nu_alpha = config.d_model, config.nu_alpha
-        self.attention, self.alpha_A = Attention(config, layer), Scale(config.alpha, (d,), d)
-        self.mlp, self.alpha_M = MLP(config), Scale(config.alpha, (d,), d)
+        self.attention, self.alpha_A = Attention(config, layer), Rate(config)
+        self.mlp, self.alpha_M = MLP(config), Rate(config)
         if cross:
-            self.cross, self.alpha_X = Attention(config, layer), Scale(config.alpha, (d,), d)
+            self.cross, self.alpha_X = Attention(config, layer), Rate(config)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], of length 1 in expectation."""
-        h = lerp(h, self.attention(h, context), self.alpha_A(), self.nu_alpha)
+        h = lerp(h, self.attention(h, context), self.alpha_A(), self.alpha_A.nu())
         if across is not None:
-            h = lerp(h, self.cross(h, across), self.alpha_X(), self.nu_alpha)
-        return lerp(h, self.mlp(h), self.alpha_M(), self.nu_alpha)
+            h = lerp(h, self.cross(h, across), self.alpha_X(), self.alpha_X.nu())
+        return lerp(h, self.mlp(h), self.alpha_M(), self.alpha_M.nu())
 
 
 class ANGPT(Transformer):

@@ -147,9 +147,9 @@ def _values(model: Transformer) -> dict[str, Tensor]:
     values = model.state_dict() | {f"{name}.weight": matrix for name in HEADS}
     for name, module in model.named_modules():
         if isinstance(module, Scale):
-            value = torch.as_tensor(module(), dtype=first.dtype, device=first.device)
-            signed = getattr(model.config, "signed_alpha", True) or "alpha" not in name
-            values[f"{name}.stored"] = value if signed else value.abs()
+            values[f"{name}.stored"] = torch.as_tensor(
+                module(), dtype=first.dtype, device=first.device
+            )
     scale = getattr(model, "s", None)
     if isinstance(scale, Scale):
         values["E_in.weight"] = values["E_in.weight"] * scale()
@@ -173,4 +173,4 @@ def load_exported(
             raise UserError(f"the exported {exported_name(own)} has another size than its config")
         state[own] = state[own].reshape(like.shape)
     model.load_state_dict(state, assign=True)
-    return model.requires_grad_(False)
+    return fold_(model)  # what a folded model keeps besides its tensors

@@ -27,6 +27,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from unitsphere.kernels import lerp_norm
@@ -205,38 +206,48 @@ class MLP(nn.Module):
         self.root_d = 1.0
 
 
+class Rate(Scale):
+    """An eigen learning rate: |α|, or α itself if signed."""
+
+    def __init__(self, config: NGPTConfig) -> None:
+        super().__init__(config.alpha, (config.d_model,), config.d_model)
+        self.signed = config.signed_alpha
+
+    def forward(self) -> Tensor | float:
+        """[d], a scalar tensor, or the constant."""
+        alpha = super().forward()
+        return alpha if self.signed else abs(alpha)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """|α| in place of α."""
+        if self.stored is not None:
+            self.stored.copy_(self())
+            self.factor, self.signed = 1.0, True
+
+
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
-    alpha_X: Scale
+    alpha_X: Rate
 
     def __init__(self, config: NGPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d = config.d_model
-        std_out = output_std(1 / math.sqrt(d), config.n_layers, cross)
-        self.residual, self.signed_alpha = RESIDUALS[config.residual], config.signed_alpha
-        self.attention, self.alpha_A = (
-            Attention(config, layer, std_out),
-            Scale(config.alpha, (d,), d),
-        )
-        self.mlp, self.alpha_M = MLP(config, std_out), Scale(config.alpha, (d,), d)
+        std_out = output_std(1 / math.sqrt(config.d_model), config.n_layers, cross)
+        self.residual = RESIDUALS[config.residual]
+        self.attention, self.alpha_A = Attention(config, layer, std_out), Rate(config)
+        self.mlp, self.alpha_M = MLP(config, std_out), Rate(config)
         if cross:
-            self.cross, self.alpha_X = (
-                Attention(config, layer, std_out),
-                Scale(config.alpha, (d,), d),
-            )
+            self.cross, self.alpha_X = Attention(config, layer, std_out), Rate(config)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], unit vectors both."""
-        h = self.residual(h, self.attention(h, context), self.rate(self.alpha_A))  # eq. 10
+        h = self.residual(h, self.attention(h, context), self.alpha_A())  # eq. 10
         if across is not None:
-            h = self.residual(h, self.cross(h, across), self.rate(self.alpha_X))
-        return self.residual(h, self.mlp(h), self.rate(self.alpha_M))  # eq. 11
-
-    def rate(self, alpha: Scale) -> Tensor | float:
-        """The eigen learning rate: |α|, or α itself if signed."""
-        return alpha() if self.signed_alpha else abs(alpha())
+            h = self.residual(h, self.cross(h, across), self.alpha_X())
+        return self.residual(h, self.mlp(h), self.alpha_M())  # eq. 11
 
 
 class NGPT(Transformer):

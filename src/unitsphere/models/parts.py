@@ -90,9 +90,12 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def absorb(self, scale: Tensor | float) -> None:
-        """W ← scale ⊙ W as it is used, no longer bounded: see `models.folding`."""
+        """W ← scale ⊙ W as it is used, no longer bounded nor turned: see `models.folding`."""
         folded = fold(self.matrix(), scale)
-        self.weight.copy_(folded.t() if self.turned else folded)
+        if self.turned:
+            self.weight, self.turned = nn.Parameter(folded.contiguous()), False
+        else:
+            self.weight.copy_(folded)
         self.bound = None
 
     def declare(self) -> dict[str, Declaration]:
@@ -102,12 +105,13 @@ class Linear(nn.Module):
 
 def _show_turned(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """What is stored as Wᵀ leaves as W."""
-    state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
+    if module.turned:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
 
 
 def _take_turned(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """W comes back as Wᵀ; a missing one is torch's to name."""
-    if f"{prefix}weight" in state:
+    if module.turned and f"{prefix}weight" in state:
         state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
 
 

@@ -44,10 +44,13 @@ class UnitNorm(torch.autograd.Function):
 
 
 def length(x: Tensor, dim: int = -1) -> Tensor:
-    """‖x‖₂ along `dim`, kept, in fp32 or wider, and above 0: a zero vector can be divided by it."""
+    """‖x‖₂ along `dim`, kept, in fp32 or wider, and above 0: a zero vector can be divided by it.
+
+    Not for autograd, which needs the length before it is bounded in place.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     found = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=wide)
-    return found.clamp(min=torch.finfo(wide).tiny)
+    return found.clamp_min_(torch.finfo(wide).tiny)
 
 
 def reciprocal_length(x: Tensor, dim: int = -1) -> Tensor:

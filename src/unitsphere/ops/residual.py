@@ -115,14 +115,17 @@ def riemannian(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     return unit_norm(h - alpha * (h * (h * x).sum(-1, keepdim=True) - x))
 
 
-def lerp(h: Tensor, x: Tensor, alpha: Tensor | float, nu_alpha: bool = True) -> Tensor:
+def lerp(
+    h: Tensor, x: Tensor, alpha: Tensor | float, nu_alpha: Tensor | float | None = None
+) -> Tensor:
     """Step from h towards Norm(x) by α, length restored in expectation by ν(α) (anGPT §4.3).
 
     ν(α) = (1 − 2α + 2α²)^(−1/2) is 1/√E‖·‖² for orthogonal unit vectors, as §4.2 defines it;
-    the paper's §4.3 prints the inverse square of that.
+    the paper's §4.3 prints the inverse square of that. `nu_alpha` is ν(α) where it is known
+    already, or what takes its place: 1 leaves the length.
     """
     step = interpolate(h, unit_norm(x), alpha)
-    return (step * nu(alpha) if nu_alpha else step).to(h.dtype)
+    return (step * (nu(alpha) if nu_alpha is None else nu_alpha)).to(h.dtype)
 
 
 def nu(alpha: Tensor | float) -> Tensor | float:

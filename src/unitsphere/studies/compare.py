@@ -7,6 +7,7 @@ and for a seed in the same order. Each arm's rate is tuned on documents that are
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from unitsphere.errors import UserError
 from unitsphere.studies.arms import Tuned, arm_config, final_run, run_keys, tuned_rates
@@ -25,6 +26,8 @@ from unitsphere.training.decide import resolve
 @dataclass(frozen=True, kw_only=True)
 class CompareStudy(Study):
     """What `compare` asks beside what all studies do."""
+
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*Study.CHANGEABLE, "baseline:")
 
     budgets: list[int]
     """training tokens; each a run of its own"""

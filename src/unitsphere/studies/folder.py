@@ -37,7 +37,7 @@ def study_folder(out: Path, study: Study) -> Iterator[None]:
 
 
 def write_record(out: Path, study: Study) -> None:
-    """Write study.toml, or check that it says the same in everything but [run]."""
+    """Write study.toml, or check that it says the same in all that makes its runs."""
     path = out / RECORD
     if not path.exists():
         others = any(not found.name.startswith(".") for found in out.iterdir())
@@ -48,7 +48,7 @@ def write_record(out: Path, study: Study) -> None:
     odd = [
         line
         for line in differences(load_study(type(study), path), study)
-        if not line.startswith("run.")
+        if not line.startswith(study.CHANGEABLE)
     ]
     if odd:
         raise UserError(

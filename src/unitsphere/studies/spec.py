@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from unitsphere.config import flatten, from_dict, read_toml
 from unitsphere.errors import UserError
@@ -96,6 +96,9 @@ class Execution:
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """What all studies share."""
+
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("run.",)
+    """how the keys begin that may change when a study goes on: they change none of its runs"""
 
     arms: dict[str, ArmSpec]
     set: dict[str, object] = field(default_factory=dict)

@@ -1,0 +1,77 @@
+"""`unitsphere context`: perplexity of runs beside each other by context length and position."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.evaluate_context import progress
+from unitsphere.cli.named import named_runs
+from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.parse import check_positive, parse
+from unitsphere.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Perplexity by context length and by position in the context, run beside run.
+
+    The nGPT paper's Figure 14. Every run at every context is scored on the same
+    tokens of whole documents. Runs of one NAME are seeds of one arm. Writes
+    results.json, context.svg and context.png (docs/how-to/context.md).
+
+    examples:
+      unitsphere context runs/gpt runs/ngpt --data books.jsonl
+      unitsphere context gpt=runs/gpt-0 gpt=runs/gpt-1 ngpt=runs/ngpt-0 \\
+        ngpt=runs/ngpt-1 --data books.jsonl --context 256 1024 8192
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME=]RUN [RUN …]")]
+    """run folders, each an arm of its folder's name, or of the name given"""
+    data: Annotated[str | None, arg(metavar="FILE")] = None
+    """whole documents: a file, JSONL, a folder, a quoted glob; none: the first run's validation
+    split"""
+    field: str = "text"
+    """the field of a JSONL line that holds the text"""
+    context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
+    """tokens of context, each a divisor of the longest; none: as in training, and doubled five
+    times"""
+    per_document: Annotated[int | None, arg(metavar="N")] = None
+    """of each document only what lies within its first N tokens; none: all"""
+    chunk: Annotated[int, arg(metavar="N")] = 1024
+    """tokens that go through a model at a time; less needs less memory"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/context")
+    """folder for the figures and the picture"""
+    json: bool = False
+    """print one JSON document instead of a table"""
+
+
+def run(argv: list[str]) -> int:
+    """Score, write and report."""
+    args = parse(Context, argv, "context")
+    check_positive(chunk=args.chunk, per_document=args.per_document)
+    if any(context < 1 for context in args.context):
+        raise UserError(f"--context must be at least 1: {min(args.context)}")
+    arms = named_runs(args.runs)
+    from unitsphere.report.context import columns, context_figure, rows
+    from unitsphere.studies.context import ContextStudy, context_study
+    from unitsphere.studies.pages import write_page
+
+    study = ContextStudy(
+        arms, args.data, args.field, args.context, args.per_document, args.chunk, args.device
+    )
+    found = context_study(study, lambda path: progress(str(path)))
+    title = "Perplexity by context length and position"
+    table = columns(found), rows(found)
+    files = write_page(found, title, *table, "context.svg", args.out)
+    files += context_figure(found, args.out / "context")
+    if args.json:
+        print_json(found)
+    else:
+        print_table(*table)
+        for file in files:
+            print(file)
+    return 0

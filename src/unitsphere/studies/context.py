@@ -1,0 +1,96 @@
+"""Perplexity against context length and position, run beside run (nGPT A.8, Figure 14)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unitsphere.errors import UserError
+from unitsphere.studies.provenance import provenance
+from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
+from unitsphere.training.documents import open_documents
+from unitsphere.training.load import LoadedRun, load_run
+
+DOUBLINGS = 5
+"""Unless told otherwise, contexts up to 2^5 times that of the training are scored."""
+
+Arms = Mapping[str, Sequence[Path]]
+After = Callable[[int], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextStudy:
+    """What is scored, and how; `contexts` empty: those of the training, doubled DOUBLINGS times.
+
+    The other settings are those of `losses_by_position` and `open_documents`.
+    """
+
+    arms: Arms
+    data: str | None
+    field: str
+    contexts: Sequence[int]
+    per_document: int | None
+    chunk: int
+    device: str
+
+
+def context_study(
+    study: ContextStudy, progress: Callable[[Path], After] = lambda run: lambda tokens: None
+) -> dict[str, Any]:
+    """Score every run of every arm; the document that `report.context` draws.
+
+    Without `data` the text is the first run's validation split. Raises UserError for runs whose
+    tokenizers differ: perplexities are then of other tokens.
+    """
+    first = load_run(next(path for paths in study.arms.values() for path in paths), study.device)
+    contexts = tuple(study.contexts) or doubled(first.config.data.context)
+    check_contexts(contexts)
+    arms: dict[str, Any] = {}
+    with open_documents(first, study.data, study.field) as documents:
+        for name, paths in study.arms.items():
+            runs = []
+            for path in paths:
+                run = load_run(path, study.device)
+                check_tokenizer(run, first, path)
+                losses = losses_by_position(
+                    run.model,
+                    documents(),
+                    run.tokenizer.separator,
+                    contexts,
+                    study.chunk,
+                    study.per_document,
+                    progress(path),
+                )
+                runs.append(run_figures(run, path, losses))
+            arms[name] = {"trained": runs[0]["trained"], "runs": runs}
+    return {
+        "contexts": list(contexts),
+        "data": study.data,
+        "per_document": study.per_document,
+        "arms": arms,
+        "provenance": provenance(),
+    }
+
+
+def doubled(trained: int) -> tuple[int, ...]:
+    """The context of the training, and what it is doubled."""
+    return tuple(trained * 2**power for power in range(DOUBLINGS + 1))
+
+
+def check_tokenizer(run: LoadedRun, first: LoadedRun, path: Path) -> None:
+    """Raise UserError unless both runs have one tokenizer."""
+    if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
+        raise UserError(
+            f"{path} has another tokenizer than the first run: perplexities a token compare "
+            "between runs with one tokenizer alone"
+        )
+
+
+def run_figures(run: LoadedRun, path: Path, losses: Mapping[int, ContextLoss]) -> dict[str, Any]:
+    """A run: the context that it was trained with, its seed, and its figures at each context."""
+    return {
+        "run": str(path),
+        "trained": run.config.data.context,
+        "seed": run.config.train.seed,
+        "by_context": {context: dataclasses.asdict(one) for context, one in losses.items()},
+    }

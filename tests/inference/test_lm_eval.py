@@ -1,0 +1,294 @@
+"""Tasks of lm-evaluation-harness on a run trained here, and on its export through transformers."""
+
+import importlib.util
+import json
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import unitsphere
+from unitsphere.cli import main
+from unitsphere.data.tokenizer import ByteTokenizer
+from unitsphere.errors import UserError
+
+pytest.importorskip("lm_eval")
+os.environ["HF_HUB_OFFLINE"] = "1"
+from unitsphere.inference.lm_eval_model import HarnessLM, read_settings
+from unitsphere.inference.lm_eval_tasks import figures, run_tasks, task_names
+from unitsphere.models.trunk import Head
+
+CONTEXT = 96
+RECIPE = f"""
+architecture = "ngpt"
+[model]
+d_model = 32
+n_layers = 2
+n_heads = 4
+n_kv_heads = 2
+[data]
+source = "text.txt"
+tokenizer = "bpe:300"
+context = {CONTEXT}
+cache = "cache"
+[optim]
+lr = 2e-2
+[train]
+steps = 30
+batch_tokens = 384
+device = "cpu"
+precision = "fp32"
+"""
+WORDS = ["the cat", "a dog", "the old man", "my sister", "a bird", "the rain", "our house"]
+ENDS = ["sat on the mat.", "ran away.", "was green.", "sang a song."]
+LINES = [f"{word} = {end}\n" for word in WORDS for end in ENDS]
+CHOICES = {"text": ENDS[:3], "label": ["A", "B", "C"]}
+ITEMS = {
+    "hellaswag": {"query": "{0}: It", "choices": ENDS, "gold": 1},
+    "piqa": {"goal": "{0}?", "sol1": ENDS[0], "sol2": ENDS[1], "label": 0},
+    "winogrande": {
+        "sentence": "{0} ran because _ was late.",
+        "option1": "she",
+        "option2": "the dog",
+        "answer": "2",
+    },
+    "arc_easy": {"question": "{0}?", "choices": CHOICES, "answerKey": "B"},
+    "arc_challenge": {"question": "Why {0}?", "choices": CHOICES, "answerKey": "C"},
+    "openbookqa": {"question_stem": "{0}", "choices": CHOICES, "answerKey": "A"},
+    "lambada": {"text": "{0} sat on the old mat"},
+    "copa": {
+        "premise": "{0} sang.",
+        "choice1": "The rain fell.",
+        "choice2": "It ran.",
+        "question": "cause",
+        "label": 1,
+    },
+    "sciq": {
+        "question": "{0}?",
+        "support": "{0} sat. " * 12,  # longer than the context: cut from its begin
+        "distractor1": "cat",
+        "distractor2": "dog",
+        "distractor3": "mat",
+        "correct_answer": "green",
+    },
+    "translation": {"source": "{0}", "target": ENDS[0]},
+    "text": {"text": "{0} sat on the mat. Ünïcode too! " * 12},
+}
+
+
+def filled(value, word: str):
+    return value.replace("{0}", word) if isinstance(value, str) else value
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """`run`, exported to `hf`, and a JSONL file a task in `data`."""
+    folder = tmp_path_factory.mktemp("tasks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text("".join(LINES) * 30, encoding="utf-8")
+        Path("tiny.toml").write_text(RECIPE)
+        assert main(["train", "tiny.toml", "--out", "run"]) == 0
+        assert main(["export", "run", "--out", "hf"]) == 0
+        Path("data").mkdir()
+        for task, item in ITEMS.items():
+            name = {"text": "texts", "translation": "pairs"}.get(task, f"{task}_val")
+            rows = [{key: filled(value, word) for key, value in item.items()} for word in WORDS]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            Path("data", f"{name}.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def ours(folder) -> HarnessLM:
+    run = unitsphere.load(folder / "run")
+    return HarnessLM(run.model, run.tokenizer, CONTEXT, batch_tokens=200)
+
+
+def samples(lm, tasks: list[str], data: str = "data") -> dict[str, list[dict]]:
+    """Every item of each task with what was asked and answered, in the file's order."""
+    found = run_tasks(lm, tasks, data=data, samples=True)["samples"]
+    return {task: sorted(items, key=lambda item: item["doc_id"]) for task, items in found.items()}
+
+
+@pytest.fixture(scope="module")
+def pairs(folder, ours) -> dict[str, tuple[list[dict], list[dict]]]:
+    """Task -> its items by this package, and by the harness's own backend from the export."""
+    from lm_eval.models.huggingface import HFLM
+
+    hf = HFLM(str(folder / "hf"), device="cpu", batch_size=3, trust_remote_code=True)
+    assert hf.max_length == CONTEXT
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for tasks, data in [
+            (["zero_shot"], "data"),
+            (["translation"], "data/pairs.jsonl"),
+            (["text"], "data/texts.jsonl"),
+        ]:
+            # That backend scores the separator of rolling texts unless it is told not to.
+            hf.add_bos_token = False if tasks == ["text"] else None
+            mine, other = samples(ours, tasks, data), samples(hf, tasks, data)
+            found |= {task: (mine[task], other[task]) for task in other}
+    return found
+
+
+def numbers(resps) -> list[float]:
+    """Every log-likelihood in an item's nested answers."""
+    if isinstance(resps, list | tuple):
+        return [number for one in resps for number in numbers(one)]
+    return [float(resps)]
+
+
+def test_every_shipped_task_is_compared_with_the_export(pairs):
+    assert sorted(pairs) == sorted(ITEMS) == task_names()
+
+
+@pytest.mark.parametrize("task", [name for name in ITEMS if name != "translation"])
+def test_every_item_is_that_of_the_export_through_the_harness_s_backend(pairs, task):
+    mine, other = pairs[task]
+    assert len(mine) == len(other) == len(WORDS)
+    for one, two in zip(mine, other, strict=True):
+        assert one["arguments"] == two["arguments"]
+        assert numbers(one["resps"]) == pytest.approx(numbers(two["resps"]), abs=1e-4, rel=1e-5)
+        for metric in ("acc", "acc_norm"):
+            assert one.get(metric) == two.get(metric)
+    assert len({tuple(numbers(one["resps"])) for one in mine}) > 1  # items differ
+
+
+def test_translations_are_those_of_the_export(pairs):
+    mine, other = pairs["translation"]
+    prompt = mine[0]["arguments"][0][0]
+    assert prompt.count("\n") == 5  # five examples, then the source
+    assert prompt.endswith(" =")
+    assert f"{mine[0]['doc']['source']} = " not in prompt  # the item is no example of itself
+    assert [one["resps"] for one in mine] == [two["resps"] for two in other]
+    assert any(one["resps"][0][0].strip() for one in mine)
+
+
+class Uniform(torch.nn.Module):
+    """Logits of zero over bytes."""
+
+    device, objective = torch.device("cpu"), "clm"
+    config = SimpleNamespace(vocab_size=256)
+
+    def features(self, tokens):
+        return torch.ones(*tokens.shape, 4)
+
+    def head(self):
+        return Head(torch.zeros(256, 4))
+
+
+def test_a_uniform_byte_model_scores_8_bits_a_byte():
+    lm = HarnessLM(Uniform(), ByteTokenizer(), max_length=20)
+    found = figures(run_tasks(lm, ["text"], data="data/texts.jsonl"))["text"]["metrics"]
+    assert f"{found['bits_per_byte']['value']:.3f}" == "8.000"
+    assert found["byte_perplexity"]["value"] == pytest.approx(256, rel=1e-5)
+
+
+def printed(capsys, *argv: str):
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_eval_reports_tasks_with_standard_errors(capsys):
+    options = ["--task-data", "data", "--limit", "5"]
+    found = printed(capsys, "eval", "run", "--tasks", "zero_shot", *options)
+    assert found["loss"] is None
+    assert set(found["tasks"]) == set(ITEMS) - {"translation", "text"}
+    assert set(found["tasks"]["piqa"]["metrics"]) == {"acc", "acc_norm"}
+    for task in found["tasks"].values():
+        assert task["items"] == 5
+        for metric in task["metrics"].values():
+            assert metric["standard_error"] >= 0
+    share = found["tasks"]["piqa"]["metrics"]["acc"]
+    spread = math.sqrt(share["value"] * (1 - share["value"]) / 4)
+    assert share["standard_error"] == pytest.approx(spread)
+
+
+def test_eval_of_text_and_of_a_task_file_beside_its_data(capsys):
+    text = Path(unitsphere.__file__).parent / "inference/tasks/piqa.yaml"
+    mine = text.read_text().replace("task: piqa", "task: mine").replace("piqa*", "piqa_v*")
+    Path("data/mine.yaml").write_text(mine)
+    found = printed(capsys, "eval", "run", "--tasks", "data/mine.yaml", "--data", "text.txt")
+    assert found["bits_per_byte"] > 0
+    assert found["tasks"]["mine"]["items"] == len(WORDS)
+
+
+def test_translation_of_a_file_with_other_fields_as_a_table(capsys):
+    rows = [{"fr": line[0], "en": line[1]} for line in (one.split(" = ") for one in LINES)]
+    Path("fr-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["--task-data", "fr-en.jsonl", "--source-field", "fr", "--target-field", "en"]
+    argv += ["--shots", "2", "--limit", "3"]
+    assert main(["eval", "run", "--tasks", "translation", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:4] == ["translation", "3", "2", "bleu"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tasks", "helaswag"], "unknown task 'helaswag' (did you mean 'hellaswag'?)"),
+        (["--tasks", "gone.yaml"], "no such task file: gone.yaml"),
+        (["--tasks", "piqa"], "no file piqa*.jsonl: give --task_data"),
+        (["--tasks", "text", "--task-data", "data"], "11 files in data fit *.jsonl"),
+        (["--tasks", "piqa", "--task-data", "gone"], "gone: no such file or folder"),
+        (["--tasks", "piqa", "--context", "8", "16"], "--tasks takes one --context"),
+        (["--shots", "3"], "--shots is of --tasks"),
+        (
+            ["--tasks", "hellaswag", "--task-data", "data", "--context", "2"],
+            "give a longer --context",
+        ),
+        (
+            ["--tasks", "translation", "--task-data", "data/pairs.jsonl", "--context", "64"],
+            "generates 64 tokens, and the context holds 64",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, argv, message):
+    assert main(["eval", "run", *argv]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "unitsphere: error" in line]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_without_lm_eval_a_line_says_how_to_get_it(capsys, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "lm_eval" else found(n))
+    assert main(["eval", "run", "--tasks", "piqa"]) == 2
+    err = capsys.readouterr().err
+    assert "pip install 'unitsphere[eval]'" in err
+    assert err.count("\n") == 1
+
+
+def test_settings_of_a_task_s_generation():
+    assert read_settings({"until": "\n", "do_sample": False}) == (["\n"], 256, {"temperature": 0.0})
+    sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_gen_toks": 5}
+    assert read_settings(sampled) == ([], 5, {"temperature": 0.7, "top_p": 0.9})
+    with pytest.raises(UserError, match="num_beams"):
+        read_settings({"num_beams": 4})
+
+
+def test_a_masked_model_gives_no_likelihoods():
+    model = unitsphere.build("ngpt", objective="mlm", vocab_size=64, d_model=16, n_heads=2)
+    with pytest.raises(UserError, match="objective clm"):
+        HarnessLM(model, ByteTokenizer(), 8)
+
+
+@pytest.mark.data
+def test_the_tasks_read_the_official_validation_files(ours):
+    data = str(Path(os.environ["UNITSPHERE_DATA"]) / "eval")
+    lm = HarnessLM(ours.model, ours.text, max_length=1024)
+    found = figures(run_tasks(lm, ["zero_shot"], data=data, limit=4))
+    assert {name: one["items"] for name, one in found.items()} == dict.fromkeys(
+        set(ITEMS) - {"translation", "text"}, 4
+    )

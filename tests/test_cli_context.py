@@ -1,0 +1,140 @@
+"""`eval --by-position` and `context`, on two small runs through the command line."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from unitsphere.cli import main
+from unitsphere.report.context import by_context, by_position, columns, rows
+
+RECIPE = """
+architecture = "ngpt"
+[model]
+d_model = 16
+n_layers = 1
+n_heads = 2
+[data]
+source = "text.txt"
+tokenizer = "bytes"
+context = 16
+cache = "cache"
+[optim]
+lr = 2e-2
+[train]
+steps = 4
+batch_tokens = 128
+device = "cpu"
+precision = "fp32"
+"""
+TEXT = "The cat sat on the mat, and that was that.\n" * 100
+DATA = ["--data", "text.txt", "--context", "16", "64"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A text, two seeds of a run on it, and a run with another tokenizer."""
+    folder = tmp_path_factory.mktemp("context")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(TEXT)
+        Path("tiny.toml").write_text(RECIPE)
+        for seed in "12":
+            argv = ["train", "tiny.toml", "--train.seed", seed, "--out", f"run-{seed}"]
+            assert main(argv) == 0
+        assert main(["train", "tiny.toml", "--data.tokenizer", "bpe:300", "--out", "bpe"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+
+
+def printed(capsys, *argv: str):
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *argv: str) -> str:
+    assert main([*argv]) == 2
+    return capsys.readouterr().err
+
+
+def test_eval_by_position(capsys):
+    found = printed(capsys, "eval", "run-1", *DATA, "--by-position")
+    size = len(TEXT) // 64 * 64
+    assert found["by_context"].keys() == {"16", "64"}
+    for context, figures in found["by_context"].items():
+        assert figures["tokens"] == figures["bytes"] == size
+        assert figures["by_position"][-1]["last"] == int(context)
+    assert found["loss"] == found["by_context"]["16"]["loss"]
+
+
+def test_the_chunk_changes_nothing_but_memory(capsys):
+    one = printed(capsys, "eval", "run-1", *DATA, "--by-position", "--chunk", "7")
+    other = printed(capsys, "eval", "run-1", *DATA, "--by-position")
+    assert one["by_context"]["64"]["loss"] == pytest.approx(other["by_context"]["64"]["loss"])
+
+
+def test_by_position_as_tables(capsys):
+    assert main(["eval", "run-1", *DATA, "--by-position", "--per-document", "640"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[-1] == "640"
+    head = next(i for i, line in enumerate(lines) if line.startswith("tokens seen"))
+    first, last = lines[head + 2].split(), lines[-1].split()
+    assert (first[0], len(first)) == ("1–1", 3)
+    assert (last[0], len(last)) == ("49–64", 2)  # the shorter context has no such position
+
+
+def test_context_draws_seeds_of_an_arm_together(capsys):
+    found = printed(capsys, "context", "a=run-1", "a=run-2", *DATA, "--out", "out")
+    assert json.loads(Path("out/results.json").read_text()) == found
+    assert [run["seed"] for run in found["arms"]["a"]["runs"]] == [1, 2]
+    alone = printed(capsys, "eval", "run-1", *DATA, "--by-position")
+    assert found["arms"]["a"]["runs"][0]["by_context"] == alone["by_context"]
+    assert "context.svg" in Path("out/results.md").read_text()
+    assert Path("out/context.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_context_without_data_or_contexts_takes_the_training_s(capsys):
+    assert main(["context", "run-1", "--out", "own", "--per-document", "512"]) == 2
+    assert "no document has 512 tokens" in capsys.readouterr().err
+    assert main(["context", "run-1", "--data", "text.txt", "--out", "own"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["arm", "trained", "at", "16", "32", "64", "128", "256", "512"]
+    assert lines[2].split()[:2] == ["run-1", "16"]
+
+
+def run_of(losses: tuple[float, float]) -> dict:
+    spans = [{"first": 1, "last": 8, "loss": losses[0]}]
+    return {"by_context": {"8": {"loss": losses[1], "by_position": spans}}}
+
+
+def test_a_point_is_the_mean_loss_with_the_lowest_and_highest():
+    arm = {"trained": 4, "runs": [run_of((1.0, 2.0)), run_of((3.0, 4.0))]}
+    assert by_context(arm, [8]) == [(8, math.exp(3), math.exp(2), math.exp(4))]
+    assert by_position(arm) == [(8, math.exp(2), math.exp(1), math.exp(3))]
+    found = {"contexts": [8], "arms": {"x": arm}}
+    assert columns(found) == ["arm", "trained at", "8"]
+    assert rows(found) == [["x", "4", "20.09 ± 23.60"]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["eval", "run-1", "--chunk", "8"], "--chunk is of --by_position"),
+        (["eval", "run-1", *DATA, "--by-position", "--chunk", "0"], "--chunk must be at least 1"),
+        (["eval", "run-1", "--context", "6", "16", "--by-position"], "6 does not divide 16"),
+        (["context", "run-1", "x=run-1"], "run-1 is given twice"),
+        (["context", "=run-1"], "is no NAME=RUN"),
+        (["context", "run-1", "bpe", *DATA], "another tokenizer"),
+        (["context", "run-1", "--context", "0"], "--context must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, argv, message):
+    err = refused(capsys, *argv)
+    assert message in err
+    assert err.count("\n") == 1
