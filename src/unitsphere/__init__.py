@@ -1,27 +1,29 @@
 """Normalized Transformers (nGPT, anGPT, NormFormer) and the baselines they are measured against.
 
-`unitsphere.build`, `unitsphere.load` and `unitsphere.constrain` are the library; the command
-line is `unitsphere --help`. Names are imported when first used, so that importing the package
-costs nothing.
+`unitsphere.build`, `unitsphere.load` and `unitsphere.constrain` are the library, `unitsphere.nn`
+has sublayers for models of your own; the command line is `unitsphere --help`. Names are imported
+when first used, so that importing the package costs nothing.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unitsphere.models.constraint import project_ as project
     from unitsphere.models.folding import fold_ as fold
     from unitsphere.models.registry import build
     from unitsphere.training.constraint import constrain
     from unitsphere.training.load import load_run as load
 
 __version__ = "0.1.0"
-__all__ = ["build", "constrain", "fold", "load"]
+__all__ = ["build", "constrain", "fold", "load", "project"]
 
 _HOMES = {
     "build": ("unitsphere.models.registry", "build"),
     "constrain": ("unitsphere.training.constraint", "constrain"),
     "fold": ("unitsphere.models.folding", "fold_"),
     "load": ("unitsphere.training.load", "load_run"),
+    "project": ("unitsphere.models.constraint", "project_"),
 }
 
 

@@ -218,6 +218,7 @@ class Rate(Scale):
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP; h is interpolated with each."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
     alpha_X: Rate
 

@@ -8,6 +8,7 @@ is constrained; nothing is guessed from names or shapes.
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
@@ -122,3 +123,15 @@ def normalize_(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     for c in constraints(model):
         project_sphere_(parameters[c.parameter], c.dim, c.radius)
+
+
+@torch.no_grad()
+def project_(model: nn.Module) -> None:
+    """Move every constrained parameter to the nearest point that its constraint allows, in place.
+
+    For weights that came to be outside of an optimizer that `unitsphere.constrain` knows. The
+    average of unit vectors, for one, is shorter than 1: project averaged weights (EMA, SWA) before
+    they are used. Averages of what is in a ball (anGPT) are in it already.
+    """
+    for c in constraints(model):
+        c.project_(model.get_parameter(c.parameter))

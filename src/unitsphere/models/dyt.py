@@ -113,6 +113,7 @@ class DyT(nn.Module):
 class Block(nn.Module):
     """One layer as GPT+'s, with DyT where its norms are."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "norm_A", "cross": "norm_X", "mlp": "norm_M"}
     cross: Attention
     norm_X: DyT
 

@@ -151,6 +151,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One pre-norm layer: attention, across if there is a memory, MLP, each added to h."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "norm_A", "cross": "norm_X", "mlp": "norm_M"}
     cross: Attention
     norm_X: RMSNorm
 

@@ -77,6 +77,7 @@ class LNScalingConfig:
 class Block(nn.Module):
     """One pre-norm layer as GPT+'s, its norms divided by √ℓ."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "norm_A", "cross": "norm_X", "mlp": "norm_M"}
     cross: Attention
     norm_X: RMSNorm
 

@@ -229,6 +229,7 @@ class Rate(Scale):
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
     alpha_X: Rate
 

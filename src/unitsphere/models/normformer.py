@@ -202,6 +202,11 @@ class Block(nn.Module):
         d, eps = config.d_model, config.norm_eps
         std_out = output_std(config.init_std, config.n_layers, cross)
         self.post, self.dropout = config.norm == "post", nn.Dropout(config.dropout)
+        self.readers = (
+            {"attention": "attention", "cross": "cross", "mlp": "mlp"}
+            if self.post
+            else {"attention": "LN_1", "cross": "LN_X", "mlp": "LN_2"}
+        )
         self.LN_1, self.attention = LayerNorm(d, eps), Attention(config, layer, std_out)
         self.LN_a = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
         self.LN_2, self.mlp = LayerNorm(d, eps), MLP(config, std_out)

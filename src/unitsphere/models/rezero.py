@@ -71,6 +71,7 @@ class ReZeroConfig:
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each added to h with the weight a."""
 
+    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
 
     def __init__(self, config: ReZeroConfig, layer: int, cross: bool) -> None:

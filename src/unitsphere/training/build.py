@@ -14,6 +14,7 @@ from unitsphere.training.corpus import Batches
 from unitsphere.training.device import FP8_NEEDS, pick_precision
 from unitsphere.training.fp8 import use_fp8
 from unitsphere.training.guard import Guard
+from unitsphere.training.live import Live
 from unitsphere.training.loop import Job
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.parallel.agree import on_first
@@ -68,7 +69,8 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
     own = OwnTime(layout)
-    return Job(config, model, loss, optimizer, batches, precision, layout, guard, own)
+    live = Live(config.inspect)
+    return Job(config, model, loss, optimizer, batches, precision, layout, guard, own, live)
 
 
 def with_micro_batch(job: Job) -> Job:

@@ -12,6 +12,7 @@ from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.guard import OnSpike
+from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute
@@ -116,6 +117,7 @@ FREE_KEYS = frozenset(
         *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
         "data.prefetch",
         "data.verify",
+        *(f"inspect.{field.name}" for field in dataclasses.fields(InspectConfig)),
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -154,6 +156,7 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    inspect: InspectConfig = field(default_factory=InspectConfig)
 
     def __post_init__(self) -> None:
         if self.data.document_mask and self.objective != "clm":

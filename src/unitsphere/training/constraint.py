@@ -101,7 +101,9 @@ def constrain(
     normalising copies of them is the bug that nGPT A.6 warns of. Call it once, after building
     the optimizers and before the first step. The handles undo it (`handle.remove()`).
 
-    It holds with gradient accumulation and with a GradScaler, skipped steps included; it survives
+    The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
+    Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
+    weights averaged beside the optimizer are for `unitsphere.project`. It survives
     `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
     optimizer comes back without it: call `constrain` again, what it remembers is in the state.
 
@@ -115,6 +117,7 @@ def constrain(
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     >>> unitsphere.constrain(model, optimizer)
     """
+    optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = REMEMBERED.get(config.kind, ())
     names = list(bounds) or [n for n, role in roles(model).items() if role in remembered]
@@ -135,6 +138,12 @@ def constrain(
         for hook in hooks_for(mine, bounds, config, warmup):
             handles += attach(optimizer, hook)
     return handles
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps, of one that Accelerate or Lightning has wrapped."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def bounds_of(model: nn.Module, kind: Kind) -> list[Constraint]:

@@ -18,7 +18,7 @@ from unitsphere.data.prefetch import Batches
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
-from unitsphere.data.windows import Form, NextToken
+from unitsphere.data.windows import Form, NextToken, count_windows
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import Precision, RunConfig
@@ -48,11 +48,15 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt."""
+    """A run's data; `example` is some rows of what it is validated on, shown in samples.txt.
+
+    `validation_rows` gives that many rows of it, evenly spread; fewer if there are fewer.
+    """
 
     batches: Batches
     validate: Validation
     example: Batch
+    validation_rows: Callable[[int], Batch]
     tokenizer: Tokenizer
     fingerprint: str
 
@@ -93,6 +97,12 @@ def open_stream(config: RunConfig) -> Corpus:
             max_tokens=train.eval_tokens,
         ),
         example=scored.batch([batches.window(validation, scored, 0)]),
+        validation_rows=lambda n: scored.batch(
+            [
+                batches.window(validation, scored, i)
+                for i in spread(count_windows(validation.n_tokens, scored), n)
+            ]
+        ),
         tokenizer=tokenizer,
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
     )
@@ -126,9 +136,18 @@ def open_pairs(config: RunConfig) -> Corpus:
             max_tokens=train.eval_tokens,
         ),
         example=cut_batch(list(islice(held_out, EXAMPLES)), training.separator, data.context),
+        validation_rows=lambda n: cut_batch(
+            [held_out[i] for i in spread(len(held_out), n)], training.separator, data.context
+        ),
         tokenizer=training.tokenizer(),
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
     )
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """`wanted` of the numbers below `count`, evenly spread; all of them if there are fewer."""
+    wanted = min(wanted, count)
+    return [i * count // wanted for i in range(wanted)]
 
 
 def say_what_is_long(training: PairBatches, validation: Pairs) -> None:

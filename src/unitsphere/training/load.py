@@ -28,15 +28,22 @@ class LoadedRun(NamedTuple):
     config: RunConfig
 
 
-def load_run(path: Path | str, device: str = "auto") -> LoadedRun:
+def load_run(path: Path | str, device: str = "auto", trainable: bool = False) -> LoadedRun:
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
-    Raises UserError if it is neither, or has no complete checkpoint yet.
+    The model is in eval mode and wants no gradients, unless it shall be `trainable`.
+    Raises UserError if it is neither, or has no complete checkpoint yet; for an exported folder
+    that shall be trainable.
     """
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is no run folder: it has no {CONFIG}")
     if is_exported(read_json(path / CONFIG)):
+        if trainable:
+            raise UserError(
+                f"{path} is an exported folder: its scales are part of its weights, which are no "
+                "unit vectors any more; train on from the run folder"
+            )
         return LoadedRun(*load_folder(path, pick_device(device)))
     config = load_recipe(path / CONFIG)
     folder, damaged = checkpoint.newest(path / "checkpoints")
@@ -51,5 +58,5 @@ def load_run(path: Path | str, device: str = "auto") -> LoadedRun:
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     load_model(folder, model)
-    model.requires_grad_(False)
-    return LoadedRun(model.eval(), load_tokenizer(path / "tokenizer.json"), config)
+    model.requires_grad_(trainable).train(trainable)
+    return LoadedRun(model, load_tokenizer(path / "tokenizer.json"), config)

@@ -21,6 +21,7 @@ from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.guard import Guard
+from unitsphere.training.live import Live
 from unitsphere.training.parallel.gradients import clip, reducing, settle
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.straggler import OwnTime
@@ -52,6 +53,7 @@ class Job:
     layout: Layout = SINGLE
     guard: Guard = field(default_factory=Guard)
     own: OwnTime = field(default_factory=OwnTime)
+    live: Live = field(default_factory=Live)
 
     @property
     def rows(self) -> int:
@@ -74,9 +76,10 @@ def update(
         batch = own_part(job, step)
     loss = backward(job, batch, between)
     settle(job.model, job.layout)
-    grad_norm = clip(job.model, job.config.optim.clip or math.inf)
-    lr = set_rate(job, step)
-    job.guard.step(job.optimizer, step, loss, grad_norm)
+    with job.live.updating(step + 1, job.model):
+        grad_norm = clip(job.model, job.config.optim.clip or math.inf)
+        lr = set_rate(job, step)
+        job.guard.step(job.optimizer, step, loss, grad_norm)
     job.optimizer.zero_grad()
     return loss, grad_norm, lr
 

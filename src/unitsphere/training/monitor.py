@@ -96,7 +96,10 @@ class RunMonitor:
         self.saver.check()
         train = self.job.config.train
         last = step == train.steps
-        records = last or step == 1 or due(step, train.log_every) or due(step, train.eval_every)
+        probes = self.job.live.due(step)
+        records = (
+            probes or last or step == 1 or due(step, train.log_every) or due(step, train.eval_every)
+        )
         samples = last or due(step, train.sample_every)
         saves = last or due(step, train.save_every) or due(step, train.keep_every or 0)
         if records or samples or saves:
@@ -105,7 +108,7 @@ class RunMonitor:
                 self.end(step, self.divergence.diverged, values | {"lr": lr})
             if records:
                 compared = self.stragglers.compare(self.seconds - self.recorded[1])
-                values |= {"lr": lr} | self.pace(step) | compared
+                values |= {"lr": lr} | self.pace(step) | compared | self.probe(step)
             self.finish(step, values if records else {})
             if saves:
                 self.save()
@@ -125,6 +128,11 @@ class RunMonitor:
             self.unfinished = {}
         if last or due(step, train.sample_every):
             self.sample(step)
+
+    def probe(self, step: int) -> dict[str, float]:
+        """What the live probes show, if that is due."""
+        job = self.job
+        return job.live.record(step, job.model, job.optimizer, self.corpus.example, job.precision)
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""

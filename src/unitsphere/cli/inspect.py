@@ -1,0 +1,69 @@
+"""`unitsphere inspect`: the papers' probes at every checkpoint of a run."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.parse import parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspect:
+    """Look inside a run at each of its checkpoints: figures, and one JSON document.
+
+    Condition numbers, eigen learning rates, norms by depth, gradients by layer,
+    attention entropy and more: the figures of the nGPT, anGPT and NormFormer
+    papers that look inside a model. Writes RUN/inspect/: inspect.json, and an SVG
+    and a PNG for each probe. --list names them (docs/how-to/inspect.md).
+
+    examples:
+      unitsphere inspect runs/quickstart/ngpt
+      unitsphere inspect RUN --probes condition_numbers logit_lens --steps 80 240
+      unitsphere inspect RUN --against RUN2 --probes gradient_ratio --json
+    """
+
+    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    """the run folder"""
+    probes: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
+    """which probes; none: all"""
+    steps: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
+    """which checkpoints; none: all (a run keeps those of --train.keep_every steps)"""
+    against: Annotated[Path | None, arg(metavar="RUN2")] = None
+    """a second run, whose gradients those of RUN are divided by"""
+    film: bool = False
+    """write film.gif too: some of the probes, moving from checkpoint to checkpoint"""
+    list: bool = False
+    """only name the probes"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    json: bool = False
+    """print one JSON document instead of a table"""
+
+
+def run(argv: list[str]) -> int:
+    """Look, write and print."""
+    args = parse(Inspect, argv, "inspect")
+    from unitsphere.report.inspection import COLUMNS, PROBE_COLUMNS, probe_rows, rows, silent
+
+    if args.list:
+        print_table(PROBE_COLUMNS, probe_rows())
+        return 0
+    if args.run is None:
+        from unitsphere.errors import UserError
+
+        raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
+    from unitsphere.report.film import film
+    from unitsphere.report.inspection import write
+
+    found = film(args.run, args.probes, args.steps, args.against, args.device).document()
+    files = write(found, args.run, moving=args.film)
+    if args.json:
+        print_json(found)
+        return 0
+    print_table(COLUMNS, rows(found))
+    for line in [*silent(found), *files]:
+        print(line)
+    return 0

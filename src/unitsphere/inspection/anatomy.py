@@ -1,0 +1,152 @@
+"""Where a model has what probes look at: layers, matrices, embeddings, scales.
+
+Everything comes from what the model's modules declare (`cuts`, `readers`, roles), so it holds for
+any architecture of the registry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from unitsphere.inspection.values import DoesNotApply, whole
+from unitsphere.models.constraint import Role, declarations
+from unitsphere.models.cuts import Cuts
+from unitsphere.models.parts import Embedding, Linear
+from unitsphere.models.readers import Readers
+from unitsphere.models.trunk import Transformer
+
+Place = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A block by its label: its number, of an encoder beside a decoder "enc" and its number."""
+
+    label: str
+    path: str
+    block: nn.Module
+
+    @property
+    def readers(self) -> dict[str, str]:
+        """Sublayer -> the module that is given h, for those that the block has."""
+        assert isinstance(self.block, Readers)
+        return {k: v for k, v in self.block.readers.items() if hasattr(self.block, k)}
+
+
+def layers_of(model: Transformer) -> list[Layer]:
+    """All blocks, an encoder's first, each stack in the order in which h passes."""
+    encoder = [
+        Layer(f"enc {n}", f"encoder.{n}", block) for n, block in enumerate(model.encoder or [])
+    ]
+    return encoder + [Layer(str(n), f"blocks.{n}", block) for n, block in enumerate(model.blocks)]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a layer: of a sublayer's input, or of what makes its output.
+
+    heads: into how many parts of its own an attention divides it; 1 in an MLP. order: among those
+    of its sublayer and place.
+    """
+
+    name: str
+    layer: str
+    sublayer: str
+    place: Place
+    order: int
+    parameter: str
+    linear: Linear
+    heads: int
+
+    def weight(self) -> Tensor:
+        """W [d_out, d_in] as the forward pass uses it."""
+        return whole(self.linear.matrix())
+
+    def vectors(self) -> Tensor:
+        """W as vectors of length d_model, [n, d]: its rows, or the columns of an output matrix.
+
+        These are what nGPT keeps at length 1 (§2.6, step 2).
+        """
+        weight = self.weight()
+        return weight if self.place == "in" else weight.t()
+
+    def by_head(self) -> Tensor:
+        """The vectors of each head: [heads, n/heads, d]."""
+        return self.vectors().unflatten(0, (self.heads, -1))
+
+
+def matrices_of(model: Transformer) -> Iterator[Matrix]:
+    """Every matrix of every layer, layer by layer."""
+    for layer in layers_of(model):
+        for sublayer in layer.readers:
+            module = layer.block.get_submodule(sublayer)
+            assert isinstance(module, Cuts)
+            places = {"columns": "in", "rows": "out"}
+            counts = {"in": 0, "out": 0}
+            for local, cut in module.cuts.items():
+                linear = getattr(module, local)
+                if cut not in places or not isinstance(linear, Linear):
+                    continue
+                place: Place = "in" if cut == "columns" else "out"
+                size = linear.matrix().shape[0 if place == "in" else 1]
+                yield Matrix(
+                    name=f"cross {local}" if sublayer == "cross" else local,
+                    layer=layer.label,
+                    sublayer=sublayer,
+                    place=place,
+                    order=counts[place],
+                    parameter=f"{layer.path}.{sublayer}.{local}.weight",
+                    linear=linear,
+                    heads=1 if sublayer == "mlp" else size // model.d_k,
+                )
+                counts[place] += 1
+
+
+def second_matrices(model: Transformer) -> list[Matrix]:
+    """The MLP's output matrix of each layer: W_2, W_oMLP, W_d."""
+    return [m for m in matrices_of(model) if m.sublayer == "mlp" and m.place == "out"]
+
+
+def embeddings_of(model: Transformer) -> dict[str, Tensor]:
+    """ "input" and "output" embedding, [V, d] each; one "tied" where they are the same."""
+    assert isinstance(model, Cuts)
+    found = [getattr(model, n) for n, cut in model.cuts.items() if cut == "vocabulary"]
+    inputs = next(module for module in found if isinstance(module, Embedding))
+    if model.config.tied:
+        return {"tied": whole(inputs.matrix())}
+    return {"input": whole(inputs.matrix()), "output": whole(model.head().weight)}
+
+
+def layer_of(model: Transformer, parameter: str) -> tuple[str, str]:
+    """The label of the layer that owns a parameter ("" for none), and its name within."""
+    for layer in layers_of(model):
+        if parameter.startswith(layer.path + "."):
+            return layer.label, parameter.removeprefix(layer.path + ".")
+    return "", parameter
+
+
+def parameters_of(model: Transformer, *wanted: Role) -> Iterator[tuple[str, str, str]]:
+    """(full name, layer's label, name within it) of the parameters of some roles."""
+    for name, declared in declarations(model).items():
+        if declared.role in wanted:
+            yield name, *layer_of(model, name)
+
+
+def shown(name: str) -> str:
+    """A parameter's name for the eye: of `mlp.W_u.weight` `W_u`, of the scale `stored` its own.
+
+    >>> shown("attention.s_qk.stored"), shown("norm_A.alpha"), shown("cross.W_q.weight")
+    ('s_qk', 'norm_A.alpha', 'cross W_q')
+    """
+    *owners, local = name.split(".")
+    parts = [owners[-1]] if local in ("weight", "stored", "gain") else [*owners[-1:], local]
+    return ("cross " if "cross" in owners[:-1] else "") + ".".join(parts)
+
+
+def unless_none(found: list[tuple[str, str, Tensor]], why: str) -> list[tuple[str, str, Tensor]]:
+    """What was found; DoesNotApply says `why` if that is nothing."""
+    if not found:
+        raise DoesNotApply(why)
+    return found

@@ -1,0 +1,293 @@
+"""The probes by name: what each is called, whose figure it is, and what it needs to look at."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+
+from unitsphere.config import did_you_mean
+from unitsphere.data.batch import Batch
+from unitsphere.errors import UserError
+from unitsphere.inspection import scales, states, updates, weights
+from unitsphere.inspection.trace import Trace, trace
+from unitsphere.inspection.updates import Gradients, gradients_of
+from unitsphere.inspection.values import DoesNotApply, Values
+from unitsphere.models.trunk import Transformer
+
+Form = Literal["layers", "distribution"]
+Axis = Literal["layer", "step"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The run that a ratio is taken against: its model and a batch."""
+
+    model: Transformer
+    batch: Batch
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """Of the batch's loss."""
+        return gradients_of(self.model, self.batch)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """All that a probe may look at, made when one does; `no_batch` says why there is none.
+
+    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier.
+    """
+
+    model: Transformer
+    batch: Batch | None = None
+    no_batch: str = "no batch was given"
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
+    before: Mapping[str, Tensor] | None = None
+    steps: int = 1
+    base: Base | None = None
+
+    @property
+    def given(self) -> Batch:
+        """The batch; DoesNotApply without one."""
+        if self.batch is None:
+            raise DoesNotApply(self.no_batch)
+        return self.batch
+
+    @cached_property
+    def trace(self) -> Trace:
+        """A watched forward pass of the batch."""
+        return trace(self.model, self.given)
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """Of the batch's loss."""
+        return gradients_of(self.model, self.given)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe: what its figure shows and in which unit, against layers or steps, log or not.
+
+    relative: the figure shows each value over the sum of its own over all steps.
+    """
+
+    title: str
+    source: str
+    unit: str
+    look: Callable[[Subject], Values]
+    form: Form = "layers"
+    axis: Axis = "layer"
+    log: bool = False
+    relative: bool = False
+
+    def __call__(self, subject: Subject) -> Values:
+        """What it finds; DoesNotApply if that is nothing."""
+        return self.look(subject)
+
+
+def turned(subject: Subject) -> Values:
+    """`angular_updates` since the weights of before; DoesNotApply if there are none."""
+    if subject.before is None:
+        raise DoesNotApply("there are no earlier weights to compare with: keep more checkpoints")
+    after = dict(subject.model.named_parameters())
+    return updates.angular_updates(subject.model, subject.before, after, subject.steps)
+
+
+def against(subject: Subject) -> Values:
+    """`gradient_ratio` against the base; DoesNotApply if there is none."""
+    if subject.base is None:
+        raise DoesNotApply("there is no second run to compare with: give --against RUN2")
+    base = subject.base
+    return updates.gradient_ratio(subject.model, subject.gradients, base.model, base.gradients)
+
+
+PROBES: dict[str, Probe] = {
+    "embedding_norms": Probe(
+        "Lengths of the embeddings",
+        "nGPT Figure 4, left",
+        "length of a token's vector",
+        lambda s: weights.embedding_norms(s.model),
+        "distribution",
+    ),
+    "embedding_eigenvalues": Probe(
+        "Eigenvalues of the embeddings' covariance",
+        "nGPT Figure 4, middle",
+        "eigenvalue / median",
+        lambda s: weights.embedding_eigenvalues(s.model),
+        "distribution",
+        log=True,
+    ),
+    "embedding_dots": Probe(
+        "Dot products of pairs of embeddings",
+        "nGPT Figure 4, right",
+        "dot product of two tokens' vectors",
+        lambda s: weights.embedding_dots(s.model),
+        "distribution",
+    ),
+    "condition_numbers": Probe(
+        "Condition numbers of the matrices, and with renormalised vectors",
+        "nGPT Figures 5 and 11",
+        "condition number (attention: median of heads)",
+        lambda s: weights.condition_numbers(s.model),
+        log=True,
+    ),
+    "vector_norms": Probe(
+        "Lengths of the matrices' vectors",
+        "nGPT Figures 12 and 13, left",
+        "length of a vector of d_model entries",
+        lambda s: weights.vector_norms(s.model),
+        "distribution",
+    ),
+    "singular_values": Probe(
+        "Singular values of the matrices",
+        "nGPT Figures 12 and 13, right",
+        "singular value (attention: of all heads)",
+        lambda s: weights.singular_values(s.model),
+        "distribution",
+        log=True,
+    ),
+    "eigen_learning_rates": Probe(
+        "Eigen learning rates",
+        "nGPT Figures 6, left, and 15",
+        "|α|",
+        lambda s: scales.eigen_learning_rates(s.model),
+        "distribution",
+    ),
+    "learned_scales": Probe(
+        "Learned scales and gains, as the forward pass uses them",
+        "nGPT Figures 6 and 15; NormFormer Figure 4",
+        "value",
+        lambda s: scales.learned_scales(s.model),
+        "distribution",
+    ),
+    "input_norms": Probe(
+        "Length of h as it enters each layer",
+        "anGPT Figures 1 and C.1",
+        "mean length of h",
+        lambda s: states.input_norms(s.trace),
+        axis="step",
+        log=True,
+    ),
+    "moment_variance": Probe(
+        "Variance of Adam's first moment",
+        "anGPT Figure B.1",
+        "variance over the entries of a matrix",
+        lambda s: updates.moment_variance(s.model, s.moments),
+        axis="step",
+        relative=True,
+    ),
+    "gain_norms": Probe(
+        "Lengths of the norms' gains",
+        "anGPT Figure C.1",
+        "length of a gain",
+        lambda s: weights.gain_norms(s.model),
+    ),
+    "group_norms": Probe(
+        "Mean length of the matrices' rows (input dimension)",
+        "anGPT Figure E.1",
+        "mean length of a row",
+        lambda s: weights.group_norms(s.model),
+        axis="step",
+    ),
+    "second_fc_gradients": Probe(
+        "Gradient of the MLP's output matrix",
+        "NormFormer Figure 3",
+        "L1 norm of the gradient",
+        lambda s: updates.second_fc_gradients(s.model, s.gradients.by_name),
+        axis="step",
+        log=True,
+    ),
+    "lambda_by_depth": Probe(
+        "Residual scale λ by depth",
+        "NormFormer Figure 6",
+        "mean λ",
+        lambda s: scales.lambda_by_depth(s.model),
+    ),
+    "gradient_norms": Probe(
+        "Gradients of the matrices",
+        "NormFormer Figure 7 (each of its two runs)",
+        "L2 norm of the gradient",
+        lambda s: updates.gradient_norms(s.model, s.gradients.by_name),
+        log=True,
+    ),
+    "gradient_ratio": Probe(
+        "Gradients over those of another run, each over its loss",
+        "NormFormer Figure 7",
+        "ratio of gradient norms",
+        against,
+        log=True,
+    ),
+    "sublayer_angles": Probe(
+        "Angle by which each sublayer turns h",
+        "this project",
+        "degrees",
+        lambda s: states.sublayer_angles(s.trace),
+    ),
+    "angular_updates": Probe(
+        "Angle by which a step turns the matrices' vectors",
+        "this project (after Kosson et al. 2023)",
+        "degrees a step",
+        turned,
+        axis="step",
+        log=True,
+    ),
+    "attention_entropy": Probe(
+        "Entropy of the attention of each head",
+        "this project",
+        "nats",
+        lambda s: states.attention_entropy(s.trace),
+        "distribution",
+    ),
+    "matrix_rank": Probe(
+        "Effective rank of the matrices",
+        "this project (Roy & Vetterli 2007)",
+        "effective rank / largest possible",
+        lambda s: weights.matrix_rank(s.model),
+    ),
+    "state_rank": Probe(
+        "Effective rank of h over the batch",
+        "this project (Roy & Vetterli 2007)",
+        "effective rank / largest possible",
+        lambda s: states.state_rank(s.trace),
+    ),
+    "dead_units": Probe(
+        "Hidden units that are silent",
+        "this project",
+        f"share at or below {states.DEAD:g} × the median unit",
+        lambda s: states.dead_units(s.trace),
+    ),
+    "logit_lens": Probe(
+        "Loss if the head read h as it leaves each layer",
+        "this project",
+        "loss (nats a token)",
+        lambda s: states.logit_lens(s.model, s.given, s.trace),
+    ),
+}
+
+
+def chosen(names: Iterable[str]) -> list[str]:
+    """The probes of these names, all of them for none; UserError for one that is unknown."""
+    wanted = list(names) or list(PROBES)
+    for name in wanted:
+        if name not in PROBES:
+            raise UserError(f"there is no probe '{name}'{did_you_mean(name, PROBES)}")
+    return wanted
+
+
+def inspect(subject: Subject, names: Iterable[str] = ()) -> dict[str, Values | str]:
+    """Probe -> what it finds, or why it does not apply."""
+    found: dict[str, Values | str] = {}
+    for name in chosen(names):
+        try:
+            found[name] = PROBES[name](subject)
+        except DoesNotApply as reason:
+            found[name] = str(reason)
+    return found
+
+
+def described(name: str) -> dict[str, Any]:
+    """What a document says of a probe besides what it found."""
+    probe = PROBES[name]
+    return {"title": probe.title, "source": probe.source}

@@ -1,0 +1,89 @@
+"""Probes of what h, attention and hidden units do on a batch, from a `Trace` of it.
+
+| probe | figure |
+|---|---|
+| `input_norms` | anGPT 1, C.1 |
+| `sublayer_angles`, `attention_entropy` | this project's |
+| `state_rank`, `dead_units`, `logit_lens` | this project's |
+"""
+
+import torch
+from torch import Tensor
+
+from unitsphere.data.batch import Batch
+from unitsphere.inspection.measures import angle, effective_rank, singular
+from unitsphere.inspection.trace import Trace
+from unitsphere.inspection.values import DoesNotApply, Values, distribution, layers
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.loss import linear_cross_entropy
+
+DEAD = 0.01
+"""A unit this many times as strong as its layer's median one, or less, is dead."""
+
+
+def input_norms(found: Trace) -> Values:
+    """Mean ‖h‖ as it enters each layer (anGPT Figures 1 and C.1)."""
+    first = [move for move in found.moves if move.sublayer == "attention"]
+    return layers(("h", move.layer, move.before.norm(dim=-1).mean()) for move in first)
+
+
+def sublayer_angles(found: Trace) -> Values:
+    """Mean angle in degrees by which each sublayer turns h."""
+    return layers((m.sublayer, m.layer, angle(m.before, m.after).mean()) for m in found.moves)
+
+
+def attention_entropy(found: Trace) -> Values:
+    """Entropy of each head's attention in nats, and that of weights all alike ("… if uniform")."""
+    return distribution(
+        point
+        for (layer, sublayer), by_head in found.entropies.items()
+        for point in (
+            (sublayer, layer, by_head),
+            (f"{sublayer} if uniform", layer, torch.tensor(found.uniform[layer, sublayer])),
+        )
+    )
+
+
+def state_rank(found: Trace) -> Values:
+    """Effective rank of h as it leaves each sublayer, as a share of its width.
+
+    Of h at all positions of the batch, as the rows of a matrix.
+    """
+    return layers(
+        (f"after {move.sublayer}", move.layer, rank_share(move.after)) for move in found.moves
+    )
+
+
+def rank_share(h: Tensor) -> float:
+    """Effective rank of rows [n, d] over the largest possible."""
+    values = singular(h)
+    return float(effective_rank(values)) / len(values)
+
+
+def dead_units(found: Trace) -> Values:
+    """Share of hidden units whose root mean square is at most DEAD times the layer's median."""
+    return layers(("dead", layer, dead_share(units)) for layer, units in found.units.items())
+
+
+def dead_share(units: Tensor) -> float:
+    """Of root mean squares [d_ff], the share at or below DEAD times their median."""
+    return float((units <= DEAD * units.median()).float().mean())
+
+
+@torch.no_grad()
+def logit_lens(model: Transformer, batch: Batch, found: Trace) -> Values:
+    """Loss in nats if the head, with the norm before it, read h as it leaves each layer.
+
+    "in" is h before the first layer. Of an encoder–decoder, the decoder's layers.
+    """
+    if not found.states:
+        raise DoesNotApply("no state of h was seen")
+    head = model.head()
+    return layers(
+        (
+            "loss",
+            label,
+            linear_cross_entropy(model.norm(h), head.weight, batch.targets, head.scale),
+        )
+        for label, h in found.states.items()
+    )

@@ -1,0 +1,204 @@
+"""One forward pass watched: h before and after each sublayer, who looks where, hidden units."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.inspection.anatomy import Layer, layers_of
+from unitsphere.inspection.measures import entropy
+from unitsphere.models.context import Context, KeysValues
+from unitsphere.models.cuts import Cuts
+from unitsphere.models.trunk import Transformer
+
+
+@dataclass(frozen=True)
+class Move:
+    """A sublayer's step of h, [positions, d] before and after, at the positions that count."""
+
+    layer: str
+    sublayer: str
+    before: Tensor
+    after: Tensor
+
+
+@dataclass
+class Trace:
+    """What was seen. Entropies are [H], means over the queries that count, in nats; `uniform` is
+    what they would be if every key seen had the same weight. Units are [d_ff], root mean squares.
+    """
+
+    moves: list[Move] = field(default_factory=list)
+    entropies: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    uniform: dict[tuple[str, str], float] = field(default_factory=dict)
+    units: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)
+    """h of the decoder, [rows, time, d]: "in" as it enters, then as it leaves each layer"""
+
+
+def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
+    """Watch the model on a batch, without gradients and without dropout.
+
+    deep: attention and hidden units too, which costs attention's weights in full.
+    """
+    found = Trace()
+    training = model.training
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.callback(model.train, training)
+        stack.enter_context(uncompiled())
+        model.eval()
+        for layer in layers_of(model):
+            count = counting(model, batch, layer)
+            stack.enter_context(watched_states(layer, count, found))
+            if deep:
+                stack.enter_context(watched_attention(layer, count, found))
+                stack.enter_context(watched_units(layer, count, found))
+        model.loss(batch.inputs, batch.targets, **batch.keywords())
+    return found
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Within, what is compiled runs as it is written: compiled code has no place for hooks."""
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()  # nothing is compiled, and the compiler takes seconds to import
+
+
+def counting(model: Transformer, batch: Batch, layer: Layer) -> Tensor:
+    """bool [rows, time]: the positions of a layer that count; padding does not."""
+    if layer.label.startswith("enc"):
+        assert batch.source is not None
+        real = batch.source_mask
+        return torch.ones_like(batch.source, dtype=torch.bool) if real is None else real
+    if model.objective != "mlm":
+        return batch.targets != IGNORED
+    if batch.mask is None:
+        return torch.ones_like(batch.inputs, dtype=torch.bool)
+    return batch.mask.flatten(1, -2)[:, -1]
+
+
+@contextmanager
+def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def watched_states(layer: Layer, count: Tensor, found: Trace) -> Any:
+    """Within: the layer's sublayers add their moves of h, and its output to the states."""
+    seen: list[Tensor] = []
+
+    def reads(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        seen.append(arguments[0])
+
+    def leaves(module: nn.Module, arguments: tuple[Any, ...], h: Tensor) -> None:
+        ends = [*seen[1:], h]
+        for sublayer, before, after in zip(layer.readers, seen, ends, strict=True):
+            move = Move(layer.label, sublayer, before[count].float(), after[count].float())
+            found.moves.append(move)
+        if not layer.label.startswith("enc"):
+            found.states.setdefault("in", seen[0])
+            found.states[layer.label] = h
+        seen.clear()
+
+    handles = [
+        layer.block.get_submodule(reader).register_forward_pre_hook(reads)
+        for reader in layer.readers.values()
+    ]
+    return hooked([*handles, layer.block.register_forward_hook(leaves)])
+
+
+def watched_attention(layer: Layer, count: Tensor, found: Trace) -> Any:
+    """Within: the layer's attentions tell the entropy of their weights."""
+    handles = []
+    for sublayer in layer.readers:
+        if sublayer != "mlp":
+            told = tell_entropy(found, (layer.label, sublayer), count)
+            module = layer.block.get_submodule(sublayer)
+            handles.append(module.register_forward_pre_hook(watching(told)))
+    return hooked(handles)
+
+
+def tell_entropy(
+    found: Trace, place: tuple[str, str], count: Tensor
+) -> Callable[[Tensor, Tensor], None]:
+    """A receiver of attention weights [batch, H, queries, keys] and the keys seen by each query."""
+
+    def told(weights: Tensor, seen: Tensor) -> None:
+        by_query = entropy(weights).transpose(0, 1)  # [H, batch, queries]
+        found.entropies[place] = by_query[:, count].mean(dim=1)
+        most = seen.squeeze(-1).float().log().expand(by_query[:1].shape)
+        found.uniform[place] = float(most[0][count].mean())
+
+    return told
+
+
+def watching(told: Callable[[Tensor, Tensor], None]) -> Callable[..., tuple[Any, ...]]:
+    """A hook that puts a `Watched` in the place of the context."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, context = arguments
+        return x, Watched(context, told)
+
+    return hook
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A context that also tells the weights with which its attention averages.
+
+    Attention is linear in v, so of the identity as values it makes the weights themselves, under
+    whatever mask and by whatever kernel.
+    """
+
+    context: Context
+    told: Callable[[Tensor, Tensor], None]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """The context's."""
+        return self.context.rotate(x)
+
+    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
+        """The context's."""
+        return self.context.rotate_norm(x, scale)
+
+    def keys_values(
+        self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+    ) -> KeysValues:
+        """The context's."""
+        return self.context.keys_values(layer, h, project)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """The context's, after its weights were told."""
+        keys = k.shape[-2]
+        identity = torch.eye(keys, dtype=v.dtype, device=v.device).expand(*k.shape[:2], keys, keys)
+        self.told(self.context.attend(q, k, identity, scale), self.context.keys_seen(k))
+        return self.context.attend(q, k, v, scale)
+
+    def keys_seen(self, k: Tensor) -> Tensor:
+        """The context's."""
+        return self.context.keys_seen(k)
+
+
+def watched_units(layer: Layer, count: Tensor, found: Trace) -> Any:
+    """Within: the layer's MLP tells how strong each hidden unit is, before a norm over them."""
+    mlp = layer.block.get_submodule("mlp")
+    assert isinstance(mlp, Cuts)
+    assert isinstance(mlp, nn.Module)
+    cuts = {cut: local for local, cut in mlp.cuts.items()}
+    reader = mlp.get_submodule(cuts.get("gathered", cuts["rows"]))
+
+    def reads(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        units = arguments[0][count].float()
+        found.units[layer.label] = units.square().mean(dim=0).sqrt()
+
+    return hooked([reader.register_forward_pre_hook(reads)])

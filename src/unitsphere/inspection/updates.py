@@ -1,0 +1,145 @@
+"""Probes of gradients, of an optimizer's moments, and of how far an update turns what it moves.
+
+| probe | figure |
+|---|---|
+| `second_fc_gradients` | NormFormer 3 |
+| `gradient_norms`, `gradient_ratio` | NormFormer 7 |
+| `moment_variance`, `relative_variance` | anGPT B.1 |
+| `angular_updates` | this project's |
+
+Gradients and moments are dicts by the parameter's full name, shaped as the parameter is stored.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unitsphere.data.batch import Batch
+from unitsphere.inspection.anatomy import matrices_of, parameters_of, second_matrices, shown
+from unitsphere.inspection.measures import angle
+from unitsphere.inspection.values import DoesNotApply, Series, Values, layers, number, whole
+from unitsphere.models.constraint import MATRICES
+from unitsphere.models.trunk import Transformer
+
+ByName = Mapping[str, Tensor]
+
+
+class Gradients(NamedTuple):
+    """The gradient of a batch's mean loss by parameter, and that loss in nats."""
+
+    by_name: dict[str, Tensor]
+    loss: float
+
+
+def gradients_of(model: Transformer, batch: Batch) -> Gradients:
+    """The gradients on a batch, in eval mode; nothing is left in the parameters' `grad`."""
+    named = dict(model.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in named.items()}
+    training = model.training
+    try:
+        model.eval().requires_grad_(True)
+        with torch.enable_grad():
+            loss = model.loss(batch.inputs, batch.targets, **batch.keywords())
+            found = torch.autograd.grad(loss, list(named.values()))
+    finally:
+        model.train(training)
+        for name, parameter in named.items():
+            parameter.requires_grad_(before[name])
+    return Gradients(dict(zip(named, found, strict=True)), float(loss.detach()))
+
+
+def second_fc_gradients(model: Transformer, gradients: ByName) -> Values:
+    """‖∂L/∂W‖₁ of the MLP's output matrix of each layer (NormFormer Figure 3)."""
+    return layers(
+        (m.name, m.layer, whole(gradients[m.parameter]).float().abs().sum())
+        for m in second_matrices(model)
+    )
+
+
+def gradient_norms(model: Transformer, gradients: ByName) -> Values:
+    """‖∂L/∂W‖₂ of each matrix: what Figure 7 of NormFormer compares."""
+    return layers(
+        (m.name, m.layer, whole(gradients[m.parameter]).float().norm()) for m in matrices_of(model)
+    )
+
+
+def gradient_ratio(
+    model: Transformer, gradients: Gradients, base: Transformer, base_gradients: Gradients
+) -> Values:
+    """Gradient norms over those of another run's model, each over its own loss (NormFormer 7).
+
+    2 means twice as large as the baseline's. Matrices meet by layer and by their place in the
+    sublayer, not by name: W_d of anGPT meets W_oMLP of nGPT. Raises DoesNotApply unless some do.
+    """
+    places = {(m.layer, m.sublayer, m.place, m.order): m for m in matrices_of(base)}
+    points = []
+    for m in matrices_of(model):
+        other = places.get((m.layer, m.sublayer, m.place, m.order))
+        if other is not None:
+            own = gradients.by_name[m.parameter].norm() / gradients.loss
+            theirs = base_gradients.by_name[other.parameter].norm() / base_gradients.loss
+            points.append((m.name, m.layer, own / theirs))
+    if not points:
+        raise DoesNotApply("the two models have no layer in common")
+    return layers(points)
+
+
+def moment_variance(model: Transformer, moments: ByName) -> Values:
+    """Variance over the entries of Adam's first moment m_t of each matrix (anGPT Figure B.1).
+
+    Matrices that Adam does not train have none.
+    """
+    points = [
+        (m.name, m.layer, whole(moments[m.parameter]).double().var(correction=0))
+        for m in matrices_of(model)
+        if m.parameter in moments
+    ]
+    if not points:
+        raise DoesNotApply("Adam has no first moment of any layer's matrix (Muon, or no step yet)")
+    return layers(points)
+
+
+def relative_variance(history: Sequence[Values]) -> list[Values]:
+    """Each value over the sum of its own over all steps, as anGPT's Figure B.1 draws them."""
+    totals: dict[tuple[str, str], float] = {}
+    for values in history:
+        for name, label, value in points_of(values):
+            totals[name, label] = totals.get((name, label), 0.0) + value
+    return [
+        {name: of_total(name, series, totals) for name, series in values.items()}
+        for values in history
+    ]
+
+
+def points_of(values: Values) -> list[tuple[str, str, float]]:
+    """(series, label, value) of the form "layers", without what is not finite."""
+    return [
+        (name, label, value)
+        for name, series in values.items()
+        for label, value in zip(series["labels"], series["values"], strict=True)
+        if value is not None
+    ]
+
+
+def of_total(name: str, series: Series, totals: Mapping[tuple[str, str], float]) -> Series:
+    """A series over the totals of its labels."""
+    shares = []
+    for label, value in zip(series["labels"], series["values"], strict=True):
+        total = totals.get((name, label), 0.0)
+        shares.append(number(value / total) if value is not None and total else None)
+    return {"labels": series["labels"], "values": shares}
+
+
+def angular_updates(model: Transformer, before: ByName, after: ByName, steps: int = 1) -> Values:
+    """Mean angle in degrees a step by which the vectors of each matrix turned, of `steps` steps.
+
+    Vectors are those that the model declares bounded; of a free matrix its rows. Over several steps
+    it is the angle between the two ends over their number, less than what each step turned.
+    """
+    points = []
+    for name, layer, local in parameters_of(model, *MATRICES):
+        turned = angle(whole(before[name]), whole(after[name])).nanmean() / steps
+        points.append((shown(local) if layer else shown(name), layer, turned))
+    return layers(points)

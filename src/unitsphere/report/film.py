@@ -1,0 +1,231 @@
+"""A run's checkpoints through the probes, one after the other: a film of its training."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unitsphere.config import read_json
+from unitsphere.data.batch import Batch
+from unitsphere.errors import UserError
+from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
+from unitsphere.inspection.values import Series, Values
+from unitsphere.models.parts import turned
+from unitsphere.models.registry import build_from
+from unitsphere.models.trunk import Transformer
+from unitsphere.training import checkpoint
+from unitsphere.training.config import RunConfig
+from unitsphere.training.corpus import open_corpus
+from unitsphere.training.device import pick_device
+from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.load_exported import is_exported
+from unitsphere.training.log import read_metrics
+from unitsphere.training.recipes import load_recipe
+from unitsphere.training.tensors import empty_tensors, load_model, read_tensors, turn
+
+TOKENS = 2048
+"""About how many tokens of the validation data the probes look at, at least a row."""
+LIVE = "probe/"
+"""Begins the keys of a run's live records."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the probes found at one step: values, or why a probe does not apply."""
+
+    step: int
+    found: Mapping[str, Values | str]
+
+
+@dataclass(frozen=True)
+class Film:
+    """A run's scenes, in the order of their steps, and the batch that they show."""
+
+    run: Path
+    config: RunConfig
+    scenes: Sequence[Scene]
+    rows: int
+    tokens: int
+    live: Mapping[str, Mapping[int, Values]] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """The film as one JSON document (see the package `inspection`)."""
+        names = list(self.scenes[-1].found)
+        return {
+            "run": str(self.run),
+            "architecture": self.config.architecture,
+            "checkpoints": [scene.step for scene in self.scenes],
+            "batch": {"rows": self.rows, "tokens": self.tokens},
+            "probes": {name: self.probe(name) for name in names},
+        }
+
+    def probe(self, name: str) -> dict[str, Any]:
+        """What the document says of a probe."""
+        probe, last = PROBES[name], self.scenes[-1].found[name]
+        shown = {s.step: v for s in self.scenes if not isinstance(v := s.found[name], str)}
+        live = self.live.get(name, {})
+        return {
+            "title": probe.title,
+            "source": probe.source,
+            "applies": bool(shown or live),
+            "why": "" if shown or live or not isinstance(last, str) else last,
+            "values": {
+                "form": probe.form,
+                "axis": probe.axis,
+                "unit": probe.unit,
+                "log": probe.log,
+                "steps": list(shown),
+                "series": list(shown.values()),
+                "live": {"steps": list(live), "series": list(live.values())},
+            },
+        }
+
+
+def film(
+    run: Path,
+    names: Sequence[str] = (),
+    steps: Sequence[int] = (),
+    against: Path | None = None,
+    device: str = "auto",
+) -> Film:
+    """Every probe (or those named) at every complete checkpoint (or those of `steps`) of a run.
+
+    Before the first stands the start, where it can be made again: the weights depend on the seed
+    and the kind of device. `against` is the run that gradients are compared with, at its last
+    checkpoint. Raises UserError for what is no run, has no such checkpoint, or no such probe.
+    """
+    names = chosen(names)
+    config = run_config(run)
+    places = checkpoints(run, steps)
+    on = pick_device(device)
+    batch, why = probed_batch(config, on)
+    base = None if against is None else base_of(against, on)
+    scenes = []
+    for subject, step in subjects(run, config, places, on):
+        full = replace(subject, batch=batch, no_batch=why, base=base)
+        scenes.append(Scene(step, inspect(full, names)))
+        print(f"{run}: step {step}", file=sys.stderr)
+    rows, tokens = (0, 0) if batch is None else (len(batch), batch.inputs.numel())
+    return Film(run, config, scenes, rows, tokens, live_values(run, names))
+
+
+def run_config(run: Path) -> RunConfig:
+    """The config of a run folder; UserError for anything else."""
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is no run folder: it has no {CONFIG}")
+    if is_exported(read_json(run / CONFIG)):
+        raise UserError(f"{run} is an exported model without checkpoints: inspect its run instead")
+    return load_recipe(run / CONFIG)
+
+
+def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
+    """Step -> folder of the complete checkpoints that are wanted, oldest first.
+
+    A damaged one is passed over with a line on stderr.
+    """
+    found = checkpoint.folders(run / "checkpoints")
+    for step in steps:
+        if step and step not in found:
+            known = ", ".join(map(str, found)) or "none"
+            raise UserError(f"{run} has no checkpoint of step {step} (it has: {known})")
+    places: dict[int, Path] = {}
+    for step, folder in found.items():
+        if steps and step not in steps:
+            continue
+        wrong = checkpoint.damage(folder)
+        if wrong is None:
+            places[step] = folder
+        else:
+            print(f"checkpoint {folder} is damaged ({wrong}): left out", file=sys.stderr)
+    if not places:
+        raise UserError(f"{run} has no complete checkpoint: train it first")
+    return places
+
+
+def subjects(
+    run: Path, config: RunConfig, places: Mapping[int, Path], device: torch.device
+) -> Iterator[tuple[Subject, int]]:
+    """The model at its start and at each checkpoint, with what is known of the one before."""
+    model = build_from(
+        config.architecture, config.model, device, config.train.seed, config.objective
+    )
+    model.eval().requires_grad_(False)
+    if config.train.precision == "bf16-storage":
+        model.to(torch.bfloat16)
+    before, last = None, 0
+    if starts_alike(run, device):
+        yield Subject(model), 0
+        before = copies(model)
+    for step, folder in places.items():
+        load_model(folder, model)
+        moments = moments_of(folder, model)
+        yield Subject(model, moments=moments, before=before, steps=step - last), step
+        before, last = copies(model), step
+
+
+def copies(model: Transformer) -> dict[str, Tensor]:
+    """The weights as they are now."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def starts_alike(run: Path, device: torch.device) -> bool:
+    """Whether the run began in one process on a device of this kind: then so did its weights."""
+    path = run / ENVIRONMENT
+    found = read_json(path) if path.is_file() else {}
+    on_cpu = found.get("device") == "cpu"
+    alone = set(found.get("processes", {}).values()) <= {1}
+    return alone and "device" in found and on_cpu == (device.type == "cpu")
+
+
+def moments_of(folder: Path, model: Transformer) -> dict[str, Tensor]:
+    """Adam's first moment by parameter, as the parameter is stored; none of what Muon trains."""
+    ends = ".exp_avg"
+    empty = empty_tensors(folder, "optim.")
+    wanted = {name: tensor for name, tensor in empty.items() if name.endswith(ends)}
+    read_tensors(folder, wanted)
+    transposed = turned(model)
+    found = {name.removeprefix("optim.").removesuffix(ends): t for name, t in wanted.items()}
+    return {name: turn(t) if name in transposed else t for name, t in found.items()}
+
+
+def probed_batch(config: RunConfig, device: torch.device) -> tuple[Batch | None, str]:
+    """About TOKENS of the run's validation data; or none, and why the data are not to be had."""
+    try:
+        corpus = open_corpus(config)
+    except UserError as error:
+        return None, f"it looks at data, and those of the run are not to be had: {error}"
+    rows = max(TOKENS // config.data.context, 1)
+    return corpus.validation_rows(rows).to(device), ""
+
+
+def base_of(run: Path, device: torch.device) -> Base:
+    """The run that gradients are compared with: its newest checkpoint, on its own data."""
+    config = run_config(run)
+    places = checkpoints(run, ())
+    model = build_from(config.architecture, config.model, device, objective=config.objective)
+    model.eval().requires_grad_(False)
+    load_model(places[max(places)], model)
+    batch, why = probed_batch(config, device)
+    if batch is None:
+        raise UserError(f"cannot compare with {run}: {why}")
+    return Base(model, batch)
+
+
+def live_values(run: Path, names: Sequence[str]) -> dict[str, dict[int, Values]]:
+    """Probe -> step -> what the run recorded of it while it trained."""
+    found: dict[str, dict[int, Values]] = {}
+    for record in read_metrics(run):
+        for key, value in record.items():
+            if not key.startswith(LIVE):
+                continue
+            probe, name, label = key.removeprefix(LIVE).split("/")
+            if probe in names:
+                at = found.setdefault(probe, {}).setdefault(record["step"], {})
+                series: Series = at.setdefault(name, {"labels": [], "values": []})
+                series["labels"].append("" if label == "all" else label)
+                series["values"].append(value)
+    return found
