@@ -1,8 +1,8 @@
 """The same tasks by this package and, from the export, by lm-evaluation-harness's own backend.
 
-    python benchmarks/harness_parity.py RUN TASK_DATA [LIMIT]
+    python benchmarks/harness_parity.py RUN TASK_DATA CONTEXT [LIMIT]
 
-Prints a Markdown table: items, how many have the same answer in every metric, the largest
+CONTEXT: tokens that the model sees of an item, at least those of the longest answer. Prints a Markdown table: items, how many have the same answer in every metric, the largest
 difference between two log-likelihoods, and both accuracies with their standard errors.
 """
 
@@ -46,7 +46,7 @@ def row(task: str, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     return cells
 
 
-def compare(run: Path, data: str, limit: int | None) -> str:
+def compare(run: Path, data: str, context: int, limit: int | None) -> str:
     """The table for a run folder and a folder of JSONL files."""
     from lm_eval.models.huggingface import HFLM
 
@@ -54,8 +54,8 @@ def compare(run: Path, data: str, limit: int | None) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "hf")
         assert main(["export", str(run), "--out", str(out)]) == 0
-        hf = HFLM(str(out), device="cpu", batch_size=16, trust_remote_code=True)
-        lm = HarnessLM(loaded.model.float(), loaded.tokenizer, hf.max_length)
+        hf = HFLM(str(out), device="cpu", batch_size=16, max_length=context, trust_remote_code=True)
+        lm = HarnessLM(loaded.model.float(), loaded.tokenizer, context)
         ours, theirs = (
             run_tasks(each, ["zero_shot"], data=data, limit=limit, samples=True)
             for each in (lm, hf)
@@ -65,4 +65,5 @@ def compare(run: Path, data: str, limit: int | None) -> str:
 
 
 if __name__ == "__main__":
-    print(compare(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None))
+    run, data, context, *limit = sys.argv[1:]
+    print(compare(Path(run), data, int(context), int(limit[0]) if limit else None))
