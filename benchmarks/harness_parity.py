@@ -2,8 +2,9 @@
 
     python benchmarks/harness_parity.py RUN TASK_DATA CONTEXT [LIMIT]
 
-CONTEXT: tokens that the model sees of an item, at least those of the longest answer. Prints a Markdown table: items, how many have the same answer in every metric, the largest
-difference between two log-likelihoods, and both accuracies with their standard errors.
+CONTEXT: tokens that the model sees of an item, at least those of the longest answer. Prints a
+Markdown table: items, how many have the same answer in every metric, the largest difference
+between two log-likelihoods, and both accuracies with their standard errors.
 """
 
 import os
