@@ -31,7 +31,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
 quickstart: $(CORE) ## train three small arms on the standard library's source and compare them
@@ -40,7 +40,7 @@ quickstart: $(CORE) ## train three small arms on the standard library's source a
 .PHONY: test
 test: lint ## lint, import contract, types and the whole CPU test suite
 	@echo "tests"
-	@$(PYTEST) -m "not data and not gpu" $(ARGS)
+	@$(PYTEST) -m "not data and not gpu and not browser" $(ARGS)
 
 .PHONY: test-data
 test-data: $(DEV) ## tests on real corpora, in the folder UNITSPHERE_DATA
@@ -48,6 +48,15 @@ test-data: $(DEV) ## tests on real corpora, in the folder UNITSPHERE_DATA
 		echo "make test-data: set UNITSPHERE_DATA to the folder of the corpora" >&2; exit 2; }
 	@echo "tests on real data in $(UNITSPHERE_DATA)"
 	@$(PYTEST) -m data $(ARGS)
+
+.PHONY: test-browser
+test-browser: $(DEV) ## the report's page in headless Chromium, installed first if it is missing
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+		{ echo "installing Debian's chromium (about 1 minute)" && apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || { \
+		echo "make test-browser: install Chromium (package chromium) as root first" >&2; exit 2; }
+	@echo "tests in a browser"
+	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
 .PHONY: torture
 torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; about half an hour

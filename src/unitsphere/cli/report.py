@@ -1,0 +1,80 @@
+"""`unitsphere report`: one HTML page of a run or a study, as a file or served while it trains."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.output import print_json
+from unitsphere.cli.parse import parse
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.report.page.write import Written
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """One self-contained HTML page of a run, a fine-tuning, a quickstart or a study.
+
+    The answer first, then curves, tables, probes, samples, what differs between
+    the arms, the environment, and the commands that make the same again. The page
+    needs no network; a run that still trains or lacks pieces has a page too.
+
+    examples:
+      unitsphere report runs/quickstart
+      unitsphere report runs/first --serve
+      unitsphere report runs/compare-quickstart --figures figures --out page.html
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="RUN_OR_STUDY")]
+    """a run folder, a study's, or a folder of runs"""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """the page; by default report.html in the folder"""
+    figures: Annotated[Path | None, arg(metavar="DIR")] = None
+    """draw every figure there too, as SVG and PNG"""
+    samples: int = 0
+    """texts that a run's last checkpoint is to write for the page, beside those it has"""
+    serve: bool = False
+    """serve the page on this machine alone, always the latest, until Ctrl-C"""
+    port: int = 8321
+    """of --serve; 0 takes any that is free"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(argv: list[str]) -> int:
+    """Write the page, or serve it."""
+    args = parse(Report, argv, "report")
+    if not 0 <= args.port <= 65535:
+        raise UserError(f"--port must be from 0 to 65535: {args.port}")
+    if args.samples < 0:
+        raise UserError(f"--samples must be at least 0: {args.samples}")
+    if args.serve:
+        if args.json or args.out or args.figures:
+            raise UserError("--serve writes nothing: leave --out, --figures and --json out")
+        from unitsphere.report.page.serve import serve
+
+        serve(args.folder, args.port)
+        return 0
+    from unitsphere.report.page.write import write_page
+
+    written = write_page(args.folder, args.out, args.figures, args.samples)
+    if args.json:
+        print_json(written.record())
+    else:
+        tell(written)
+    return 0
+
+
+def tell(written: "Written") -> None:
+    """The answer, and where the page lies."""
+    print(written.page.answer)
+    if written.page.unfinished:
+        print(written.page.unfinished)
+    print(written.path)
+    if written.figures:
+        folder = Path(next(iter(next(iter(written.figures.values())).values()))).parent
+        print(f"{len(written.figures)} figures as SVG and PNG in {folder}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""What a folder is, and the page of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from unitsphere.errors import UserError
+from unitsphere.report.page.ablate import ablate_page
+from unitsphere.report.page.compare import compare_page
+from unitsphere.report.page.finetune import finetune_page
+from unitsphere.report.page.ladder import ladder_page
+from unitsphere.report.page.one_run import run_page
+from unitsphere.report.page.parts import Page
+from unitsphere.report.page.quickstart import quickstart_page, several_page
+from unitsphere.report.page.ramp import ramp_page
+from unitsphere.report.page.runs import Json, document, is_run, runs_below
+from unitsphere.report.page.sweep import sweep_page
+from unitsphere.training.folder import CONFIG
+
+RESULTS, SUMMARY = "results.json", "summary.json"
+STUDIES: dict[str, Callable[[Path, Json], Page]] = {
+    "speedups": compare_page,
+    "search": sweep_page,
+    "table": ablate_page,
+    "divergence": ramp_page,
+    "tokens_per_parameter": ladder_page,
+    "best_lr": finetune_page,
+}
+"""A key of results.json that no other study has, and the page of that study."""
+
+
+def page_of(folder: Path) -> Page:
+    """The page of a run, a study, or a folder of runs.
+
+    Raises UserError for a folder that is none, or whose results are another version's.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: give a run's or a study's")
+    found = document(folder / RESULTS)
+    for key, page in STUDIES.items():
+        if key in found:
+            return told(page, folder, found)
+    if "data_sha256" in document(folder / CONFIG):
+        return finetune_page(folder, {})
+    summary = document(folder / SUMMARY)
+    if "arms" in summary:
+        return told(quickstart_page, folder, summary)
+    if is_run(folder):
+        return run_page(folder)
+    if runs_below(folder):
+        return several_page(folder)
+    raise UserError(f"{folder} holds no run and no study: there is nothing to report")
+
+
+def told(page: Callable[[Path, Json], Page], folder: Path, found: Json) -> Page:
+    """The page, or a `UserError` if the results lack what it reads."""
+    try:
+        return page(folder, found)
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"the results in {folder} are of another version ({type(error).__name__}: {error}): "
+            "run the study's command again, which keeps its finished runs"
+        ) from error

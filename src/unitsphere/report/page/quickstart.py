@@ -1,0 +1,126 @@
+"""The page of a quickstart, and of any folder of runs that has no results yet."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unitsphere.report.page.one_run import curve_sections, unfinished
+from unitsphere.report.page.parts import Page, Section, Table
+from unitsphere.report.page.probes import probe_sections
+from unitsphere.report.page.runs import Json, Run, runs_below
+from unitsphere.report.page.settings import environment_section, run_commands, settings_section
+from unitsphere.report.page.texts import sample_sections
+from unitsphere.report.table import Arm, cells, columns, duration
+
+MOST_RUNS = 24
+"""Runs that curves are drawn of."""
+
+
+def quickstart_page(folder: Path, found: Json) -> Page:
+    """A finished quickstart, from its summary.json."""
+    arms = [Arm(**known(arm)) for arm in found["arms"]]
+    runs = [Run(path.name, path.name, path) for path in runs_below(folder)]
+    order = [arm.name for arm in arms]
+    runs.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
+    baseline = found["baseline"]
+    head = [" ".join(column.split("\n")) for column in columns(baseline)]
+    table = Table("The arms", head, [cells(arm, baseline) for arm in arms])
+    failed = [f"{each['name']} failed: {each['error']}" for each in found["failed"]]
+    caveat = "One seed, so there is no interval: a difference this small may be the seed's."
+    return Page(
+        title=folder.resolve().name,
+        kind="Quickstart",
+        answer=answer(arms, baseline),
+        facts=arm_facts(arms),
+        caveats=[*([caveat] if arms else []), *failed],
+        unfinished=unfinished(runs),
+        sections=[
+            *curve_sections(runs),
+            Section("results", "Results", [table]),
+            *probe_sections(runs),
+            *sample_sections(runs, each=1),
+            settings_section(runs),
+            environment_section(runs, run_commands(runs, str(folder)), {}),
+        ],
+    )
+
+
+def known(arm: Json) -> dict[str, Any]:
+    """The fields that a row of the table has, whatever else is written."""
+    return {each.name: arm.get(each.name) for each in dataclasses.fields(Arm)}
+
+
+def answer(arms: Sequence[Arm], baseline: str | None) -> str:
+    """Which arm is ahead of the baseline, and by how much."""
+    if not arms:
+        return "No arm has come to its end."
+    best = min(arms, key=lambda arm: arm.bits_per_byte)
+    first = next((arm for arm in arms if arm.name == baseline), None)
+    if first is None or len(arms) == 1:
+        return (
+            f"{best.name} reached {best.bits_per_byte:.3f} bits per byte; nothing to compare with."
+        )
+    if best is first:
+        return (
+            f"{first.name}, the baseline, is ahead: {first.bits_per_byte:.3f} bits per byte after "
+            f"{first.tokens:,} training tokens."
+        )
+    gain = 1 - best.bits_per_byte / first.bits_per_byte
+    return (
+        f"After the same {best.tokens:,} training tokens {best.name} is {gain:.1%} ahead of "
+        f"{first.name}: {best.bits_per_byte:.3f} against {first.bits_per_byte:.3f} bits per byte "
+        "of text that neither was trained on."
+    )
+
+
+def arm_facts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Each arm's bits per byte."""
+    return [(f"{arm.name}, bits per byte", f"{arm.bits_per_byte:.3f}") for arm in arms]
+
+
+def several_page(folder: Path) -> Page:
+    """Runs that lie in one folder: a study still at work, or one that left no results."""
+    runs = [
+        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm_of(path, folder), path)
+        for path in runs_below(folder)
+    ]
+    shown = runs[:MOST_RUNS]
+    rows = [row(run) for run in runs]
+    head = ["run", "step", "of", "training loss", "validation loss", "bits/byte", "time"]
+    done = sum(run.done for run in runs)
+    more = f" Curves of the first {MOST_RUNS}." if len(runs) > MOST_RUNS else ""
+    return Page(
+        title=folder.resolve().name,
+        kind="Runs",
+        answer=f"{done} of {len(runs)} runs that have begun are finished; no result yet.",
+        unfinished=unfinished(runs),
+        sections=[
+            Section("runs", "Runs", [Table("Where the runs stand", head, rows)]),
+            *curve_sections(shown, more.strip()),
+            *probe_sections(shown),
+            *sample_sections(shown, each=1),
+            settings_section(runs),
+            environment_section(runs, run_commands(shown, str(folder)), {}),
+        ],
+    )
+
+
+def arm_of(path: Path, folder: Path) -> str:
+    """A run's arm by its place: the first part of its path below the folder's runs."""
+    return path.relative_to(folder).as_posix().removeprefix("runs/").partition("/")[0]
+
+
+def row(run: Run) -> list[str]:
+    """Where a run stands."""
+    loss, val, bits = run.last("loss"), run.last("val_loss"), run.last("val_bits_per_byte")
+    time = run.last("time")
+    return [
+        run.name,
+        f"{run.step:,}",
+        f"{run.steps:,}" if run.steps else "–",
+        "–" if loss is None else f"{loss:.4f}",
+        "diverged" if run.diverged else "–" if val is None else f"{val:.4f}",
+        "–" if bits is None else f"{bits:.4f}",
+        "–" if time is None else duration(time),
+    ]

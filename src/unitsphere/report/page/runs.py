@@ -1,0 +1,170 @@
+"""A run folder as it lies there, whatever of it is missing: for the page, never for training."""
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unitsphere.config import read_json
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build_from
+from unitsphere.training.config import RunConfig
+from unitsphere.training.flops import flops_per_token
+from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.log import HEADER, METRICS, SAMPLES, read_metrics
+from unitsphere.training.recipes import config_from
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's parameters, and its operations a training token."""
+
+    parameters: int
+    flops_per_token: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: the name it has on the page, the arm that it belongs to, and its folder."""
+
+    name: str
+    arm: str
+    folder: Path
+
+    @cached_property
+    def settings(self) -> Json:
+        """config.json; empty if there is none."""
+        return document(self.folder / CONFIG)
+
+    @cached_property
+    def environment(self) -> Json:
+        """environment.json; empty if there is none."""
+        return document(self.folder / ENVIRONMENT)
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl; none if there is none."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def config(self) -> RunConfig | None:
+        """The config, if this version of the package reads it."""
+        try:
+            return config_from(self.settings, str(self.folder))
+        except UserError:  # of another version; the page shows what is written
+            return None
+
+    @cached_property
+    def size(self) -> Size | None:
+        """Counted without allocating the model; None without a config that makes one."""
+        config = self.config
+        if config is None:
+            return None
+        try:
+            model = build_from(
+                config.architecture, config.model, "meta", objective=config.objective
+            )
+        except UserError:  # of a vocabulary that is not known yet
+            return None
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return Size(count, flops_per_token(model, config.data.context))
+
+    @cached_property
+    def samples(self) -> list[tuple[int, str]]:
+        """The texts of samples.txt with their steps, oldest first."""
+        path = self.folder / SAMPLES
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        parts = re.split(rf"^{re.escape(HEADER)}(\d+)\n", text, flags=re.MULTILINE)[1:]
+        return [
+            (int(step), said.strip("\n")) for step, said in zip(*[iter(parts)] * 2, strict=True)
+        ]
+
+    @property
+    def steps(self) -> int | None:
+        """The steps that it is to make, if that is known."""
+        steps = self.settings.get("train", {}).get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def step(self) -> int:
+        """The last step on record; 0 before the first."""
+        return self.records[-1]["step"] if self.records else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it came to its last step, or ended where it diverged."""
+        return self.diverged or (self.steps is not None and self.step >= self.steps)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended because its loss diverged."""
+        return bool(self.records) and "diverged" in self.records[-1]
+
+    def last(self, key: str) -> float | None:
+        """The last value of a key in the records, or None."""
+        return next((r[key] for r in reversed(self.records) if is_number(r.get(key))), None)
+
+    @property
+    def command(self) -> str:
+        """The line that trained it, the program's path left out; empty if it is not known."""
+        words = self.environment.get("command")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            return ""
+        return shlex.join(["unitsphere", *words[1:]])
+
+
+def document(path: Path) -> Json:
+    """A JSON object from a file; empty if the file is missing, torn or another thing."""
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+    except (UserError, UnicodeDecodeError):  # being written, or not ours
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a training run, or what is left of one."""
+    return (folder / METRICS).is_file() or "architecture" in document(folder / CONFIG)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The run folders below a folder, at any depth, sorted."""
+    found = {path.parent for path in folder.rglob(METRICS)}
+    found |= {path.parent for path in folder.rglob(CONFIG) if is_run(path.parent)}
+    return sorted(found - {folder})
+
+
+def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, arms in the order of their first run."""
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    return arms
+
+
+def found_in(study: Path, told: str) -> Path | None:
+    """A run of a study by the path it was told by, wherever the study's folder lies now."""
+    parts = Path(told).parts
+    places = [Path(told), *(study.joinpath(*parts[start:]) for start in range(1, len(parts)))]
+    return next((place for place in places if is_run(place)), None)
+
+
+def compact(value: object) -> str:
+    """A JSON value in few characters, as a config shows it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,84 @@
+"""A folder's page as text, and written beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from unitsphere.report.page.kinds import page_of
+from unitsphere.report.page.parts import Page
+from unitsphere.report.page.render import render
+from unitsphere.report.page.stills import still, write_stills
+from unitsphere.report.page.texts import fresh_samples, with_samples
+from unitsphere.training.log import replace as write_file
+
+FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the page, its file, and the figures' files by name."""
+
+    page: Page
+    path: Path
+    figures: Mapping[str, Mapping[str, str]]
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for `--json`."""
+        return {
+            "page": str(self.path),
+            "bytes": self.path.stat().st_size,
+            "title": self.page.title,
+            "kind": self.page.kind,
+            "answer": self.page.answer,
+            "caveats": list(self.page.caveats),
+            "unfinished": self.page.unfinished,
+            "sections": [section.name for section in self.page.sections],
+            "figures": [
+                {"name": f.name, "title": f.title, "data": f.data, **self.figures.get(f.name, {})}
+                for f in self.page.figures()
+            ],
+        }
+
+
+def build(folder: Path, live: str = "") -> str:
+    """The page of a run or a study as one HTML document.
+
+    live: the version of the page that a server serves; then nothing is drawn for print, so that
+    it is quick. Raises UserError for a folder that is neither.
+    """
+    page = page_of(folder)
+    return document(page, folder, live)
+
+
+def document(page: Page, folder: Path, live: str = "") -> str:
+    """A page as HTML, with the time of now at its foot."""
+    stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
+    written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return render(page, str(folder), stills, live, written)
+
+
+def write_page(
+    folder: Path, out: Path | None = None, figures: Path | None = None, samples: int = 0
+) -> Written:
+    """Write the page of a run or a study, and if asked its figures as SVG and PNG.
+
+    Args:
+        folder: a run's, a study's, or one that holds runs.
+        out: the file; by default report.html in the folder.
+        figures: a folder for NAME.svg and NAME.png of every figure.
+        samples: texts that the last checkpoint of a run writes for the page.
+
+    Raises:
+        UserError: for a folder that holds no run and no study, or for samples of one that holds
+            no run with a checkpoint.
+    """
+    page = page_of(folder)
+    if samples:
+        page = with_samples(page, fresh_samples(folder, samples))
+    path = out or folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, document(page, folder))
+    drawn = {} if figures is None else write_stills(page.figures(), figures)
+    return Written(page, path, drawn)

@@ -1,0 +1,237 @@
+"""The report's page: what it says of runs and studies, whole or with pieces missing."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report.made_up import NASTY, make_quickstart, make_run
+
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.report.page.curves import POINTS
+from unitsphere.report.page.kinds import page_of
+from unitsphere.report.page.parts import Figures, Table, sort_value
+from unitsphere.report.page.render import figure_rows
+from unitsphere.report.page.thin import places, smoothed
+from unitsphere.report.page.write import build, write_page
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, and the text of the page's data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory) -> Path:
+    return make_quickstart(tmp_path_factory.mktemp("page") / "quickstart")
+
+
+def test_a_quickstart_s_answer_comes_first_with_its_figures(quickstart):
+    page = page_of(quickstart)
+    assert page.answer.startswith("After the same 409,600 training tokens ngpt is ")
+    assert "% ahead of gpt-plus: " in page.answer
+    assert any("one seed" in line.lower() for line in page.caveats)
+    assert "angpt failed: the disk is full" in page.caveats
+    names = [section.name for section in page.sections]
+    assert names == ["curves", "results", "samples", "settings", "environment"]
+    html = build(quickstart)
+    assert html.index(page.answer) < html.index('id="curves"')
+
+
+def test_curves_can_be_read_by_step_tokens_time_and_operations(quickstart):
+    figure = next(f for f in page_of(quickstart).figures() if f.name == "loss")
+    assert list(figure.xs) == ["step", "tokens", "time", "flops"]
+    line = figure.series[0]
+    assert (line.x["step"][0], line.x["tokens"][0]) == (1, 2048)
+    assert line.x["time"][-1] == pytest.approx(200 * 0.4 / 60, rel=1e-5)
+    assert figure.xs["time"] == "minutes of training"
+    each = line.x["flops"][-1] / line.x["tokens"][-1]
+    assert 6e6 < each < 12e6  # six operations for each of 1.18 million weights, and attention
+    assert line.y[0] == pytest.approx(7 - 0.2 + 0.05 * 0.6569866, abs=1e-4)
+
+
+def test_the_page_is_one_file_without_an_address_outside(quickstart):
+    elements = Elements(build(quickstart))
+    assert all(not a.get("src") or a["src"].startswith("data:") for _, a in elements.tags)
+    links = [a["href"] for _, a in elements.tags if a.get("href")]
+    assert links
+    assert all(link.startswith(("#", "data:")) for link in links)
+    policy = next(a["content"] for a in elements.named("meta") if "http-equiv" in a)
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+    assert write_page(quickstart, quickstart / "p.html").path.stat().st_size < 5e6
+
+
+def test_what_users_wrote_never_becomes_markup(tmp_path):
+    folder = make_quickstart(tmp_path / "quick<b>start", nasty=NASTY)
+    html = build(folder)
+    elements = Elements(html)
+    assert all("onerror" not in attributes for _, attributes in elements.tags)
+    assert len(elements.named("script")) == 2
+    assert not elements.named("b")
+    assert NASTY in "".join(elements.text)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert "loss" in json.loads(data.group(1))
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (("environment.json",), "reached"),
+        (("samples.txt",), "reached"),
+        (("config.json",), "is at"),
+        (("metrics.jsonl",), "no record yet"),
+        (("config.json", "environment.json", "samples.txt"), "is at"),
+    ],
+)
+def test_a_run_with_missing_pieces_has_a_page(tmp_path, missing, said):
+    run = make_run(tmp_path / "run", "quickstart/ngpt")
+    for name in missing:
+        (run / name).unlink()
+    assert said in page_of(run).answer
+    assert "<main" in build(run)
+
+
+def test_torn_files_and_records_of_another_kind_are_no_end(tmp_path):
+    run = make_run(tmp_path / "run", "quickstart/ngpt")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 201, "loss": NaN}\n{"step": 202, "loss": "high", "tokens": 1}\n{"st')
+    (run / "environment.json").write_text('{"command": ["x", 3]')
+    figures = {figure.name: figure for figure in page_of(run).figures()}
+    assert max(figures["loss"].series[0].x["step"]) == 200
+    assert "NaN" not in build(run)
+
+
+def test_a_run_that_still_trains_says_how_far_it_is(tmp_path):
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=400, until=100)
+    page = page_of(run)
+    assert page.unfinished == "Not finished: run at step 100 of 400"
+    assert page.answer.startswith("run is at")
+
+
+def test_runs_in_a_folder_without_results_stand_beside_each_other(tmp_path):
+    make_run(tmp_path / "study" / "runs" / "a" / "seed-0", "quickstart/ngpt")
+    make_run(tmp_path / "study" / "runs" / "b" / "seed-0", "quickstart/gpt-plus", 300, until=60)
+    page = page_of(tmp_path / "study")
+    assert page.answer == "1 of 2 runs that have begun are finished; no result yet."
+    table = next(b for s in page.sections for b in s.blocks if isinstance(b, Table))
+    assert [row[:3] for row in table.rows] == [
+        ["a/seed-0", "200", "200"],
+        ["b/seed-0", "60", "300"],
+    ]
+
+
+def test_arms_differ_in_what_their_configs_differ_in(quickstart):
+    page = page_of(quickstart)
+    section = next(s for s in page.sections if s.name == "settings")
+    table = next(block for block in section.blocks if isinstance(block, Table))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["architecture"] == ["gpt", "ngpt"]
+    assert rows["model.s_qk.init"] == ["–", "1"]
+    assert "train.steps" not in rows
+
+
+def test_a_folder_without_a_run_is_a_mistake_in_one_line(tmp_path, capsys):
+    with pytest.raises(UserError, match="holds no run and no study"):
+        page_of(tmp_path)
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_results_of_another_version_are_a_mistake_in_one_line(tmp_path):
+    (tmp_path / "results.json").write_text('{"speedups": [], "arms": {}}')
+    with pytest.raises(UserError, match="another version"):
+        page_of(tmp_path)
+
+
+def test_the_verb_writes_the_page_and_its_figures(quickstart, tmp_path, capsys):
+    out, figures = tmp_path / "page.html", tmp_path / "figures"
+    assert (
+        main(["report", str(quickstart), "--out", str(out), "--figures", str(figures), "--json"])
+        == 0
+    )
+    said = json.loads(capsys.readouterr().out)
+    assert said["page"] == str(out)
+    assert said["bytes"] == out.stat().st_size < 5e6
+    assert said["kind"] == "Quickstart"
+    for figure in said["figures"]:
+        assert Path(figure["svg"]).read_bytes().startswith(b"<?xml")
+        assert Path(figure["png"]).read_bytes()[:4] == b"\x89PNG"
+        assert figure["data"].startswith("unitsphere train quickstart/")
+    assert main(["report", str(quickstart)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(quickstart / "report.html")
+
+
+def test_figures_drawn_twice_are_the_same(quickstart, tmp_path):
+    first, second = (
+        write_page(quickstart, tmp_path / f"{n}.html", tmp_path / n).figures["loss"]["svg"]
+        for n in ("a", "b")
+    )
+    assert Path(first).read_bytes() == Path(second).read_bytes()
+
+
+def test_every_figure_has_its_data_as_a_table(quickstart):
+    for figure in page_of(quickstart).figures():
+        rows = figure_rows(figure)
+        assert 2 <= len(rows) <= 26
+        assert {len(row) for row in rows} == {1 + len(figure.series)}
+        last = [f"{series.y[-1]:.5g}" for series in figure.series]
+        assert rows[-1][1:] == last
+
+
+def test_long_lines_keep_their_spikes(tmp_path):
+    y = [1.0] * 10_000
+    y[4321] = 9.0
+    kept = places(y, 200)
+    assert len(kept) <= 200
+    assert {0, 4321, 9999} <= set(kept)
+    assert places([1.0, None], 4) == [0, 1]
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=3 * POINTS)
+    for block in page_of(run).sections[0].blocks:
+        assert isinstance(block, Figures)
+        assert all(len(s.y) <= POINTS for figure in block.figures for s in figure.series)
+
+
+def test_smoothing_has_no_bias_at_its_start():
+    assert smoothed([3.0, 3.0, None, 3.0], 0.9) == [pytest.approx(3.0)] * 2 + [
+        None,
+        pytest.approx(3.0),
+    ]
+    assert smoothed([1.0, 2.0], 0.5)[1] == pytest.approx((0.25 * 1 + 0.5 * 2) / 0.75)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("1,311,880", 1311880),
+        ("1.42 (1.31–1.55)", 1.42),
+        ("-0.0123", -0.0123),
+        ("+0.33", 0.33),
+        ("1m 29s", 89),
+        ("2h 07m", 7620),
+        ("42s", 42),
+        ("3e-4", 3e-4),
+        ("–", None),
+        ("", None),
+        ("not reached", None),
+        ("ngpt", None),
+    ],
+)
+def test_a_cell_sorts_by_its_number(cell, value):
+    assert sort_value(cell) == value
