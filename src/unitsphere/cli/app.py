@@ -34,7 +34,9 @@ VERBS = {
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "report": ("report", "one HTML page of a run or a study; --serve follows it"),
     "chat": ("chat", "write a text in turns with a run"),
+    "quantize": ("quantize", "loss against bits: int8, int4, FP8, NVFP4 weights"),
     "export": ("export", "a run as a folder that transformers loads"),
+    "serve": ("serve", "a run behind an OpenAI-compatible server"),
     "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }

@@ -3,13 +3,17 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.inference.hf.export import Exported
+    from unitsphere.training.load import LoadedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +42,14 @@ class Export:
 def run(argv: list[str]) -> int:
     """Export and say how near the logits are."""
     args = parse(Export, argv, "export")
-    from unitsphere.config import to_dict
-    from unitsphere.inference.hf.export import check_transformers, export_hf
-    from unitsphere.report.model_card import model_card
+    from unitsphere.inference.hf.export import check_transformers
     from unitsphere.training.load import load_run
 
     check_transformers()
     loaded = load_run(args.run, args.device)
     if not (args.run / "checkpoints").is_dir():
         raise UserError(f"{args.run} is an exported folder already: give the run folder")
-    trained = sum(parameter.numel() for parameter in loaded.model.parameters())
-    made = export_hf(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.config.architecture,
-        loaded.config.data.context,
-        to_dict(loaded.config),
-        args.out,
-        partial(model_card, args.run, loaded.config, trained),
-    )
+    made = export(args.run, loaded, args.out)
     if args.json:
         print_json(dataclasses.asdict(made))
         return 0
@@ -66,3 +59,21 @@ def run(argv: list[str]) -> int:
         f"(logits up to {made.largest_logit:.1f}, {made.compared} tokens)"
     )
     return 0
+
+
+def export(run: Path, loaded: "LoadedRun", out: Path) -> "Exported":
+    """Write the folder `out` for the run folder `run`, which `loaded` was loaded from."""
+    from unitsphere.config import to_dict
+    from unitsphere.inference.hf.export import export_hf
+    from unitsphere.report.model_card import model_card
+
+    trained = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return export_hf(
+        loaded.model,
+        loaded.tokenizer,
+        loaded.config.architecture,
+        loaded.config.data.context,
+        to_dict(loaded.config),
+        out,
+        partial(model_card, run, loaded.config, trained),
+    )

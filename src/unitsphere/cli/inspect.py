@@ -15,9 +15,9 @@ class Inspect:
     """Look inside a run at each of its checkpoints: figures, and one JSON document.
 
     Condition numbers, eigen learning rates, norms by depth, gradients by layer,
-    attention entropy and more: the figures of the nGPT, anGPT and NormFormer papers
-    that look inside a model. Writes RUN/inspect/: inspect.json, and an SVG and a PNG
-    for each probe. --list names the probes (docs/how-to/inspect.md).
+    attention entropy and more: the figures of the nGPT, anGPT and NormFormer
+    papers that look inside a model. Writes RUN/inspect/: inspect.json, and an SVG
+    and a PNG for each probe. --list names them (docs/how-to/inspect.md).
 
     examples:
       unitsphere inspect runs/quickstart/ngpt

@@ -21,7 +21,7 @@ EIGEN = ("alpha_A", "alpha_X", "alpha_M")
 
 def effective(scale: Scale) -> Tensor:
     """The value that a scale has in the forward pass; one entry where it is one for all."""
-    value = scale()
+    value = scale.forward()  # without the hooks that hand each process its own part
     return whole(value) if isinstance(value, Tensor) else torch.tensor(value)
 
 

@@ -85,14 +85,14 @@ def draw_panel(axes: "Axes", names: Sequence[str], history: History) -> None:
 
 def logarithmic(axes: "Axes", which: Literal["x", "y"]) -> None:
     """A logarithmic axis with plain numbers at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def draw_over_layers(axes: "Axes", name: str, history: History, style: str) -> None:

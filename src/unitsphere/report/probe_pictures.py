@@ -39,8 +39,10 @@ def draw(name: str, probe: Mapping[str, Any], run: str, *paths: Path) -> None:
 
     with mpl.rc_context(STYLE):
         figure = picture(name, probe, run)
-        figure.canvas.draw()
-        figure.set_layout_engine("none")  # it is laid out: not once more for each file
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # it is laid out: not once more for each file
         for path in paths:
             same_bytes = {"Date": None} if path.suffix == ".svg" else None
             figure.savefig(path, dpi=150, metadata=same_bytes)

@@ -1,0 +1,60 @@
+"""What the live probes cost: CPU time of a probed step over that of a plain one.
+
+    python benchmarks/live_probes.py [--steps 6] [RECIPE …]
+
+Both are taken in turns in one process, of steps after the first; the processor's time, so that
+other work on the machine counts less. The share is that of the whole training at `inspect.every`.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+import torch
+
+from unitsphere.training.build import build_job
+from unitsphere.training.corpus import open_corpus
+from unitsphere.training.decide import resolve
+from unitsphere.training.live import Live
+from unitsphere.training.live_config import InspectConfig
+from unitsphere.training.loop import update
+from unitsphere.training.recipes import load_recipe
+
+RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt", "quickstart/normformer")
+
+
+def measure(recipe: str, steps: int) -> tuple[float, float]:
+    """Median seconds of a plain step, and of what the default probes add to one."""
+    config = resolve(load_recipe(recipe), None)
+    corpus = open_corpus(config)
+    live = Live(InspectConfig(every=2))
+    job = dataclasses.replace(build_job(config, corpus.batches), live=live)
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    for step in range(2 * steps + 2):
+        begun = time.process_time()
+        update(job, step)
+        live.record(step + 1, job.model, job.optimizer, corpus.example, job.precision)
+        if step >= 2:
+            spent[live.due(step + 1)].append(time.process_time() - begun)
+    plain = statistics.median(spent[False])
+    return plain, statistics.median(spent[True]) - plain
+
+
+def main() -> None:
+    """Print a row for each recipe."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipes", nargs="*", default=RECIPES)
+    parser.add_argument("--steps", type=int, default=6)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    every = InspectConfig().every
+    print(f"{'recipe':<24}{'step ms':>9}{'probes ms':>11}{f'share at every {every}':>22}")
+    for recipe in args.recipes:
+        step, probes = measure(recipe, args.steps)
+        share = probes / (every * step + probes)
+        print(f"{recipe:<24}{step * 1e3:>9.0f}{probes * 1e3:>11.0f}{share:>22.2%}")
+
+
+if __name__ == "__main__":
+    main()

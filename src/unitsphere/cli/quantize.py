@@ -1,0 +1,79 @@
+"""`unitsphere quantize`: what runs lose when their weights are stored in few bits."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.named import named_runs
+from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.parse import check_positive, parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantize:
+    """Loss against bits: the weights rounded to int8, int4, FP8, NVFP4 and back.
+
+    Every run is scored as it is and in every format, on the same tokens, and where
+    its vectors are constrained also renormalised after dequantisation. Runs of one
+    NAME are seeds of one arm. Writes results.json, results.md and the picture
+    (docs/how-to/quantize.md).
+
+    examples:
+      unitsphere quantize runs/quickstart/gpt-plus runs/quickstart/ngpt
+      unitsphere quantize gpt-plus=runs/a gpt-plus=runs/b ngpt=runs/c ngpt=runs/d \\
+        --formats int8 int4 int4:32 nvfp4 --json
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME=]RUN [RUN …]")]
+    """run folders, each an arm of its folder's name, or of the name given"""
+    formats: Annotated[tuple[str, ...], arg(metavar="F [F …]")] = ()
+    """intB (a scale a row; B from 2 to 8), intB:G (a scale for G weights), fp8, nvfp4; none: 13 of
+    them"""
+    data: Annotated[str | None, arg(metavar="FILE")] = None
+    """text to score: a file, JSONL, a folder, a quoted glob; none: a run's validation split"""
+    field: str = "text"
+    """the field of a JSONL line that holds the text"""
+    tokens: Annotated[int, arg(metavar="N")] = 65536
+    """tokens of the validation split that are scored, spread over it"""
+    embeddings: bool = False
+    """round the embedding and the output head too"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/quantize")
+    """folder for the figures and the picture"""
+    json: bool = False
+    """print one JSON document instead of a table"""
+
+
+def run(argv: list[str]) -> int:
+    """Round, score, write and report."""
+    args = parse(Quantize, argv, "quantize")
+    check_positive(tokens=args.tokens)
+    arms = named_runs(args.runs)
+    from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
+    from unitsphere.studies.pages import write_page
+    from unitsphere.studies.quantization import FORMATS, QuantizationStudy, quantization_study
+
+    study = QuantizationStudy(
+        arms,
+        args.formats or FORMATS,
+        args.data,
+        args.field,
+        args.tokens,
+        args.embeddings,
+        args.device,
+    )
+    found = quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
+    title = "Loss against bits a weight"
+    files = write_page(found, title, COLUMNS, rows(found), "quantize.svg", args.out)
+    files += quantization_figure(found, args.out / "quantize")
+    if args.json:
+        print_json(found)
+    else:
+        print_table(COLUMNS, rows(found))
+        for file in files:
+            print(file)
+    return 0

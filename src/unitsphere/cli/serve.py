@@ -1,0 +1,136 @@
+"""`unitsphere serve`: a run behind an OpenAI-compatible server on this computer."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from unitsphere.cli.parse import parse
+from unitsphere.errors import UserError
+
+NEEDED = ("transformers", "fastapi", "uvicorn", "pydantic", "openai")
+
+
+@dataclasses.dataclass(frozen=True)
+class Serve:
+    """Serve a run by transformers' OpenAI-compatible server, until Ctrl-C.
+
+    The run is exported to a cache folder, again whenever it has changed. Any
+    OpenAI client then takes http://localhost:8000/v1 and the run's name as
+    model: completions continue a text; a chat's messages are put one after
+    another and continued, as the model has learned no other thing.
+
+    example: unitsphere serve runs/quickstart/ngpt --port 8000
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """run folder, or one that `unitsphere export` wrote"""
+    port: int = 8000
+    """port to listen on; 0: any that is free"""
+    host: str = "localhost"
+    """address to listen on; 0.0.0.0 lets other computers in, without any password"""
+    name: str | None = None
+    """the model's name for clients; none: the folder's"""
+    cache: Path | None = None
+    """where exports are kept; none: ~/.cache/unitsphere/serve"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+
+
+def run(argv: list[str]) -> int:
+    """Export, listen, answer."""
+    args = parse(Serve, argv, "serve")
+    check_extra()
+    with listen(args.host, args.port) as listening:
+        from unitsphere.training.device import pick_device
+
+        device = pick_device(args.device)
+        name = args.name or args.run.resolve().name
+        folder = exported(args.run, args.cache or default_cache())
+        from transformers.utils import logging
+
+        from unitsphere.inference.hf.server import application, run_server
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        app = application(folder, name, device)
+        port = listening.getsockname()[1]
+        print(f"{name} at http://{args.host}:{port}/v1 (Ctrl-C ends)", flush=True)
+        try:
+            run_server(app, listening)
+        except KeyboardInterrupt:
+            print("ended", file=sys.stderr)
+    return 0
+
+
+def check_extra() -> None:
+    """Raise a `UserError` unless everything that the server needs is installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve needs {', '.join(missing)}: pip install 'unitsphere[serve]'")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; a `UserError` if there is none to be had."""
+    try:
+        return socket.create_server((host, port))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+        raise UserError(
+            f"cannot listen on {host}:{port} ({reason}): give another --port or --host; "
+            "0 takes a port that is free"
+        ) from error
+
+
+def default_cache() -> Path:
+    """In the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "unitsphere" / "serve"
+
+
+def exported(run: Path, cache: Path) -> Path:
+    """The folder to serve: the run's export in the cache, made if there is none of its content.
+
+    An exported folder is served as it is. Raises UserError for a run that cannot be served.
+    """
+    from unitsphere.cli.export import export
+    from unitsphere.training.load import load_run
+
+    if not (run / "checkpoints").is_dir():
+        check_causal(run, load_run(run, "cpu").config.objective)
+        return run
+    folder = cache / content(run)
+    if not folder.is_dir():
+        loaded = load_run(run, "cpu")
+        check_causal(run, loaded.config.objective)
+        print(f"exporting {run} to {folder}", file=sys.stderr)
+        export(run, loaded, folder)
+    return folder
+
+
+def check_causal(run: Path, objective: str) -> None:
+    """Raise a `UserError` for a model that does not continue texts."""
+    if objective != "clm":
+        raise UserError(f"serve needs a run with objective clm, and {run} has {objective}")
+
+
+def content(run: Path) -> str:
+    """A key of what an export of the run is made of: its newest checkpoint, and the exporter."""
+    from unitsphere import __version__
+    from unitsphere.inference.hf import export
+    from unitsphere.training import checkpoint
+
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        raise UserError(f"{run} has no complete checkpoint: train it first")
+    digest = hashlib.sha256(__version__.encode())
+    modeling = Path(export.__file__).with_name(f"{export.MODELING}.py")
+    for file in (newest / checkpoint.MARKER, run / "config.json", run / "tokenizer.json", modeling):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"{run.resolve().name}-{digest.hexdigest()[:16]}"

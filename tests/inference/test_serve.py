@@ -1,0 +1,207 @@
+"""A run trained here behind transformers' server, asked by OpenAI's own client."""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import unitsphere
+from unitsphere.cli import main
+from unitsphere.cli.serve import check_causal, exported
+from unitsphere.errors import UserError
+from unitsphere.inference.generate import generate_text
+
+SETTINGS = {
+    "model.d_model": 32,
+    "model.n_layers": 1,
+    "model.n_heads": 2,
+    "data.source": "text.txt",
+    "data.tokenizer": "bytes",
+    "data.context": 32,
+    "data.cache": "data",
+    "train.batch_tokens": 128,
+    "train.device": "cpu",
+    "train.steps": 20,
+}
+PROMPT = "The cat"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with `runs/cat` in it, trained for a few steps."""
+    folder = tmp_path_factory.mktemp("serve")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 60)
+        train("runs/cat")
+    return folder
+
+
+def train(out: str, seed: int = 0) -> None:
+    settings = SETTINGS | {"train.seed": seed, "out": out}
+    flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    assert main(["train", "quickstart/ngpt", *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """The process that serves it, and its address."""
+    command = [sys.executable, "-m", "unitsphere", "serve", "runs/cat", "--port", "0"]
+    command += ["--cache", "cache", "--device", "cpu"]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        line = process.stdout.readline()
+        assert line.startswith("cat at http://localhost:"), process.communicate()
+        yield process, line.split()[2]
+        process.kill()
+
+
+@pytest.fixture
+def client(server):
+    return openai.OpenAI(base_url=server[1], api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def expected(folder) -> str:
+    """The likeliest continuation by this package alone."""
+    model, tokenizer, _ = unitsphere.load(folder / "runs" / "cat", "cpu")
+    return generate_text(model, tokenizer, [PROMPT], 8)[0].text
+
+
+def completion(client, prompt=PROMPT, **settings):
+    return client.completions.create(
+        **{"model": "cat", "prompt": prompt, "max_tokens": 8, "temperature": 0} | settings
+    )
+
+
+def chat(client, *contents, **settings):
+    messages = [{"role": "user", "content": content} for content in contents]
+    return client.chat.completions.create(
+        model="cat", messages=messages, max_tokens=8, temperature=0, **settings
+    )
+
+
+def test_a_completion_is_what_generate_writes(client, expected):
+    found = completion(client)
+    assert found.choices[0].text == expected
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage.prompt_tokens == 1 + len(PROMPT)
+    assert found.usage.completion_tokens == 8
+
+
+def test_a_stream_is_the_completion_in_pieces(client, expected):
+    pieces = [chunk.choices[0].text for chunk in completion(client, stream=True)]
+    assert len(pieces) > 4
+    assert "".join(pieces) == expected
+
+
+def test_a_chat_continues_its_messages_as_one_text(client, expected):
+    found = chat(client, "The", " cat")
+    assert found.choices[0].message.content == expected
+    assert found.usage.prompt_tokens == 1 + len(PROMPT)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chat(client, PROMPT, stream=True)]
+    assert "".join(pieces) == expected
+
+
+def test_a_temperature_samples_and_a_seed_repeats_it(client):
+    texts = [
+        completion(client, temperature=1.5, seed=seed, max_tokens=20).choices[0].text
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_text_ends_where_the_model_s_context_does(client):
+    found = completion(client, max_tokens=500)
+    assert found.usage.total_tokens == 32
+    assert found.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_refused_with_its_length(client, stream):
+    with pytest.raises(openai.BadRequestError, match=r"the prompt has 41 tokens, .* at most 31"):
+        completion(client, "x" * 40, stream=stream)
+    with pytest.raises(openai.BadRequestError, match="the prompt has 32 tokens"):
+        chat(client, "x" * 31, stream=stream)
+    assert completion(client, "x" * 30).usage.completion_tokens == 1
+
+
+def test_an_unknown_model_is_refused_with_the_name_of_the_one_there_is(client):
+    for model in ("gpt-4", "../other", "cat@main:x.gguf"):
+        with pytest.raises(openai.BadRequestError, match="pinned to 'cat'"):
+            completion(client, model=model)
+    assert [model.id for model in client.models.list()] == ["cat"]
+
+
+def test_a_request_that_is_wrong_is_told_so(client):
+    with pytest.raises(openai.BadRequestError, match="prompt must be a string"):
+        completion(client, ["one", "two"])
+    with pytest.raises(openai.UnprocessableEntityError, match="Unexpected fields"):
+        completion(client, extra_body={"best": 1})
+
+
+def test_no_request_loads_another_model_or_drops_this_one(server, client, expected):
+    root = server[1].removesuffix("/v1")
+    for path in ("/load_model", "/reset", "/v1/audio/transcriptions", "/v1/responses"):
+        assert httpx.post(root + path, json={"model": "other/model"}).status_code == 404
+    assert httpx.get(root + "/health").json() == {"status": "ok"}
+    assert completion(client).choices[0].text == expected
+
+
+def test_an_interruption_ends_it_cleanly(server):
+    process, url = server
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert complaints.splitlines()[-1] == "ended"
+    assert "Traceback" not in complaints
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_a_run_is_exported_again_only_when_it_has_changed(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    run, cache = Path("runs/cat"), Path("other-cache")
+    first = exported(run, cache)
+    written = (first / "config.json").stat().st_mtime_ns
+    assert exported(run, cache) == first
+    assert (first / "config.json").stat().st_mtime_ns == written
+    assert exported(first, cache) == first  # an exported folder is served as it is
+    train("runs/other", seed=1)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree("runs/other/checkpoints", run / "checkpoints")
+    second = exported(run, cache)
+    assert second != first
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_refusals_are_one_line(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+
+    def refused(*arguments: str) -> str:
+        assert main(["serve", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    with socket.create_server(("localhost", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refused("runs/cat", "--port", port)
+        assert "in use" in line
+        assert "give another --port" in line
+    assert "cannot listen" in refused("runs/cat", "--port", "99999")
+    Path("empty/checkpoints").mkdir(parents=True)
+    assert "has no complete checkpoint: train it first" in refused("empty", "--port", "0")
+    assert "is no run folder" in refused("nowhere", "--port", "0")
+    with pytest.raises(UserError, match="objective clm, and masked has mlm"):
+        check_causal(Path("masked"), "mlm")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "uvicorn" else found(n))
+    assert refused("runs/cat").endswith("serve needs uvicorn: pip install 'unitsphere[serve]'")

@@ -1,0 +1,218 @@
+"""A run's checkpoints as a film of probes: the document, the pictures, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from PIL import Image
+
+from unitsphere.cli.app import main
+from unitsphere.data.config import DataConfig
+from unitsphere.errors import UserError
+from unitsphere.inspection.probes import PROBES
+from unitsphere.report.film import film
+from unitsphere.report.inspection import rows, shown
+from unitsphere.report.probe_pictures import history_of
+from unitsphere.training.config import TrainConfig, run_config_type
+from unitsphere.training.live_config import InspectConfig
+from unitsphere.training.load import load_run
+from unitsphere.training.run import train
+
+SIZE = {"d_model": 32, "n_layers": 2, "n_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of ngpt with checkpoints of steps 2 and 4 and live probes, and one of gpt."""
+    root = tmp_path_factory.mktemp("film")
+    text = root / "text.txt"
+    text.write_text("".join(f"Line {n} of {n * n}.\n" for n in range(400)))
+    for name in ("ngpt", "gpt"):
+        kind = run_config_type(name)
+        config = kind(
+            architecture=name,
+            model=dataclasses.replace(kind().model, **SIZE),
+            data=DataConfig(
+                source=str(text), tokenizer="bytes", context=32, cache=str(root / "cache")
+            ),
+            train=TrainConfig(
+                steps=4, save_every=2, batch_tokens=128, device="cpu", precision="fp32"
+            ),
+            inspect=InspectConfig(1),
+        )
+        train(config, root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(runs):
+    return film(runs / "ngpt", against=runs / "gpt", device="cpu").document()
+
+
+def test_the_document_has_every_probe_and_checkpoint(found, runs):
+    assert found["run"] == str(runs / "ngpt")
+    assert found["architecture"] == "ngpt"
+    assert found["checkpoints"] == [0, 2, 4]
+    assert found["batch"] == {"rows": 5, "tokens": 160}
+    assert list(found["probes"]) == list(PROBES)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    silent = {name for name, probe in found["probes"].items() if not probe["applies"]}
+    assert silent == {"gain_norms", "lambda_by_depth"}
+    for name, probe in found["probes"].items():
+        values = probe["values"]
+        assert len(values["steps"]) == len(values["series"])
+        assert (probe["why"] == "") == probe["applies"]
+        late = {"moment_variance", "angular_updates"}  # nothing was stepped before step 0
+        steps = [] if name in silent else [2, 4] if name in late else [0, 2, 4]
+        assert values["steps"] == steps
+
+
+def test_figures_are_those_of_the_checkpoint(found, runs):
+    model = load_run(runs / "ngpt", "cpu").model
+    alpha = found["probes"]["eigen_learning_rates"]["values"]["series"]
+    wanted = [float(block.alpha_A().abs().mean()) for block in model.blocks]
+    assert alpha[-1]["alpha_A"]["means"] == pytest.approx(wanted, rel=1e-5)
+    assert alpha[0]["alpha_A"]["means"] == pytest.approx([0.05, 0.05])
+
+
+def test_live_records_and_checkpoints_agree_where_they_meet(found):
+    for name in ("group_norms", "moment_variance", "input_norms"):
+        values = found["probes"][name]["values"]
+        assert values["live"]["steps"] == [1, 2, 3, 4]
+        last, live = values["series"][-1], values["live"]["series"][-1]
+        assert live.keys() == last.keys()
+        for series in live:
+            assert live[series]["labels"] == last[series]["labels"]
+            exact = name != "input_norms"  # the live one looks at a row, not at the whole batch
+            tolerance = 1e-4 if exact else 1e-3
+            assert live[series]["values"] == pytest.approx(last[series]["values"], rel=tolerance)
+
+
+def test_the_angle_between_checkpoints_is_at_most_that_of_the_steps_between(found):
+    values = found["probes"]["angular_updates"]["values"]
+    live = dict(zip(values["live"]["steps"], values["live"]["series"], strict=True))
+    between = values["series"][-1]["W_q"]["values"][0]
+    steps = [live[step]["W_q"]["values"][0] for step in (3, 4)]
+    assert 0.2 * sum(steps) / 2 < between <= sum(steps) / 2
+
+
+def test_pictures_table_and_film_are_written(runs, capsys):
+    chosen = [
+        "condition_numbers",  # over layers, in part dotted
+        "eigen_learning_rates",  # boxes
+        "embedding_eigenvalues",  # histograms
+        "learned_scales",  # both
+        "moment_variance",  # over steps
+        "gain_norms",  # does not apply
+    ]
+    command = ["inspect", str(runs / "ngpt"), "--film", "--probes", *chosen]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "condition_numbers" in printed.out
+    assert "gain_norms does not apply: no norm" in printed.out
+    assert "step 4" in printed.err
+    folder = runs / "ngpt" / "inspect"
+    document = json.loads((folder / "inspect.json").read_text())
+    applies = {name for name, probe in document["probes"].items() if probe["applies"]}
+    assert applies == {*chosen} - {"gain_norms"}
+    assert {path.stem for path in folder.glob("*.svg")} == applies
+    assert {path.stem for path in folder.glob("*.png")} == applies
+    for path in folder.glob("*.svg"):
+        assert ET.parse(path).getroot().tag.endswith("svg")
+    with Image.open(folder / "film.gif") as moving:
+        assert moving.n_frames == 3
+    with Image.open(folder / "moment_variance.png") as picture:
+        assert picture.width > 400
+
+
+def test_json_and_a_choice_of_probes_and_steps(runs, capsys):
+    command = ["inspect", str(runs / "gpt"), "--probes", "gain_norms", "logit_lens"]
+    assert main([*command, "--steps", "4", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document["probes"]) == ["gain_norms", "logit_lens"]
+    assert document["checkpoints"] == [0, 4]
+    lens = document["probes"]["logit_lens"]["values"]["series"][-1]["loss"]
+    assert lens["labels"] == ["in", "0", "1"]
+    assert main(["inspect", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in PROBES)
+
+
+def test_without_its_data_a_run_still_shows_its_weights(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "gpt", run)
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"source": str(tmp_path / "gone.txt"), "cache": str(tmp_path / "empty")}
+    (run / "config.json").write_text(json.dumps(config))
+    found = film(run, ["condition_numbers", "attention_entropy"], device="cpu").document()
+    assert found["batch"] == {"rows": 0, "tokens": 0}
+    assert found["probes"]["condition_numbers"]["applies"]
+    assert "gone.txt" in found["probes"]["attention_entropy"]["why"]
+    with pytest.raises(UserError, match=r"cannot compare with .*gone\.txt"):
+        film(runs / "ngpt", ["gradient_ratio"], against=run, device="cpu")
+
+
+def test_a_damaged_checkpoint_is_left_out_and_said(runs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "gpt", run)
+    (run / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
+    found = film(run, ["group_norms"], device="cpu")
+    assert [scene.step for scene in found.scenes] == [0, 4]
+    assert "step-00000002 is damaged" in capsys.readouterr().err
+
+
+def test_what_cannot_be_inspected_is_one_line(runs, tmp_path):
+    with pytest.raises(UserError, match="is no run folder"):
+        film(tmp_path)
+    with pytest.raises(UserError, match=r"no checkpoint of step 3 \(it has: 2, 4\)"):
+        film(runs / "gpt", steps=[3])
+    with pytest.raises(UserError, match="there is no probe 'logit_len'"):
+        film(runs / "gpt", ["logit_len"])
+
+
+def test_the_start_is_the_model_that_training_began_with(runs):
+    first = film(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu").scenes[0]
+    assert first.step == 0
+    again = film(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu").scenes[0]
+    assert first.found == again.found
+    environment = runs / "ngpt" / "environment.json"
+    kept = environment.read_text()
+    try:  # on a GPU other numbers are drawn
+        environment.write_text(json.dumps(json.loads(kept) | {"device": "NVIDIA H100"}))
+        assert film(runs / "ngpt", ["group_norms"], device="cpu").scenes[0].step == 2
+    finally:
+        environment.write_text(kept)
+
+
+def test_a_picture_over_steps_shows_the_live_records_and_relative_shares(found):
+    values = found["probes"]["moment_variance"]["values"]
+    history = history_of("moment_variance", values)
+    assert history.over_steps
+    assert list(history.steps) == [1, 2, 3, 4]
+    shares = [scene["W_q"]["values"][1] for scene in history.scenes]
+    assert sum(shares) == pytest.approx(1, rel=1e-4)
+    assert history_of("logit_lens", found["probes"]["logit_lens"]["values"]).over_steps is False
+
+
+def test_the_table_has_means_of_first_and_last_and_the_layers_ends(found):
+    table = {row[0]: row for row in rows(found) if row[0]}
+    lens = found["probes"]["logit_lens"]["values"]["series"]
+    last = lens[-1]["loss"]["values"]
+    assert table["logit_lens"][1] == "loss"
+    assert table["logit_lens"][3] == f"{sum(last) / len(last):.3g}"
+    assert table["logit_lens"][4:] == [f"{min(last):.3g}", f"{max(last):.3g}"]
+    assert shown(None) == "–"
+
+
+def test_a_run_with_muon_says_that_matrices_have_no_first_moment(runs, tmp_path):
+    config = load_run(runs / "gpt", "cpu").config
+    train_two = dataclasses.replace(config.train, steps=2)
+    optim = dataclasses.replace(config.optim, name="muon")
+    train(dataclasses.replace(config, optim=optim, train=train_two), tmp_path / "run")
+    found = film(tmp_path / "run", ["moment_variance"], device="cpu").document()
+    assert not found["probes"]["moment_variance"]["applies"]
+    assert "Muon" in found["probes"]["moment_variance"]["why"]
+    assert torch.is_grad_enabled()
