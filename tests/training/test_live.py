@@ -1,6 +1,7 @@
 """Probes while a run trains: they are in its log, and change nothing else."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -120,3 +121,14 @@ def test_what_cannot_be_probed_live_is_one_line():
     with pytest.raises(UserError, match=r"inspect\.every must not be negative: -1"):
         InspectConfig(-1)
     assert InspectConfig(10, "input_norms, group_norms").names() == ("input_norms", "group_norms")
+
+
+def test_compiled_blocks_are_watched_as_they_are_written(tiny, tmp_path, monkeypatch):
+    # Traced like any compiled run, but run by PyTorch: what is checked is where hooks get to.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    config = tiny("ngpt", steps=3, compile=True)
+    train(with_probes(config, 2), tmp_path / "on")
+    train(with_probes(config, 0), tmp_path / "off")
+    assert without_probes(tmp_path / "on") == figures(tmp_path / "off")
+    probed = next(r for r in read_metrics(tmp_path / "on") if r["step"] == 2)
+    assert {"probe/input_norms/h/1", "probe/sublayer_angles/mlp/1"} <= probed.keys()

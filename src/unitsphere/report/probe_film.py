@@ -5,23 +5,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.inspection.values import QUANTILES
-from unitsphere.report.probe_panels import LAST, heights, layer_ticks
+from unitsphere.report.probe_panels import LAST, heights, layer_ticks, logarithmic
 from unitsphere.report.probe_pictures import COLUMNS, PANEL, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN = (
-    "input_norms",
-    "sublayer_angles",
-    "condition_numbers",
-    "matrix_rank",
-    "attention_entropy",
-    "logit_lens",
-    "eigen_learning_rates",
-    "second_fc_gradients",
-)
-"""Probes that the film shows, where they apply: the first two series of each."""
+SHOWN = {
+    "input_norms": 1,
+    "sublayer_angles": 2,
+    "condition_numbers": 1,
+    "attention_entropy": 1,
+    "logit_lens": 1,
+    "second_fc_gradients": 1,
+    "eigen_learning_rates": 1,
+}
+"""Probes that the film shows, where they apply, and how many of the first series of each."""
 PER_SECOND = 4
 Panel = tuple[str, str, dict[int, dict[str, Any]], bool]
 """Title, unit, step -> series, whether the axis is logarithmic."""
@@ -62,21 +61,22 @@ def draw_film(document: Mapping[str, Any], run: str, path: Path) -> list[Path]:
 def panels_of(document: Mapping[str, Any]) -> list[Panel]:
     """The panels of the probes that the film shows."""
     found: list[Panel] = []
-    for name in SHOWN:
+    for name, most in SHOWN.items():
         probe = document["probes"].get(name)
         if probe is None or not probe["values"]["steps"]:
             continue
         values = probe["values"]
-        for series in list(values["series"][-1])[:2]:
+        for series in list(values["series"][-1])[:most]:
             at = zip(values["steps"], values["series"], strict=True)
             scenes = {step: scene[series] for step, scene in at if series in scene}
-            found.append((f"{name}\n{series}", values["unit"], scenes, values["log"]))
+            unit = values["unit"].partition(" (")[0]
+            found.append((f"{name}: {series}", unit, scenes, values["log"]))
     return found
 
 
 def draw_frame(axes: "Axes", panel: Panel, step: int) -> None:
     """One panel at a step."""
-    title, unit, scenes, logarithmic = panel
+    title, unit, scenes, log = panel
     axes.clear()
     for before, series in scenes.items():
         if before < step:
@@ -84,13 +84,12 @@ def draw_frame(axes: "Axes", panel: Panel, step: int) -> None:
     if step in scenes:
         axes.plot(middles(scenes[step]), "o-", color=LAST, markersize=3)
     known = [y for series in scenes.values() for y in middles(series) if y == y]
-    if known:
+    if known and log and min(known) > 0:
+        axes.set_ylim(min(known) / 1.1, max(known) * 1.1)
+        logarithmic(axes, "y")
+    elif known:
         margin = 0.05 * (max(known) - min(known) or 1)
-        if logarithmic and min(known) > 0:
-            axes.set_yscale("log")
-            axes.set_ylim(min(known) / 1.1, max(known) * 1.1)
-        else:
-            axes.set_ylim(min(known) - margin, max(known) + margin)
+        axes.set_ylim(min(known) - margin, max(known) + margin)
     axes.set_title(title, fontsize=8)
     axes.set_ylabel(unit, fontsize=7)
     layer_ticks(axes, next(iter(scenes.values()))["labels"])

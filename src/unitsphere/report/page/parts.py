@@ -37,7 +37,7 @@ class Figure:
 
     name: of its files, unique on the page. xs: each choice of the axis and its label, the first
     is shown. caption: what is to be seen, in a sentence. data: the command that made the figures.
-    ticks: names at places of an axis of words.
+    ticks: names at places of an axis of words. drawn: whether the page holds it drawn, for print.
     """
 
     name: str
@@ -50,14 +50,19 @@ class Figure:
     log_y: bool = False
     data: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
+    drawn: bool = True
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Plots that share their axis' choice, zoom and smoothing."""
+    """Plots that share their axis' choice, smoothing and, unless they stand apart, zoom.
+
+    apart: their horizontal axes are of different things.
+    """
 
     kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,24 +111,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture that lies ready as SVG."""
-
-    name: str
-    title: str
-    svg: bytes
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures side by side."""
-
-    kind: ClassVar[str] = "pictures"
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
 class Commands:
     """Command lines to copy: what each does, and the line."""
 
@@ -140,7 +127,7 @@ class Folded:
     blocks: Sequence["Block"]
 
 
-Block = Figures | Table | Text | Samples | Pictures | Commands | Folded
+Block = Figures | Table | Text | Samples | Commands | Folded
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ def template() -> Any:
     )
     environment.filters |= {
         "sort_value": lambda cell: "" if (value := sort_value(cell)) is None else f"{value:.12g}",
-        "data_uri": data_uri,
         "anchor": anchor,
     }
     environment.globals |= {"rows_of": figure_rows, "nothing": NOTHING}

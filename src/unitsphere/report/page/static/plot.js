@@ -85,24 +85,32 @@ function widen(u, low, high) {
 function wordTicks(figure) {
   if (!figure.ticks.length) return {};
   const names = new Map(figure.ticks);
+  const crowded = [...names.values()].join("").length > 24;
   return {
     splits: () => [...names.keys()],
     values: (u, splits) => splits.map((place) => {
       const name = names.get(place) || "";
       return name.length > 14 ? `${name.slice(0, 13)}…` : name;
     }),
-    rotate: figure.ticks.length > 4 ? -40 : 0,
-    size: figure.ticks.length > 4 ? 84 : 32,
+    rotate: crowded ? -40 : 0,
+    size: crowded ? 84 : 28,
   };
+}
+
+// A label no longer than its axis; the table of the data has the whole.
+function clipped(text, pixels) {
+  const most = Math.max(8, Math.floor((pixels - 60) / 6.5));
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 function plotOptions(figure, columns, state, width, hooks) {
   const label = (figure.xs.find(({ key }) => key === state.axis) || figure.xs[0]).label;
+  const height = Math.max(220, Math.min(380, Math.round(width * 0.5)));
   const numbers = (u, splits) => splits.map(short);
   const log = (on) => (on ? { distr: 3, log: 10 } : {});
   return {
     width,
-    height: Math.max(220, Math.min(380, Math.round(width * 0.5))),
+    height,
     padding: [10, 14, 0, 4],
     legend: { show: false },
     series: [{}, ...columns.map(seriesOptions)],
@@ -113,12 +121,12 @@ function plotOptions(figure, columns, state, width, hooks) {
     },
     axes: [
       axisOptions(label, { values: numbers, size: 28, ...wordTicks(figure) }),
-      axisOptions(figure.y, { values: numbers, size: 56 }),
+      axisOptions(clipped(figure.y, height), { values: numbers, size: 56 }),
     ],
     cursor: {
       y: false,
       drag: { x: true, y: false, setScale: false },
-      sync: { key: hooks.key, scales: ["x", null] },
+      ...(hooks.apart ? {} : { sync: { key: hooks.key, scales: ["x", null] } }),
       hover: { skip: [null, undefined] },
       points: { size: 8 },
       bind: { dblclick: () => () => (hooks.reset(), null) },
