@@ -118,7 +118,7 @@ def test_gain_norms():
 
 
 def test_eigen_learning_rates_are_effective_and_without_sign():
-    model = made("ngpt")  # stored at s_scale = 1/√d, used at s_init = 0.05
+    model = made("ngpt", signed_alpha=True)  # stored at s_scale = 1/√d, used at s_init = 0.05
     fill(model, "blocks.1.alpha_M.stored", -0.5)
     found = scales.eigen_learning_rates(model)
     assert found["alpha_A"]["means"] == pytest.approx([0.05, 0.05])
