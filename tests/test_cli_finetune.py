@@ -62,6 +62,9 @@ def test_the_table_and_the_folder(capfd):
     assert "rate tried: a better one may lie beyond" in printed.out
     assert "2 classes; examples: 39 to train, 9 to tune, 12 to test" in printed.err
     assert Path("run/finetune/mine/model.safetensors").is_file()
+    assert main(["report", "run/finetune/mine"]) == 0
+    assert "accuracy" in capfd.readouterr().out.splitlines()[0]
+    assert "always the commonest class" in Path("run/finetune/mine/report.html").read_text()
 
 
 def test_json_is_one_document_and_says_what_was_cut(capfd):

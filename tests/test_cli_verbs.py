@@ -270,3 +270,10 @@ def test_chat_takes_turns_and_takes_them_back(folder, capsys, monkeypatch):
     (again,) = said("The cat" + first + " and that")
     assert (first, second) == (one, again)
     assert said("/huh", "/quit", "The cat") == []
+    assert said("The cat", "/show") == [one, "The cat" + one]
+    monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n and that\n/undo\n/new\n/huh\n"))
+    assert main(argv) == 0
+    told = capsys.readouterr().err
+    assert f"the text ends: …The cat{one}".rstrip() in told
+    assert "a new text" in told
+    assert "unknown: /huh" in told

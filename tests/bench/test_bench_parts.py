@@ -11,6 +11,7 @@ from unitsphere.bench.arms import ON_CPU
 from unitsphere.bench.data import bench_data
 from unitsphere.bench.generate import Load, bench_generation, built, random_prompts
 from unitsphere.bench.kernels import CASES, Shape, bench_kernels
+from unitsphere.bench.llama import llama
 from unitsphere.bench.loss import Head, bench_loss
 from unitsphere.cli import main
 from unitsphere.kernels.registry import REGISTRY
@@ -112,3 +113,12 @@ def test_a_mistake_in_a_part_is_one_line(capsys):
     for words in ("kernels --rounds 0", "generate --batch 4 0", "data --source nowhere.txt"):
         assert main(["bench", *words.split()]) == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith("unitsphere: error: ")
+
+
+def test_llama_is_of_the_arms_shape_and_writes_as_many_tokens():
+    write = llama(TINY, torch.device("cpu"))
+    found = write([[1, 2, 3], [4, 5, 6]], 5)
+    assert found.shape == (2, 8)
+    assert found[:, :3].tolist() == [[1, 2, 3], [4, 5, 6]]
+    report = bench_generation(["llama", "ngpt"], TINY, [Load(2, 3)], tokens=2, rounds=2)
+    assert set(report["loads"][0]["ratios"]) == {"ngpt/llama"}

@@ -13,6 +13,7 @@ from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.ablation import ablation_table, interval, notes
+from unitsphere.report.page.kinds import page_of
 from unitsphere.studies.ablate import Ablation, ablate, ablation_study
 from unitsphere.studies.ablation_results import (
     agreement,
@@ -211,3 +212,17 @@ def test_settings_are_read_as_toml():
     assert setting("model.n_layers=3") == ("model.n_layers", 3)
     assert setting("schedule.kind=linear") == ("schedule.kind", "linear")
     assert setting("model.qk_norm=false") == ("model.qk_norm", False)
+
+
+def test_the_report_s_page_has_ours_beside_the_paper_s(case):
+    write_ablation(case.document, case.out)
+    page = page_of(case.out)
+    assert page.answer.startswith(
+        f"Of {sum(r['against'] is not None for r in case.document['rows'])} rows"
+    )
+    figure = next(f for f in page.figures() if f.name == "changes")
+    own = [r["change"]["mean"] for r in case.document["rows"] if r["change"]]
+    assert figure.series[0].y == pytest.approx(own, rel=1e-4)
+    assert figure.series[0].low is not None
+    curves = next(f for f in page.figures() if f.name == "loss")
+    assert len(curves.series) == sum(len(r["runs"]) for r in case.document["rows"])

@@ -12,6 +12,7 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
+from unitsphere.report.page.kinds import page_of
 from unitsphere.studies.compare import CompareStudy, compare
 from unitsphere.studies.compare_files import any_failed, write_comparison
 from unitsphere.studies.spec import ArmSpec, Tune, load_study
@@ -229,3 +230,21 @@ def test_tuning_runs_that_fail_are_shown(finished, tmp_path):
 def test_two_budgets_of_the_same_steps_are_refused(tmp_path):
     with pytest.raises(UserError, match="two of the budgets have the same number of steps of 64"):
         compare(toy(tmp_path, budgets=[640, 641]), tmp_path / "out", InProcess())
+
+
+def test_the_report_s_page_has_the_answer_curves_and_settings(finished):
+    _, out, found, _ = finished
+    page = page_of(out)
+    assert page.kind == "Comparison"
+    assert page.answer.startswith(("ngpt needs ", "ngpt against gpt "))
+    assert [s.name for s in page.sections][:3] == ["results", "rates", "curves"]
+    figures = {figure.name: figure for figure in page.figures()}
+    assert [line.name for line in figures["loss"].series] == [
+        "gpt #0",
+        "gpt #1",
+        "ngpt #0",
+        "ngpt #1",
+    ]
+    means = [budget["loss"] for budget in found["arms"]["ngpt"]["budgets"]]
+    assert figures["loss-by-budget"].series[1].y == pytest.approx(means, rel=1e-5)
+    assert page.unfinished == ""

@@ -13,6 +13,7 @@ from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.ladder import ladder_tables
+from unitsphere.report.page.kinds import page_of
 from unitsphere.studies import ladder as module
 from unitsphere.studies import tune
 from unitsphere.studies.execute import Record
@@ -244,3 +245,14 @@ def test_the_verb_reports_a_study_and_leaves_its_files(found, tmp_path, capsys, 
         for row in table.rows:
             assert len(row) == len(table.columns)
             assert f"| {' | '.join(row)} |" in page
+
+
+def test_the_report_s_page_has_laws_and_grids(found):
+    findings, out = found
+    write_ladder(findings, out)
+    page = page_of(out)
+    assert "to the power" in page.answer
+    assert "95% intervals" in page.answer
+    names = [figure.name for figure in page.figures()]
+    assert {"law-lr", "law-batch", "law-loss"} <= set(names)
+    assert sum(name.startswith("grid-") for name in names) == len(findings.rungs)

@@ -42,6 +42,9 @@ def test_it_leaves_run_folders_a_summary_and_curves(study):
     assert [arm["name"] for arm in summary["arms"]] == ["gpt", "ngpt", "angpt"]
     assert summary["failed"] == []
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    page = Path(summary["report"]).read_text(encoding="utf-8")
+    assert summary["report"] == str(out / "report.html")
+    assert all(f"{arm['bits_per_byte']:.3f}" in page for arm in summary["arms"])
     for arm in summary["arms"]:
         assert (arm["steps"], arm["tokens"]) == (6, 6 * 64)
         assert arm["parameters"] > 0

@@ -9,6 +9,7 @@ from studies.tiny import recipes
 from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.page.kinds import page_of
 from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
 from unitsphere.studies.ramp_files import smoothed, write_ramp
 from unitsphere.studies.spec import load_study, study_from
@@ -170,3 +171,14 @@ def test_recipes_of_the_same_name_are_arms_by_their_whole_name():
 
     assert list(arms(["a/gpt", "b/gpt.toml"])) == ["a-gpt", "b-gpt"]
     assert list(arms(["a/gpt", "b/ngpt"])) == ["gpt", "ngpt"]
+
+
+def test_the_report_s_page_has_every_climb(study):
+    settings, out, climbs = study
+    write_ramp(document(settings, climbs), climbs, out)
+    page = page_of(out)
+    median = document(settings, climbs)["arms"]["gpt"]["lr"]
+    assert f"gpt {median:.3g} (seeds from" in page.answer
+    climb = next(figure for figure in page.figures() if figure.name == "climb")
+    assert len(climb.series) == 6
+    assert climb.log_x

@@ -11,6 +11,7 @@ from tiny import recipes
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report.page.kinds import page_of
 from unitsphere.report.sweep import findings, trials_table
 from unitsphere.studies.early import MedianRule
 from unitsphere.studies.execute import execute
@@ -241,3 +242,16 @@ def test_a_key_that_the_recipe_lacks_is_told_before_anything_is_made(recipe, tmp
     assert "unknown key 'model.alfa'" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_report_s_page_has_every_trial(case):
+    write_sweep(case.study, case.found, case.document, case.out)
+    page = page_of(case.out)
+    assert page.answer.startswith("ngpt does best with ")
+    assert "95% interval" in page.answer or "one seed" in page.answer
+    trials = case.document["arms"]["ngpt"]["trials"]
+    finished = sorted(t["figure"] for t in trials if t["figure"] is not None)
+    for figure in page.figures():
+        if figure.name.startswith("trials-"):
+            assert sorted(figure.series[0].y) == pytest.approx(finished, rel=1e-5)
+    assert "loss" in {figure.name for figure in page.figures()}

@@ -2,17 +2,20 @@
 
 For each batch and context: a prompt of random tokens is continued greedily by one token (the
 latency, which is the prompt's) and by some more; the difference is what the others cost. Arms take
-turns in rounds, in an order that rotates, and the baseline has two.
+turns in rounds, in an order that rotates, and the baseline has two. The arm `llama` is
+transformers' own LlamaForCausalLM of the same shape, by its own `generate`.
 """
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from unitsphere.bench.arms import Sizes, arm_config, check_names
+from unitsphere.bench.arms import Sizes, arm_config, check_names, read_arm
+from unitsphere.bench.llama import LLAMA, llama
 from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, rotated
 from unitsphere.bench.steps import clock_name, timed
 from unitsphere.bench.train import COPY, say
@@ -39,18 +42,22 @@ class Times:
     token: list[float] = dataclasses.field(default_factory=list)
 
 
+Writer = Callable[[list[list[int]], int], object]
+"""Continues prompts greedily by a number of tokens."""
+
+
 def bench_generation(
     names: Sequence[str], sizes: Sizes, loads: Sequence[Load], tokens: int, rounds: int
 ) -> dict[str, Any]:
     """Everything that the verb reports, as plain values. Raises UserError for no arm."""
     check_names(names)
     device = torch.device(sizes.device)
-    models = {name: built(name, sizes, device) for name in names}
+    models = {name: writer(name, sizes, device) for name in names}
     models[names[0] + COPY] = models[names[0]]
     found = []
     for load in loads:
         say(f"batch {load.batch}, context {load.context}")
-        times = measure(models, load, tokens, rounds, device)
+        times = measure(models, load, sizes.vocab_size, tokens, rounds, device)
         found.append(report_of(load, times, names))
     return {
         "environment": environment(device)
@@ -63,6 +70,15 @@ def bench_generation(
     }
 
 
+def writer(name: str, sizes: Sizes, device: torch.device) -> Writer:
+    """How an arm writes: by this package's `generate`, or by transformers'."""
+    if name == LLAMA:
+        return llama(sizes, device)
+    _, changes = read_arm(name)
+    model = built(name, sizes, device)
+    return partial(generate, model, compile=changes.get("train.compile") is True)
+
+
 def built(name: str, sizes: Sizes, device: torch.device) -> Transformer:
     """An arm's model, folded, as `unitsphere generate` uses it."""
     config = arm_config(name, sizes)
@@ -70,13 +86,18 @@ def built(name: str, sizes: Sizes, device: torch.device) -> Transformer:
 
 
 def measure(
-    models: dict[str, Transformer], load: Load, tokens: int, rounds: int, device: torch.device
+    models: dict[str, Writer],
+    load: Load,
+    vocabulary: int,
+    tokens: int,
+    rounds: int,
+    device: torch.device,
 ) -> dict[str, Times]:
     """Arm -> its times under the load."""
     times = {name: Times() for name in models}
     for number in range(-1, rounds):  # the first round warms up
         for name in rotated(list(models), number):
-            prompts = random_prompts(load, models[name].config.vocab_size, number)
+            prompts = random_prompts(load, vocabulary, number)
             prompt, token = one_round(models[name], prompts, tokens, device)
             if number >= 0:
                 times[name].prompt.append(prompt)
@@ -85,11 +106,11 @@ def measure(
 
 
 def one_round(
-    model: Transformer, prompts: list[list[int]], tokens: int, device: torch.device
+    write: Writer, prompts: list[list[int]], tokens: int, device: torch.device
 ) -> tuple[float, float]:
     """Ms until the first token of every prompt, and ms of each further one."""
-    (first,) = timed(lambda: generate(model, prompts, 1), 1, device)
-    (whole,) = timed(lambda: generate(model, prompts, tokens + 1), 1, device)
+    (first,) = timed(lambda: write(prompts, 1), 1, device)
+    (whole,) = timed(lambda: write(prompts, tokens + 1), 1, device)
     return first, (whole - first) / tokens
 
 

@@ -64,7 +64,10 @@ class BenchLoss:
 class BenchGenerate:
     """What a token costs in generation with the KV cache, by batch and context.
 
-    example: unitsphere bench generate --batch 1 16 --context 512 --json
+    The arm llama is transformers' own LlamaForCausalLM of the same shape.
+    ARM:train.compile=true decodes by a compiled graph.
+
+    example: unitsphere bench generate --arms llama ngpt --batch 1 16 --json
     """
 
     arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ("gpt-plus", "ngpt", "angpt")

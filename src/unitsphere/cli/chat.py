@@ -16,7 +16,12 @@ from unitsphere.errors import UserError
 if TYPE_CHECKING:
     from unitsphere.training.load import LoadedRun
 
-HELP = "/new begins another text, /undo takes the last turn back, /quit or Ctrl-D ends"
+HELP = (
+    "an empty line: the model goes on\n/new: another text   /undo: the last turn taken back   "
+    "/show: the text so far\n/quit or Ctrl-D: the end   Ctrl-C: stops what is being written"
+)
+TAIL = 60
+"""Characters of a text's end that say which text it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +72,33 @@ def run(argv: list[str]) -> int:
             f"chat needs a run with objective clm, and {args.run} has {loaded.config.objective}"
         )
     fold_(loaded.model)
-    print(f"{args.run}: {HELP}", file=sys.stderr)
+    print(f"{args.run}\n{HELP}", file=sys.stderr)
     texts = [""]  # before each turn, and now
     for number, line in enumerate(lines()):
         if line == "/quit":
             break
-        if line == "/new":
-            texts = [""]
-        elif line == "/undo":
-            texts = texts[:-1] or [""]
-        elif line.startswith("/"):
-            print(f"unknown: {line}; {HELP}", file=sys.stderr)
+        if line.startswith("/"):
+            texts = command(line, texts)
         else:
             texts.append(turn(args, loaded, texts[-1] + line, number))
     return 0
+
+
+def command(line: str, texts: list[str]) -> list[str]:
+    """What a line that begins with / makes of the texts before each turn, and says of it."""
+    if line == "/new":
+        texts = [""]
+    elif line == "/undo":
+        texts = texts[:-1] or [""]
+    elif line == "/show":
+        print_piece(texts[-1] + "\n")
+        return texts
+    else:
+        print(HELP if line == "/help" else f"unknown: {line}\n{HELP}", file=sys.stderr)
+        return texts
+    end = " ".join(texts[-1].split())[-TAIL:]
+    print(f"the text ends: …{end}" if end else "a new text", file=sys.stderr)
+    return texts
 
 
 def lines() -> Iterator[str]:

@@ -56,8 +56,10 @@ class Generate:
     """end before this text; may be given several times"""
     stream: bool = False
     """print text as it is written (one prompt)"""
-    seed: int = 0
-    """prompt number i draws with seed + i"""
+    seed: Annotated[tuple[int, ...], arg(metavar="S [S …]")] = (0,)
+    """one: prompt number i draws with seed + i; or one for each prompt"""
+    compile: bool = False
+    """compile a token's graph first: for many tokens; takes about a minute"""
     beam: Annotated[int | None, arg(metavar="K")] = None
     """seq2seq: targets followed at once, by default 1"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
@@ -126,11 +128,12 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
         args.temperature,
         args.top_k,
         args.top_p,
-        args.seed,
+        args.seed[0] if len(args.seed) == 1 else args.seed,
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
         stops=args.stop,
         show=Streamed((args.prompt or [""])[0]) if args.stream else None,
+        compile=args.compile,
     )
     longest = max(c.prompt_tokens + c.tokens for c in found)
     if longest > loaded.config.data.context:
@@ -145,7 +148,7 @@ def answers(args: Generate, loaded: "LoadedRun") -> Written:
 
     plain = Generate(args.run)
     sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    for name in (*sampling, "stop", "stream"):
+    for name in (*sampling, "stop", "stream", "compile"):
         if getattr(args, name) != getattr(plain, name):
             raise UserError(
                 f"--{name} is for sampling, and {args.run} (objective seq2seq) writes the "

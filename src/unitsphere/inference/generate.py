@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.inference import decode
 from unitsphere.inference.sample import check_sampling, penalize, sample
 from unitsphere.inference.stream import Text, TextWatch
 from unitsphere.models.trunk import Transformer
@@ -61,20 +62,23 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     stop: int | None = None,
     vocab_size: int | None = None,
     *,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     watch: Watch | None = None,
+    compile: bool = False,
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_tokens` tokens; only the new tokens are returned.
 
     A row ends before the token `stop`; ids from `vocab_size` on are never drawn (a model's
-    vocabulary is padded). Row i draws from a generator seeded with `seed + i`, so that prompt
-    alone with that seed gives the same tokens. Temperature 0 is greedy. `repetition_penalty` makes
-    what stands in a row's prompt or was drawn less likely. `watch` sees every token as it is drawn.
+    vocabulary is padded). `seed` is one for each prompt, or one number: then row i draws with
+    `seed + i`; a prompt alone with its seed gives the same tokens. Temperature 0 is greedy.
+    `repetition_penalty` makes what stands in a row's prompt or was drawn less likely. `watch` sees
+    every token as it is drawn. With `compile` each token after the first is one compiled graph
+    (`inference.decode`): worth its compiling for many tokens.
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
     out of range, or for a model that is no causal one.
     """
@@ -90,18 +94,26 @@ def generate(
         raise ValueError("a prompt needs at least one token: begin it with the separator")
     if not prompts:
         return []
+    seeds = seeds_of(seed, len(prompts))
     fill = 0 if stop is None else stop
     tokens_BT, padding_B = left_pad(prompts, fill, model.device)
-    cache = model.new_cache(len(prompts), tokens_BT.shape[1] + max_tokens)
-    generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
+    length = tokens_BT.shape[1] + max_tokens
+    following = (decode.compiled if compile else decode.eager)(
+        model, len(prompts), length, padding_B
+    )
+    generators = [torch.Generator().manual_seed(one) for one in seeds]
     drawn: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
     seen_BV = seen(prompts, model.config.vocab_size, model.device)[:, :vocab_size]
     for _ in range(max_tokens):
-        logits_BV = model(tokens_BT, cache=cache, left_padding=padding_B)[:, -1, :vocab_size]
-        logits_BV = penalize(logits_BV, seen_BV, repetition_penalty)
-        uniform_B = torch.stack([torch.rand((), generator=g) for g in generators])
-        next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p, min_p)
+        logits_BV = following(tokens_BT)[:, :vocab_size]
+        if repetition_penalty != 1:
+            logits_BV = penalize(logits_BV, seen_BV, repetition_penalty)
+        if temperature == 0:
+            next_B = logits_BV.argmax(-1)
+        else:
+            uniform_B = torch.stack([torch.rand((), generator=g) for g in generators])
+            next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p, min_p)
         seen_BV.scatter_(1, next_B[:, None], True)
         for row, token in enumerate(next_B.tolist()):
             if token == stop:
@@ -114,6 +126,15 @@ def generate(
             break
         tokens_BT = next_B[:, None]
     return drawn
+
+
+def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
+    """A seed for each of `rows` prompts; a `UserError` for another number of them."""
+    if isinstance(seed, int):
+        return [seed + row for row in range(rows)]
+    if len(seed) != rows:
+        raise UserError(f"{len(seed)} seeds for {rows} prompts: give one, or one for each prompt")
+    return list(seed)
 
 
 def seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
@@ -132,12 +153,13 @@ def generate_text(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     *,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     stops: Sequence[str] = (),
     show: Callable[[int, str], None] | None = None,
+    compile: bool = False,
 ) -> list[Completion]:
     """Continue texts. Each begins with the separator, as every training document does.
 
@@ -164,6 +186,7 @@ def generate_text(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         watch=watch,
+        compile=compile,
     )
     if watch is not None:
         watch.finish(drawn)

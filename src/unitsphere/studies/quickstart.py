@@ -15,6 +15,8 @@ from typing import Any
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
 from unitsphere.report.curves import validation_curves
+from unitsphere.report.page.write import FILE as REPORT
+from unitsphere.report.page.write import write_page
 from unitsphere.report.table import arms_table, duration
 from unitsphere.studies.executor import Interrupted, State, available_cores, run_jobs
 from unitsphere.studies.progress import display
@@ -102,7 +104,7 @@ def _train(
 def _summary(
     out: Path, runs: Sequence[Finished], baseline: Finished | None, failed: Sequence[State]
 ) -> dict[str, Any]:
-    """The figures as one document, kept in summary.json with curves.png beside it."""
+    """The figures as one document, kept in summary.json with curves.png and the page beside it."""
     curves = out / "curves.png"
     if runs:
         title = f"{_setting(runs[0])}, {runs[0].arm.tokens:,} training tokens, one seed"
@@ -113,10 +115,12 @@ def _summary(
         "failed": [{"name": s.job.name, "error": s.error, "log": str(s.job.log)} for s in failed],
         "samples": {run.arm.name: run.sample for run in runs},
         "curves": str(curves) if runs else None,
+        "report": str(out / REPORT),
     }
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary, indent=2, ensure_ascii=False)
     (out / "summary.json").write_text(text + "\n", encoding="utf-8")
+    write_page(out)
     return summary
 
 
@@ -145,6 +149,7 @@ def _report(
         console.print(f"{run.arm.name:<10}{run.arm.run}", markup=False)
     if runs:
         console.print(f"{'curves':<10}{summary['curves']}", markup=False)
+    console.print(f"{'report':<10}{summary['report']}", markup=False)
     _say(f"quickstart took {duration(seconds)}")
 
 

@@ -18,7 +18,8 @@ class Series:
 
     x: by the key of the axis' choice ("step", "tokens", …), each as long as `y` and rising.
     y: None where there is no number. low, high: a band around it. colour: its place in the
-    palette, the same for all that belongs to an arm. smooth: whether smoothing is offered.
+    palette, the same for all that belongs to an arm. smooth: whether smoothing is offered. group:
+    what the legend names and hides, the series itself if empty.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Series:
     smooth: bool = False
     low: Sequence[Number] | None = None
     high: Sequence[Number] | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Figure:
 
     name: of its files, unique on the page. xs: each choice of the axis and its label, the first
     is shown. caption: what is to be seen, in a sentence. data: the command that made the figures.
-    ticks: names at places of an axis of words.
+    ticks: names at places of an axis of words. drawn: whether the page holds it drawn, for print.
     """
 
     name: str
@@ -50,14 +52,19 @@ class Figure:
     log_y: bool = False
     data: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
+    drawn: bool = True
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Plots that share their axis' choice, zoom and smoothing."""
+    """Plots that share their axis' choice, smoothing and, unless they stand apart, zoom.
+
+    apart: their horizontal axes are of different things.
+    """
 
     kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,24 +113,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture that lies ready as SVG."""
-
-    name: str
-    title: str
-    svg: bytes
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures side by side."""
-
-    kind: ClassVar[str] = "pictures"
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
 class Commands:
     """Command lines to copy: what each does, and the line."""
 
@@ -140,7 +129,7 @@ class Folded:
     blocks: Sequence["Block"]
 
 
-Block = Figures | Table | Text | Samples | Pictures | Commands | Folded
+Block = Figures | Table | Text | Samples | Commands | Folded
 
 
 @dataclass(frozen=True)

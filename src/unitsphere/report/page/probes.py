@@ -1,29 +1,106 @@
-"""Probes on the page: what `unitsphere inspect` left in a run's folder."""
+"""Probes on the page: what `unitsphere inspect` left in a run's folder, and the run's live records.
 
-from collections.abc import Sequence
+The form of both is told in `unitsphere.inspection`.
+"""
 
-from unitsphere.report.page.parts import Block, Picture, Pictures, Section, Text
-from unitsphere.report.page.runs import Run, document
+from collections.abc import Iterator, Mapping, Sequence
+
+from unitsphere.report.page.curves import axis_labels, round_off
+from unitsphere.report.page.parts import (
+    Block,
+    Figure,
+    Figures,
+    Folded,
+    Number,
+    Section,
+    Text,
+)
+from unitsphere.report.page.probe_figures import (
+    RANGE,
+    histogram_figure,
+    layer_figure,
+    step_figure,
+    step_lines,
+    too_many,
+)
+from unitsphere.report.page.runs import Json, Run, document, is_number
 
 FOLDER, FILE = "inspect", "inspect.json"
+LIVE = "probe/"
+"""Begins the keys of live records: probe/<probe>/<series>/<label>."""
 
 
 def probe_sections(runs: Sequence[Run]) -> list[Section]:
-    """The pictures of the probes that apply, and why others do not; none without inspection."""
-    pictures: list[Picture] = []
-    without: list[str] = []
+    """The probes of each inspected run and the live ones; no section where there is neither."""
+    blocks: list[Block] = []
     for run in runs:
-        probes = document(run.folder / FOLDER / FILE).get("probes", {})
-        for name, probe in probes.items() if isinstance(probes, dict) else ():
-            title, source = str(probe.get("title", name)), str(probe.get("source", ""))
-            whose = title if len(runs) == 1 else f"{run.name}: {title}"
-            svg = run.folder / FOLDER / f"{name}.svg"
-            if not probe.get("applies", True):
-                without.append(f"{whose}: {probe.get('why', 'does not apply')}")
-            elif svg.is_file():
-                pictures.append(Picture(f"{run.name}-{name}", whose, svg.read_bytes(), source))
-    blocks: list[Block] = [Pictures(pictures)] if pictures else []
-    if without:
-        blocks.append(Text(["Probes that do not apply:", *without], listed=True))
-    intro = "From the checkpoints, by `unitsphere inspect`."
+        own = run_blocks(run)
+        if len(runs) > 1 and own:
+            blocks.append(Folded(f"Probes of {run.name}", own))
+        else:
+            blocks += own
+    intro = "What the weights and activations look like inside: from the checkpoints (unitsphere "
+    intro += "inspect), or recorded while training."
     return [Section("probes", "Probes", blocks, intro)] if blocks else []
+
+
+def run_blocks(run: Run) -> list[Block]:
+    """A run's probes: over layers, over steps, recorded live; and those that do not apply."""
+    probes = document(run.folder / FOLDER / FILE).get("probes", {})
+    told = {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
+    shown = [(name, probe) for name, probe in told.items() if probe.get("applies")]
+    command = f"unitsphere inspect {run.folder}"
+    spread = [f for n, p in shown if (f := histogram_figure(run, n, p, command))]
+    over_layers = [f for n, p in shown if (f := layer_figure(run, n, p, command))]
+    over_steps = [f for n, p in shown if (f := step_figure(run, n, p, command))]
+    blocks: list[Block] = [Figures(spread, apart=True)] if spread else []
+    blocks += [Figures(group) for group in (over_layers, over_steps) if group]
+    live = live_figures(run, told)
+    blocks += [Figures(live)] if live else []
+    without = [
+        f"{probe.get('title', name)}: {probe.get('why', '')}"
+        for name, probe in told.items()
+        if not probe.get("applies")
+    ]
+    if without:
+        are = "probe has" if len(without) == 1 else "probes have"
+        title = f"{len(without)} {are} nothing to show of this model"
+        blocks.append(Folded(title, [Text(without, listed=True)]))
+    return blocks
+
+
+def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
+    """What the run recorded of its probes while it trained, by step, tokens, time, operations."""
+    axes = axis_labels([run])
+    found: dict[str, dict[tuple[str, str], list[Number]]] = {}
+    records = [record for record in run.records if any(k.startswith(LIVE) for k in record)]
+    for place, record in enumerate(records):
+        for probe, series, label, value in live_values(record):
+            lines = found.setdefault(probe, {})
+            lines.setdefault((series, label), [None] * len(records))[place] = round_off(value)
+    places = {
+        key: [round_off(read(run, record)) or 0.0 for record in records]
+        for key, (_, read) in axes.items()
+    }
+    return [
+        Figure(
+            name=f"{run.name}-live-{probe}",
+            title=str(told.get(probe, {}).get("title", probe.replace("_", " ").capitalize())),
+            y=str(told.get(probe, {}).get("values", {}).get("unit", "value")),
+            xs={key: label for key, (label, _) in axes.items()},
+            series=step_lines(lines, places),
+            caption=f"Recorded while training{RANGE if too_many(lines) else ''}.",
+            data=run.command,
+            drawn=False,
+        )
+        for probe, lines in found.items()
+        if len(records) > 1
+    ]
+
+
+def live_values(record: Mapping[str, float]) -> Iterator[tuple[str, str, str, float]]:
+    """Probe, series, label and value of each live figure of a record."""
+    for key, value in record.items():
+        parts = key.split("/")
+        if key.startswith(LIVE) and len(parts) >= 4 and is_number(value):
+            yield parts[1], "/".join(parts[2:-1]), parts[-1], value

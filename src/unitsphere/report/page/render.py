@@ -62,7 +62,6 @@ def template() -> Any:
     )
     environment.filters |= {
         "sort_value": lambda cell: "" if (value := sort_value(cell)) is None else f"{value:.12g}",
-        "data_uri": data_uri,
         "anchor": anchor,
     }
     environment.globals |= {"rows_of": figure_rows, "nothing": NOTHING}
@@ -96,6 +95,7 @@ def series_json(series: Series) -> dict[str, Any]:
     """A series; a band only where there is one."""
     said: dict[str, Any] = {
         "name": series.name,
+        "group": series.group or series.name,
         "colour": series.colour,
         "style": series.style,
         "smooth": series.smooth,

@@ -1,6 +1,7 @@
 """The page's figures as pictures that stand still: SVG and PNG for papers, and for print."""
 
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +31,15 @@ def write_stills(figures: list[Figure], folder: Path) -> dict[str, dict[str, str
     for figure in figures:
         paths[figure.name] = {}
         for form in ("svg", "png"):
-            path = folder / f"{figure.name}.{form}"
+            path = folder / f"{file_name(figure)}.{form}"
             path.write_bytes(still(figure, form))
             paths[figure.name][form] = str(path)
     return paths
+
+
+def file_name(figure: Figure) -> str:
+    """A figure's name as that of a file: no part of it leads elsewhere."""
+    return re.sub(r"[^\w.-]+", "-", figure.name).strip(".-") or "figure"
 
 
 def still(figure: Figure, form: str = "svg") -> bytes:
@@ -63,13 +69,16 @@ def draw(figure: Figure) -> "Drawing":
     axis, label = next(iter(figure.xs.items()))
     named = set()
     for series in figure.series:
-        draw_series(axes, series, axis, figure, first=series.name not in named)
-        named.add(series.name)
+        name = series.group or series.name
+        draw_series(axes, series, axis, figure, first=name not in named)
+        named.add(name)
     axes.set_xscale("log" if figure.log_x and can_be_log(figure, axis) else "linear")
     axes.set_yscale("log" if figure.log_y else "linear")
     if figure.ticks:
         axes.set_xticks(list(figure.ticks), [plain(name) for name in figure.ticks.values()])
-        axes.tick_params(axis="x", rotation=30 if len(figure.ticks) > 4 else 0, labelsize=8)
+        axes.tick_params(
+            axis="x", rotation=30 if len("".join(figure.ticks.values())) > 40 else 0, labelsize=8
+        )
     axes.set_xlabel(plain(label))
     axes.set_ylabel(plain(figure.y))
     axes.set_title(plain(figure.title), fontsize=11, loc="left")
@@ -89,7 +98,7 @@ def draw_series(axes: "Axes", series: Series, axis: str, figure: Figure, first: 
     y = [float("nan") if value is None else value for value in series.y]
     if figure.log_y:
         y = [value if value > 0 else float("nan") for value in y]
-    label = plain(series.name) if first else None
+    label = plain(series.group or series.name) if first else None
     if series.low is not None and series.high is not None:
         draw_spread(axes, series, x, colour)
     if series.style == "points":

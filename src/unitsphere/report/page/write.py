@@ -54,7 +54,7 @@ def build(folder: Path, live: str = "") -> str:
 
 def document(page: Page, folder: Path, live: str = "") -> str:
     """A page as HTML, with the time of now at its foot."""
-    stills = {} if live else {figure.name: still(figure) for figure in page.figures()}
+    stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
     written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return render(page, str(folder), stills, live, written)
 

@@ -3,6 +3,7 @@
 class Group {
   constructor(root, number, data, kept) {
     this.root = root;
+    this.apart = "apart" in root.dataset;
     this.key = `group-${number}`;
     this.views = [...root.querySelectorAll("[data-figure]")].map((node) => new View(this, node, data));
     const all = this.views.flatMap(({ figure }) => figure.series);
@@ -11,51 +12,49 @@ class Group {
     const long = Math.max(0, ...all.filter((s) => s.smooth).map((s) => s.y.length));
     this.state = kept || {
       axis: this.axes[0].key,
-      logX: this.views[0].figure.logX,
+      logX: this.views.map(({ figure }) => figure.logX),
       logY: this.views.map(({ figure }) => figure.logY),
       smoothing: long > 60 ? 0.9 : 0,
       hidden: [],
-      zoom: null,
+      zoom: this.views.map(() => null),
     };
     if (!this.axes.some(({ key }) => key === this.state.axis)) this.state.axis = this.axes[0].key;
     root.prepend(toolbar(this));
     this.views.forEach((view) => view.begin());
   }
 
-  // For one view: the group's state with its own logarithm of y.
+  // For one view: the group's state with its own logarithms and zoom.
   stateOf(view) {
-    return { ...this.state, logY: this.state.logY[this.views.indexOf(view)] };
+    const place = this.views.indexOf(view);
+    const { logX, logY, zoom } = this.state;
+    return { ...this.state, logX: logX[place], logY: logY[place], zoom: zoom[place] };
   }
 
   change(values) {
     const axis = this.state.axis;
     Object.assign(this.state, values);
-    if (this.state.axis !== axis) this.state.zoom = null;
+    if (this.state.axis !== axis) this.state.zoom.fill(null);
     this.views.forEach((view) => view.draw());
   }
 
-  zoom(range) {
-    this.state.zoom = range;
-    this.views.forEach((view) => view.look());
+  // One view's range, or null for all of it; the others follow unless they stand apart.
+  zoom(range, view) {
+    if (this.apart && view) this.state.zoom[this.views.indexOf(view)] = range;
+    else this.state.zoom.fill(range);
+    this.views.forEach((each) => each.look());
   }
 
-  // Towards the middle by a factor, or out again as far as there are data.
-  zoomBy(factor, shift = 0) {
-    const plot = this.views.map((view) => view.plot).find(Boolean);
-    if (!plot || plot.scales.x.min === null) return;
-    const into = this.state.logX ? Math.log : (v) => v;
-    const back = this.state.logX ? Math.exp : (v) => v;
-    const [low, high] = [into(plot.scales.x.min), into(plot.scales.x.max)];
-    const middle = (low + high) / 2 + shift * (high - low);
-    const half = ((high - low) / 2) * factor;
-    const whole = this.extent();
-    const wanted = [Math.max(back(middle - half), whole[0]), Math.min(back(middle + half), whole[1])];
-    if (wanted[0] >= wanted[1]) return;
-    this.zoom(wanted[0] === whole[0] && wanted[1] === whole[1] ? null : wanted);
+  zoomBy(factor, shift = 0, view = null) {
+    const shown = this.views.filter((each) => each.plot && each.data[0].length);
+    const led = view ? [view] : this.apart ? shown : shown.slice(0, 1);
+    led.forEach((each) => {
+      const range = each.nearer(factor, shift);
+      if (range !== undefined) this.zoom(range, each);
+    });
   }
 
-  extent() {
-    const xs = this.views.flatMap((view) => (view.data ? view.data[0] : []));
+  extent(view) {
+    const xs = (this.apart ? [view] : this.views).flatMap((each) => (each.data ? each.data[0] : []));
     return [xs.reduce((a, b) => Math.min(a, b), Infinity), xs.reduce((a, b) => Math.max(a, b), -Infinity)];
   }
 
@@ -101,13 +100,14 @@ class View {
     const width = Math.floor(this.place.clientWidth);
     if (!width) return;
     const state = this.group.stateOf(this);
-    const shown = this.figure.series.filter(({ name }) => !state.hidden.includes(name));
+    const shown = this.figure.series.filter(({ group }) => !state.hidden.includes(group));
     this.columns = shown.flatMap((series) => columnsOf(series, state));
     this.data = aligned(this.columns, state);
     if (this.plot) this.plot.destroy();
     const hooks = {
       key: this.group.key,
-      reset: () => this.group.zoom(null),
+      apart: this.group.apart,
+      reset: () => this.group.zoom(null, this),
       select: (u) => this.select(u),
       read: (u) => this.read(u),
     };
@@ -121,9 +121,25 @@ class View {
     });
   }
 
+  // The range nearer by a factor, moved by a part of itself; null for all, undefined for none.
+  nearer(factor, shift) {
+    const { min, max } = this.plot.scales.x;
+    if (min === null || min === undefined) return undefined;
+    const { logX } = this.group.stateOf(this);
+    const into = logX ? Math.log : (v) => v;
+    const back = logX ? Math.exp : (v) => v;
+    const [low, high] = [into(min), into(max)];
+    const middle = (low + high) / 2 + shift * (high - low);
+    const half = ((high - low) / 2) * factor;
+    const whole = this.group.extent(this);
+    const wanted = [Math.max(back(middle - half), whole[0]), Math.min(back(middle + half), whole[1])];
+    if (wanted[0] >= wanted[1]) return undefined;
+    return wanted[0] === whole[0] && wanted[1] === whole[1] ? null : wanted;
+  }
+
   look() {
     if (!this.plot || !this.data[0].length) return;
-    const { zoom } = this.group.state;
+    const { zoom } = this.group.stateOf(this);
     const xs = this.data[0];
     const whole = { min: xs[0], max: xs[xs.length - 1] };
     if (zoom) this.plot.setScale("x", { min: zoom[0], max: zoom[1] });
@@ -133,7 +149,7 @@ class View {
 
   select(u) {
     const { left, width } = u.select;
-    if (width > 4) this.group.zoom([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+    if (width > 4) this.group.zoom([u.posToVal(left, "x"), u.posToVal(left + width, "x")], this);
     u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
   }
 
@@ -149,13 +165,13 @@ class View {
   onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.plot) return;
     const acts = {
-      "+": () => this.group.zoomBy(0.5),
-      "=": () => this.group.zoomBy(0.5),
-      "-": () => this.group.zoomBy(2),
-      0: () => this.group.zoom(null),
-      Escape: () => this.group.zoom(null),
-      ArrowLeft: () => (event.shiftKey ? this.group.zoomBy(1, -0.25) : this.step(-1)),
-      ArrowRight: () => (event.shiftKey ? this.group.zoomBy(1, 0.25) : this.step(1)),
+      "+": () => this.group.zoomBy(0.5, 0, this),
+      "=": () => this.group.zoomBy(0.5, 0, this),
+      "-": () => this.group.zoomBy(2, 0, this),
+      0: () => this.group.zoom(null, this),
+      Escape: () => this.group.zoom(null, this),
+      ArrowLeft: () => (event.shiftKey ? this.group.zoomBy(1, -0.25, this) : this.step(-1)),
+      ArrowRight: () => (event.shiftKey ? this.group.zoomBy(1, 0.25, this) : this.step(1)),
       Home: () => this.step(-Infinity),
       End: () => this.step(Infinity),
     };
@@ -180,12 +196,12 @@ class View {
 }
 
 function legend(view) {
-  const names = [...new Map(view.figure.series.map((series) => [series.name, series])).values()];
+  const names = [...new Map(view.figure.series.map((series) => [series.group, series])).values()];
   if (names.length < 2) return element("div", { class: "legend" });
   return element("div", { class: "legend", role: "group", "aria-label": "Lines shown" }, ...names.map((series) => {
     const swatch = element("i", { class: `swatch s${series.colour % 6} ${series.style}` });
-    const button = element("button", { type: "button", "aria-pressed": "true", "data-name": series.name }, swatch, series.name);
-    button.addEventListener("click", () => view.group.toggle(series.name));
+    const button = element("button", { type: "button", "aria-pressed": "true", "data-name": series.group }, swatch, series.group);
+    button.addEventListener("click", () => view.group.toggle(series.group));
     return button;
   }));
 }
@@ -216,7 +232,7 @@ function toolbar(group) {
   const logs = element("span", { class: "joined" });
   const words = group.views.every(({ figure }) => figure.ticks.length);
   if (!words) {
-    logs.append(press("log-x", "log x", "Logarithmic horizontal axis", () => state.logX, (on) => group.change({ logX: on })));
+    logs.append(press("log-x", "log x", "Logarithmic horizontal axis", () => state.logX.every(Boolean), (on) => group.change({ logX: group.views.map(() => on) })));
   }
   logs.append(press(
     "log-y", "log y", "Logarithmic vertical axis",

@@ -1,0 +1,96 @@
+"""Probes on the page: an inspection's, in the form that the package tells, and live ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from report.made_up import make_run
+
+from unitsphere.report.page.kinds import page_of
+from unitsphere.report.page.parts import Figures, Folded, Text
+
+
+def layers(factor: float, series=("W_q",)) -> dict:
+    labels = ["0", "1", "2"]
+    return {
+        name: {"labels": labels, "values": [factor * (at + place) for at in (1.0, 2.0, 3.0)]}
+        for place, name in enumerate(series)
+    }
+
+
+def spread(middle: float) -> dict:
+    quantiles = [[middle + q for q in (-3, -2, -1, 0, 1, 2, 3)]]
+    shape = {"edges": [0.0, 1.0, 2.0], "counts": [1, 3]}
+    return {"input": {"labels": [""], "means": [middle], "quantiles": quantiles} | shape}
+
+
+def probe(axis: str, steps: list[int], series: list[dict], **more) -> dict:
+    values = {"form": "layers", "axis": axis, "unit": "length", "log": False}
+    values |= {"steps": steps, "series": series, "live": {"steps": [], "series": []}}
+    return (
+        {"title": "Lengths", "source": "nGPT Figure 4", "applies": True, "why": ""}
+        | more
+        | {"values": values}
+    )
+
+
+@pytest.fixture
+def inspected(tmp_path) -> Path:
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=100)
+    probes = {
+        "few": probe("layer", [0, 100], [layers(1), layers(2)]),
+        "spread": probe("layer", [0, 100], [spread(0), spread(1)]),
+        "steps": probe("step", [0, 50, 100], [layers(f, ("W_q", "W_k", "W_v")) for f in (1, 2, 3)]),
+        "not": probe("layer", [], [], applies=False, why="no norm has a gain", title="Gains"),
+    }
+    (run / "inspect").mkdir()
+    document = {"run": "run", "architecture": "ngpt", "checkpoints": [0, 100], "probes": probes}
+    (run / "inspect" / "inspect.json").write_text(json.dumps(document))
+    return run
+
+
+def test_each_form_has_its_figure(inspected):
+    section = next(s for s in page_of(inspected).sections if s.name == "probes")
+    groups = [block for block in section.blocks if isinstance(block, Figures)]
+    apart, over_layers, over_steps = groups
+    assert apart.apart
+    (histogram,) = apart.figures
+    assert histogram.series[0].x["value"] == [0.5, 1.5]
+    assert histogram.series[0].y == [0.25, 0.75]
+    (few,) = over_layers.figures
+    assert few.ticks == {0.0: "0", 1.0: "1", 2.0: "2"}
+    assert [(line.name, line.style, line.y) for line in few.series] == [
+        ("W_q", "both", [2, 4, 6]),
+        ("W_q, step 0", "dashed", [1, 2, 3]),
+    ]
+    (steps,) = over_steps.figures
+    assert [line.name for line in steps.series] == ["W_q", "W_k", "W_v"]
+    key = steps.series[1]
+    assert (key.x["step"], key.y) == ([0, 50, 100], [3, 6, 9])
+    assert (key.low, key.high) == ([2, 4, 6], [4, 8, 12])
+
+
+def test_what_does_not_apply_says_why(inspected):
+    section = next(s for s in page_of(inspected).sections if s.name == "probes")
+    folded = next(block for block in section.blocks if isinstance(block, Folded))
+    assert folded.title == "1 probe has nothing to show of this model"
+    assert folded.blocks == [Text(["Gains: no norm has a gain"], listed=True)]
+
+
+def test_live_records_are_drawn_while_a_run_trains(tmp_path):
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=100, until=10)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (20, 40):
+            record = {"step": step, "tokens": 2048 * step, "time": float(step), "loss": 3.0}
+            file.write(json.dumps(record | {"probe/input_norms/h/0": step / 10}) + "\n")
+    page = page_of(run)
+    figure = next(f for f in page.figures() if f.name == "run-live-input_norms")
+    assert figure.title == "Input norms"
+    assert list(figure.xs) == ["step", "tokens", "time", "flops"]
+    (line,) = figure.series
+    assert (line.name, line.x["step"], line.y) == ("h 0", [20, 40], [2, 4])
+
+
+def test_a_run_without_probes_has_no_such_part(tmp_path):
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=20)
+    assert "probes" not in [section.name for section in page_of(run).sections]
