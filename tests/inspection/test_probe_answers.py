@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unitsphere.data.batch import Batch
+from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection import scales, states, updates, weights
 from unitsphere.inspection.anatomy import matrices_of
 from unitsphere.inspection.trace import trace
@@ -118,7 +118,7 @@ def test_gain_norms():
 
 
 def test_eigen_learning_rates_are_effective_and_without_sign():
-    model = made("ngpt")  # stored at s_scale = 1/√d, used at s_init = 0.05
+    model = made("ngpt", signed_alpha=True)  # stored at s_scale = 1/√d, used at s_init = 0.05
     fill(model, "blocks.1.alpha_M.stored", -0.5)
     found = scales.eigen_learning_rates(model)
     assert found["alpha_A"]["means"] == pytest.approx([0.05, 0.05])
@@ -149,6 +149,17 @@ def test_lambda_by_depth():
     assert found == {"λ": {"labels": ["0.5", "1"], "values": [1.0, 0.5]}}
     with pytest.raises(DoesNotApply, match="res_scale"):
         scales.lambda_by_depth(made("normformer"))
+
+
+def test_padding_counts_for_nothing():
+    model, given = made(), batch(time=6)
+    targets = given.targets.clone()
+    targets[:, 4:] = IGNORED
+    padded = states.input_norms(trace(model, Batch(given.inputs, targets)))
+    short = Batch(given.inputs[:, :4], given.targets[:, :4])
+    alone = states.input_norms(trace(model, short))
+    assert padded["h"]["values"] == pytest.approx(alone["h"]["values"], rel=1e-5)
+    assert padded["h"]["values"] != states.input_norms(trace(model, given))["h"]["values"]
 
 
 class Turning(nn.Module):
@@ -227,6 +238,9 @@ def test_logit_lens_ends_with_the_loss_and_shows_layers_that_do_nothing():
     assert found["labels"] == ["in", "0", "1"]
     assert found["values"] == pytest.approx([loss] * 3, rel=1e-5)
     gpt = made()
+    fill(gpt, "norm.gain", torch.linspace(0, 3, D))  # the head reads what the last norm made
+    ends = states.logit_lens(gpt, given, trace(gpt, given, deep=False))["loss"]["values"][-1]
+    assert ends == pytest.approx(float(gpt.loss(given.inputs, given.targets)), rel=1e-5)
     gpt.head().weight.zero_()
     found = states.logit_lens(gpt, given, trace(gpt, given, deep=False))["loss"]
     assert found["values"] == pytest.approx([math.log(V)] * 3, rel=1e-5)

@@ -216,3 +216,14 @@ def test_a_run_with_muon_says_that_matrices_have_no_first_moment(runs, tmp_path)
     assert not found["probes"]["moment_variance"]["applies"]
     assert "Muon" in found["probes"]["moment_variance"]["why"]
     assert torch.is_grad_enabled()
+
+
+def test_each_step_is_compared_with_the_same_of_the_other_run(runs):
+    same = film(runs / "gpt", ["gradient_ratio"], against=runs / "gpt", device="cpu")
+    for scene in same.scenes:
+        ratios = [
+            value for series in scene.found["gradient_ratio"].values() for value in series["values"]
+        ]
+        assert ratios == pytest.approx([1.0] * len(ratios)), scene.step
+    other = film(runs / "ngpt", ["gradient_ratio"], [4], runs / "gpt", "cpu").scenes[-1]
+    assert other.found["gradient_ratio"]["W_q"]["values"][0] != pytest.approx(1, rel=1e-3)

@@ -47,14 +47,13 @@ def some_tokens(rows: int, time: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("chunk", [7, 16])
-def test_chunks_through_the_cache_give_the_losses_of_one_pass(variant, chunk):
+def test_chunks_through_the_cache_give_the_losses_of_one_pass(variant):
     name, numbers = VARIANTS[variant]
     model = build(name, **SMALL, **numbers).double().eval()
     inputs, targets = some_tokens(2, 32)
     logits = model(inputs)
     whole = torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none")
-    found = token_losses(model, inputs, targets, chunk)
+    found = token_losses(model, inputs, targets, chunk=7)  # the last one is shorter
     torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-10)
 
 

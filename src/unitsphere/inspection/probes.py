@@ -37,7 +37,8 @@ class Base:
 class Subject:
     """All that a probe may look at, made when one does; `no_batch` says why there is none.
 
-    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier.
+    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. against:
+    whether there is a second run at all, which may have no `base` to compare this step with.
     """
 
     model: Transformer
@@ -47,6 +48,7 @@ class Subject:
     before: Mapping[str, Tensor] | None = None
     steps: int = 1
     base: Base | None = None
+    against: bool = False
 
     @property
     def given(self) -> Batch:
@@ -97,6 +99,8 @@ def turned(subject: Subject) -> Values:
 
 def against(subject: Subject) -> Values:
     """`gradient_ratio` against the base; DoesNotApply if there is none."""
+    if subject.base is None and subject.against:
+        raise DoesNotApply("the second run has no checkpoint of this step")
     if subject.base is None:
         raise DoesNotApply("there is no second run to compare with: give --against RUN2")
     base = subject.base

@@ -93,7 +93,7 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-def watched_states(layer: Layer, count: Tensor, found: Trace) -> Any:
+def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the layer's sublayers add their moves of h, and its output to the states."""
     seen: list[Tensor] = []
 
@@ -117,7 +117,7 @@ def watched_states(layer: Layer, count: Tensor, found: Trace) -> Any:
     return hooked([*handles, layer.block.register_forward_hook(leaves)])
 
 
-def watched_attention(layer: Layer, count: Tensor, found: Trace) -> Any:
+def watched_attention(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the layer's attentions tell the entropy of their weights."""
     handles = []
     for sublayer in layer.readers:
@@ -189,7 +189,7 @@ class Watched:
         return self.context.keys_seen(k)
 
 
-def watched_units(layer: Layer, count: Tensor, found: Trace) -> Any:
+def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the layer's MLP tells how strong each hidden unit is, before a norm over them."""
     mlp = layer.block.get_submodule("mlp")
     assert isinstance(mlp, Cuts)

@@ -1,8 +1,9 @@
 """A run's checkpoints through the probes, one after the other: a film of its training."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,23 @@ def film(
     """Every probe (or those named) at every complete checkpoint (or those of `steps`) of a run.
 
     Before the first stands the start, where it can be made again: the weights depend on the seed
-    and the kind of device. `against` is the run that gradients are compared with, at its last
-    checkpoint. Raises UserError for what is no run, has no such checkpoint, or no such probe.
+    and the kind of device. `against` is the run that gradients are compared with, where it has a
+    checkpoint of the same step; the last of the one with the last of the other. Raises
+    UserError for what is no run, has no such checkpoint, or no such probe.
     """
     names = chosen(names)
     config = run_config(run)
     places = checkpoints(run, steps)
     on = pick_device(device)
     batch, why = probed_batch(config, on)
-    base = None if against is None else base_of(against, on)
+    bases = {} if against is None else bases_of(against, on)
+    last = max(places)
     scenes = []
     for subject, step in subjects(run, config, places, on):
-        full = replace(subject, batch=batch, no_batch=why, base=base)
+        base = bases.get(max(bases) if step == last else step) if bases else None
+        full = replace(
+            subject, batch=batch, no_batch=why, base=base and base(), against=bool(bases)
+        )
         scenes.append(Scene(step, inspect(full, names)))
         print(f"{run}: step {step}", file=sys.stderr)
     rows, tokens = (0, 0) if batch is None else (len(batch), batch.inputs.numel())
@@ -150,12 +156,7 @@ def subjects(
     run: Path, config: RunConfig, places: Mapping[int, Path], device: torch.device
 ) -> Iterator[tuple[Subject, int]]:
     """The model at its start and at each checkpoint, with what is known of the one before."""
-    model = build_from(
-        config.architecture, config.model, device, config.train.seed, config.objective
-    )
-    model.eval().requires_grad_(False)
-    if config.train.precision == "bf16-storage":
-        model.to(torch.bfloat16)
+    model = start(config, device)
     before, last = None, 0
     if starts_alike(run, device):
         yield Subject(model), 0
@@ -165,6 +166,15 @@ def subjects(
         moments = moments_of(folder, model)
         yield Subject(model, moments=moments, before=before, steps=step - last), step
         before, last = copies(model), step
+
+
+def start(config: RunConfig, device: torch.device) -> Transformer:
+    """A run's model as it is drawn from the seed, for looking at alone."""
+    kind, seed = config.architecture, config.train.seed
+    model = build_from(kind, config.model, device, seed, config.objective)
+    if config.train.precision == "bf16-storage":
+        model.to(torch.bfloat16)
+    return model.eval().requires_grad_(False)
 
 
 def copies(model: Transformer) -> dict[str, Tensor]:
@@ -202,17 +212,22 @@ def probed_batch(config: RunConfig, device: torch.device) -> tuple[Batch | None,
     return corpus.validation_rows(rows).to(device), ""
 
 
-def base_of(run: Path, device: torch.device) -> Base:
-    """The run that gradients are compared with: its newest checkpoint, on its own data."""
+def bases_of(run: Path, device: torch.device) -> dict[int, Callable[[], Base]]:
+    """Step -> the run that gradients are compared with as it was then, on its own data."""
     config = run_config(run)
     places = checkpoints(run, ())
-    model = build_from(config.architecture, config.model, device, objective=config.objective)
-    model.eval().requires_grad_(False)
-    load_model(places[max(places)], model)
     batch, why = probed_batch(config, device)
     if batch is None:
         raise UserError(f"cannot compare with {run}: {why}")
-    return Base(model, batch)
+
+    def base(folder: Path | None) -> Base:
+        model = start(config, device)
+        if folder is not None:
+            load_model(folder, model)
+        return Base(model, batch)
+
+    found = {step: partial(base, folder) for step, folder in places.items()}
+    return ({0: partial(base, None)} if starts_alike(run, device) else {}) | found
 
 
 def live_values(run: Path, names: Sequence[str]) -> dict[str, dict[int, Values]]:

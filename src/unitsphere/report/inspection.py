@@ -11,7 +11,7 @@ from unitsphere.inspection.values import QUANTILES
 FOLDER, DOCUMENT = "inspect", "inspect.json"
 COLUMNS = ("probe", "of", "first", "last", "lowest layer", "highest layer")
 PROBE_COLUMNS = ("probe", "shows", "figure")
-SERIES_SHOWN = 3
+SERIES_SHOWN = 2
 """Series of a probe that the table shows; the others are in the figure and the JSON."""
 
 

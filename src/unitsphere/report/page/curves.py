@@ -1,6 +1,7 @@
 """Curves of training: what the records of some runs say, by step, tokens, time and operations."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ POINTS = 4000
 """Points of a figure, all its lines together."""
 LEAST = 120
 """Points that a line keeps, however many lines there are."""
+
+MOST_TOLD = 8
+"""Last values that a caption tells."""
 
 
 class Measure(NamedTuple):
@@ -85,6 +89,7 @@ def lines_of(
                     y=[y[place] for place in kept],
                     colour=arms.index(run.arm),
                     smooth=measure.smooth,
+                    group=run.arm if len(arms) > 1 else "",
                 )
             )
     return found if any(len(line.y) > 1 for line in found) else []
@@ -129,10 +134,17 @@ def round_off(value: float | None) -> float | None:
 
 
 def last_values(lines: Sequence[Series]) -> str:
-    """What the lines end with, for those who cannot see them."""
-    ends = [f"{line.name} {line.y[-1]:.4g}" for line in lines if line.y[-1] is not None]
-    more = f" and {len(ends) - 8} more" if len(ends) > 8 else ""
-    return f"Last: {', '.join(ends[:8])}{more}." if ends else ""
+    """What the lines end with, of several in a group their mean: for those who cannot see them."""
+    ends: dict[str, list[float]] = {}
+    for line in lines:
+        if (last := line.y[-1]) is not None:
+            ends.setdefault(line.group or line.name, []).append(last)
+    if not ends:
+        return ""
+    told = [f"{name} {statistics.fmean(values):.4g}" for name, values in ends.items()]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    several = ", means" if any(len(values) > 1 for values in ends.values()) else ""
+    return f"Last{several}: {', '.join(told[:MOST_TOLD])}{more}."
 
 
 def data_command(runs: Sequence[Run]) -> str:

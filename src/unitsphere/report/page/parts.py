@@ -18,7 +18,8 @@ class Series:
 
     x: by the key of the axis' choice ("step", "tokens", …), each as long as `y` and rising.
     y: None where there is no number. low, high: a band around it. colour: its place in the
-    palette, the same for all that belongs to an arm. smooth: whether smoothing is offered.
+    palette, the same for all that belongs to an arm. smooth: whether smoothing is offered. group:
+    what the legend names and hides, the series itself if empty.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Series:
     smooth: bool = False
     low: Sequence[Number] | None = None
     high: Sequence[Number] | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)

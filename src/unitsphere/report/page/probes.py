@@ -5,6 +5,7 @@ The form of both is told in `unitsphere.inspection`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from unitsphere.report.inspection import DOCUMENT, FOLDER
 from unitsphere.report.page.curves import axis_labels, round_off
 from unitsphere.report.page.parts import (
     Block,
@@ -24,10 +25,7 @@ from unitsphere.report.page.probe_figures import (
     too_many,
 )
 from unitsphere.report.page.runs import Json, Run, document, is_number
-
-FOLDER, FILE = "inspect", "inspect.json"
-LIVE = "probe/"
-"""Begins the keys of live records: probe/<probe>/<series>/<label>."""
+from unitsphere.training.live import PREFIX
 
 
 def probe_sections(runs: Sequence[Run]) -> list[Section]:
@@ -46,7 +44,7 @@ def probe_sections(runs: Sequence[Run]) -> list[Section]:
 
 def run_blocks(run: Run) -> list[Block]:
     """A run's probes: over layers, over steps, recorded live; and those that do not apply."""
-    probes = document(run.folder / FOLDER / FILE).get("probes", {})
+    probes = document(run.folder / FOLDER / DOCUMENT).get("probes", {})
     told = {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
     shown = [(name, probe) for name, probe in told.items() if probe.get("applies")]
     command = f"unitsphere inspect {run.folder}"
@@ -73,7 +71,7 @@ def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
     """What the run recorded of its probes while it trained, by step, tokens, time, operations."""
     axes = axis_labels([run])
     found: dict[str, dict[tuple[str, str], list[Number]]] = {}
-    records = [record for record in run.records if any(k.startswith(LIVE) for k in record)]
+    records = [record for record in run.records if any(k.startswith(PREFIX) for k in record)]
     for place, record in enumerate(records):
         for probe, series, label, value in live_values(record):
             lines = found.setdefault(probe, {})
@@ -102,5 +100,5 @@ def live_values(record: Mapping[str, float]) -> Iterator[tuple[str, str, str, fl
     """Probe, series, label and value of each live figure of a record."""
     for key, value in record.items():
         parts = key.split("/")
-        if key.startswith(LIVE) and len(parts) >= 4 and is_number(value):
+        if key.startswith(PREFIX) and len(parts) >= 4 and is_number(value):
             yield parts[1], "/".join(parts[2:-1]), parts[-1], value

@@ -95,6 +95,7 @@ def series_json(series: Series) -> dict[str, Any]:
     """A series; a band only where there is one."""
     said: dict[str, Any] = {
         "name": series.name,
+        "group": series.group or series.name,
         "colour": series.colour,
         "style": series.style,
         "smooth": series.smooth,

@@ -69,8 +69,9 @@ def draw(figure: Figure) -> "Drawing":
     axis, label = next(iter(figure.xs.items()))
     named = set()
     for series in figure.series:
-        draw_series(axes, series, axis, figure, first=series.name not in named)
-        named.add(series.name)
+        name = series.group or series.name
+        draw_series(axes, series, axis, figure, first=name not in named)
+        named.add(name)
     axes.set_xscale("log" if figure.log_x and can_be_log(figure, axis) else "linear")
     axes.set_yscale("log" if figure.log_y else "linear")
     if figure.ticks:
@@ -97,7 +98,7 @@ def draw_series(axes: "Axes", series: Series, axis: str, figure: Figure, first: 
     y = [float("nan") if value is None else value for value in series.y]
     if figure.log_y:
         y = [value if value > 0 else float("nan") for value in y]
-    label = plain(series.name) if first else None
+    label = plain(series.group or series.name) if first else None
     if series.low is not None and series.high is not None:
         draw_spread(axes, series, x, colour)
     if series.style == "points":

@@ -100,7 +100,7 @@ class View {
     const width = Math.floor(this.place.clientWidth);
     if (!width) return;
     const state = this.group.stateOf(this);
-    const shown = this.figure.series.filter(({ name }) => !state.hidden.includes(name));
+    const shown = this.figure.series.filter(({ group }) => !state.hidden.includes(group));
     this.columns = shown.flatMap((series) => columnsOf(series, state));
     this.data = aligned(this.columns, state);
     if (this.plot) this.plot.destroy();
@@ -196,12 +196,12 @@ class View {
 }
 
 function legend(view) {
-  const names = [...new Map(view.figure.series.map((series) => [series.name, series])).values()];
+  const names = [...new Map(view.figure.series.map((series) => [series.group, series])).values()];
   if (names.length < 2) return element("div", { class: "legend" });
   return element("div", { class: "legend", role: "group", "aria-label": "Lines shown" }, ...names.map((series) => {
     const swatch = element("i", { class: `swatch s${series.colour % 6} ${series.style}` });
-    const button = element("button", { type: "button", "aria-pressed": "true", "data-name": series.name }, swatch, series.name);
-    button.addEventListener("click", () => view.group.toggle(series.name));
+    const button = element("button", { type: "button", "aria-pressed": "true", "data-name": series.group }, swatch, series.group);
+    button.addEventListener("click", () => view.group.toggle(series.group));
     return button;
   }));
 }

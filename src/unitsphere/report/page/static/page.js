@@ -20,7 +20,7 @@ function setTheme(theme) {
 }
 
 function themeSwitch() {
-  const themes = [["auto", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+  const themes = [["auto", "system"], ["light", "Light"], ["dark", "Dark"]];
   const now = stored() || "auto";
   const select = element("select", { id: "theme" }, ...themes.map(
     ([value, text]) => element("option", { value, selected: value === now }, text),

@@ -82,6 +82,34 @@ function widen(u, low, high) {
   return [low - room, high + room];
 }
 
+// Room at both ends, in ratios.
+function widenLog(u, low, high) {
+  if (low === null || high === null || low <= 0) return [1, 10];
+  const room = Math.max((high / low) ** 0.05, 1.02);
+  return [low / room, high * room];
+}
+
+// Powers of ten over many decades, 1, 2 and 5 over few, plain steps within less than one.
+function logTicks(low, high) {
+  const decades = Math.log10(high / low);
+  const every = decades > 4 ? [1] : [1, 2, 5];
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    ticks.push(...every.map((by) => +(by * 10 ** power).toPrecision(1)));
+  }
+  const inside = ticks.filter((tick) => tick >= low && tick <= high);
+  if (inside.length > 2) return inside;
+  const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough));
+  const step = size * [1, 2, 5, 10].find((by) => by * size >= rough);
+  const first = Math.ceil(low / step), count = Math.floor(high / step) - first + 1;
+  return Array.from({ length: count }, (_, i) => +((first + i) * step).toPrecision(6));
+}
+
+function logAxis(on) {
+  if (!on) return {};
+  return { splits: (u, axis, low, high) => logTicks(low, high), filter: (u, splits) => splits };
+}
+
 function wordTicks(figure) {
   if (!figure.ticks.length) return {};
   const names = new Map(figure.ticks);
@@ -103,6 +131,13 @@ function clipped(text, pixels) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
+// Lines fill the width; points, words and a single place have room at the sides.
+function rangeOf(figure, state) {
+  const dotted = figure.series.every(({ style }) => style !== "line");
+  const roomy = state.logX ? widenLog : widen;
+  return (u, low, high) => (dotted || low === null || low === high ? roomy(u, low, high) : [low, high]);
+}
+
 function plotOptions(figure, columns, state, width, hooks) {
   const label = (figure.xs.find(({ key }) => key === state.axis) || figure.xs[0]).label;
   const height = Math.max(220, Math.min(380, Math.round(width * 0.5)));
@@ -116,12 +151,12 @@ function plotOptions(figure, columns, state, width, hooks) {
     series: [{}, ...columns.map(seriesOptions)],
     bands: bandsOf(columns),
     scales: {
-      x: { time: false, ...log(state.logX), ...(figure.ticks.length ? { range: widen } : {}) },
-      y: { ...log(state.logY), ...(state.logY ? {} : { range: widen }) },
+      x: { time: false, ...log(state.logX), range: rangeOf(figure, state) },
+      y: { ...log(state.logY), range: state.logY ? widenLog : widen },
     },
     axes: [
-      axisOptions(label, { values: numbers, size: 28, ...wordTicks(figure) }),
-      axisOptions(clipped(figure.y, height), { values: numbers, size: 56 }),
+      axisOptions(label, { values: numbers, size: 28, ...logAxis(state.logX), ...wordTicks(figure) }),
+      axisOptions(clipped(figure.y, height), { values: numbers, size: 56, ...logAxis(state.logY) }),
     ],
     cursor: {
       y: false,
