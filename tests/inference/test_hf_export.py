@@ -16,6 +16,7 @@ from unitsphere.inference.generate import generate, generate_text
 
 pytest.importorskip("transformers")
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -337,6 +338,56 @@ def test_the_card_says_what_the_run_s_folder_says(folder):
     here = sum(t.numel() for t in load_file(folder / "hf-ngpt" / "model.safetensors").values())
     assert f"| parameters, in this folder | {here:,} |" in card
     assert here < trained
+
+
+class Engine:
+    """The attention of one layer in a serving engine, which keeps keys and values itself."""
+
+    def __init__(self):
+        self.keys, self.values = [], []
+
+    def __call__(self, q, k, v, scale):
+        """Heads of new tokens [H, new, d_k] against all so far -> [new, H·d_k]."""
+        self.keys.append(k)
+        self.values.append(v)
+        k, v = (torch.cat(kept, dim=1) for kept in (self.keys, self.values))
+        k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
+        scores = q @ k.mT * scale
+        past = k.shape[1] - q.shape[1]
+        unseen = torch.ones_like(scores, dtype=torch.bool).triu(past + 1)
+        y = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ v
+        return y.transpose(0, 1).flatten(1)
+
+
+def engine_attention(module, q, k, v, attention_mask, scaling, attention_instances, **kwargs):
+    """As vLLM's Transformers backend puts its own attention in a model's place."""
+    assert attention_mask is None
+    return attention_instances[module.layer_idx](q[0], k[0], v[0], scaling), None
+
+
+@pytest.mark.parametrize("name", [n for n in CAUSAL if n != "windowed"])
+@torch.no_grad()
+def test_an_engine_s_attention_takes_the_place_of_its_own(folder, name):
+    AttentionInterface.register("engine", engine_attention)
+    path, run = folder / f"hf-{name}", unitsphere.load(folder / f"run-{name}")
+    tokens = some(run, rows=1)
+    expected = loaded(path)[0](tokens).logits
+    model = AutoModelForCausalLM.from_pretrained(
+        path, trust_remote_code=True, attn_implementation="engine"
+    ).eval()
+    layers = {layer: Engine() for layer in range(model.config.num_hidden_layers)}
+    parts = []
+    for begin, end in ((0, 13), (13, 14), (14, 20)):  # a prompt, a token, some tokens
+        (h,) = model.model(
+            input_ids=tokens[:, begin:end],
+            position_ids=torch.arange(begin, end)[None],
+            use_cache=False,
+            attention_instances=layers,
+            return_dict=False,
+        )
+        parts.append(model.lm_head(h))
+    assert all(len(engine.keys) == 3 for engine in layers.values())
+    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-4)
 
 
 def test_auto_map_names_what_other_engines_ask_for(folder):
