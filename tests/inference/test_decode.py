@@ -56,12 +56,12 @@ def test_a_token_compiles_nothing_anew_and_texts_of_other_lengths_share_the_grap
     assert graphs() == before + 2
 
 
-def test_many_shapes_are_no_error(monkeypatch):
+def test_many_shapes_are_no_error():
     """torch refuses the ninth by default; here the third."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     model = build("ngpt", **SIZES)
-    for rows in (1, 2, 3, 4):
-        generate(model, PROMPTS[:1] * rows, 2, compile=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for rows in (1, 2, 3, 4):
+            generate(model, PROMPTS[:1] * rows, 2, compile=True)
 
 
 def test_buffers_have_the_next_power_of_two():

@@ -19,7 +19,6 @@ pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
 from unitsphere.inference.lm_eval_model import HarnessLM, read_settings
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks, task_names
-from unitsphere.models.trunk import Head
 
 CONTEXT = 96
 RECIPE = f"""
@@ -184,8 +183,8 @@ class Uniform(torch.nn.Module):
     def features(self, tokens):
         return torch.ones(*tokens.shape, 4)
 
-    def head(self):
-        return Head(torch.zeros(256, 4))
+    def logits(self, h):
+        return torch.zeros(*h.shape[:-1], 256)
 
 
 def test_a_uniform_byte_model_scores_8_bits_a_byte():

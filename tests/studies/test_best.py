@@ -1,4 +1,4 @@
-"""The studies behind `unitsphere/best-*`: their arms differ in architecture and optimizer alone."""
+"""The studies with `unitsphere/best-*`: their arms differ in architecture and optimizer alone."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from unitsphere.studies.spec import load_study
 from unitsphere.training.recipes import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SIZES = {"best-1m": (128, 4), "best-3m": (192, 5)}
+SIZES = {"1m": (128, 4), "3m": (192, 5)}
 
 
 def configs(name):
-    study = load_study(CompareStudy, FOLDER / f"{name}.toml")
+    study = load_study(CompareStudy, FOLDER / f"compare-{name}.toml")
     return study, {arm: arm_config(study, arm) for arm in study.arms}
 
 
@@ -29,7 +29,8 @@ def parameters(config):
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
     study, found = configs(name)
-    assert set(found) == {"gpt-plus", "gpt-plus-muon", "ngpt", "angpt", "best"}
+    plain = {"gpt", "gpt-plus", "normformer", "ngpt", "angpt"}
+    assert set(found) == plain | {"gpt-plus-muon", "best"}
     check_fair(found, study.reference, allow=[])
     counts = {arm: parameters(config) for arm, config in found.items()}
     assert max(counts.values()) < 1.02 * min(counts.values())
@@ -46,7 +47,7 @@ def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
 @pytest.mark.parametrize("name", SIZES)
 def test_scales_start_by_width_and_depth(name):
     width, layers = SIZES[name]
-    model = load_recipe(f"unitsphere/{name}").model
+    model = load_recipe(f"unitsphere/best-{name}").model
     assert model.alpha.init == 1 / layers
     assert model.s_z.init == pytest.approx(width**0.5)
     assert model.d_model // model.n_heads == 64

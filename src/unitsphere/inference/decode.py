@@ -16,7 +16,6 @@ from torch import Tensor
 from unitsphere.errors import UserError
 from unitsphere.models.context import Cache, KeysValues, SelfContext
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.rope import rope_table
 from unitsphere.ops.sight import Sight
 
@@ -70,9 +69,7 @@ def last_logits(
     model: Transformer, tokens_BT: Tensor, cache: Cache, padding_B: Tensor | None
 ) -> Tensor:
     """Logits [B, V] after the last token alone."""
-    h = model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1]
-    head = model.head()
-    return scaled_linear(h, head.weight, head.scale)
+    return model.logits(model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1])
 
 
 class Buffers(Cache):
@@ -108,8 +105,7 @@ def one_token(
     h = model.embed(tokens_B1, positions)
     for block in model.blocks:
         h = block(h, context)
-    head = model.head()
-    return scaled_linear(model.norm(h)[:, -1], head.weight, head.scale)
+    return model.logits(model.norm(h)[:, -1])
 
 
 @functools.cache

@@ -21,7 +21,6 @@ from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.linear import scaled_linear
 
 Scored = tuple[list[int], list[int]]
 """Tokens of a context, and those of the continuation that is scored."""
@@ -140,8 +139,7 @@ class HarnessLM(TemplateLM):
 
     def log_probabilities(self, h: Tensor) -> Tensor:
         """log p of every token after each h [N, d]: [N, V], in fp32 or wider."""
-        head = self.model.head()
-        logits = scaled_linear(h, head.weight, head.scale)
+        logits = self.model.logits(h)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

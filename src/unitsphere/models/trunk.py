@@ -100,7 +100,10 @@ class Transformer(nn.Module):
         source; seq2seq needs it. `documents` (int [batch, time]) numbers the document of each
         token: a token sees its own document alone.
         """
-        h = self.features(tokens, cache, left_padding, mask, memory, documents)
+        return self.logits(self.features(tokens, cache, left_padding, mask, memory, documents))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """What the head makes of features [..., d]: [..., V]."""
         head = self.head()
         if is_cut(head.weight):
             return gathered_linear(h, head.weight, head.scale)
