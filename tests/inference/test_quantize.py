@@ -145,7 +145,6 @@ def test_embeddings_and_head_are_rounded_where_asked():
 
 
 def test_torchao_s_int8_and_nvfp4_agree():
-    pytest.importorskip("torchao")
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
     from torchao.quantization import Int8WeightOnlyConfig
     from torchao.quantization import quantize_ as torchao_quantize_
