@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typed import refused
 
 from unitsphere.cli import main
 
@@ -68,17 +69,6 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
-
-
-def refused(capfd, *argv: str) -> str:
-    """Run a command that must be refused in one line; the message."""
-    assert main(list(argv)) == 2
-    captured = capfd.readouterr()
-    lines = captured.err.splitlines()
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("unitsphere: error: ")
-    assert captured.out == ""
-    return lines[0]
 
 
 TRAIN = ("train", "tiny.toml", "--out", "new")

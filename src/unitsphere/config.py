@@ -24,7 +24,7 @@ T = TypeVar("T")
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known name, or some known names if none is near."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f" (did you mean '{near[0]}'?)"
     return f" (known: {', '.join(known[:8])}{', …' if len(known) > 8 else ''})"

@@ -8,7 +8,7 @@ class UserError(Exception):
     """
 
 
-class Preempted(Exception):  # noqa: N818 - nothing went wrong
+class Preempted(Exception):
     """The run was asked to stop and has saved; the message says how to go on.
 
     The command line prints the message and exits with status 75.

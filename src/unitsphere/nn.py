@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
+from unitsphere.kernels import lerp_norm
 from unitsphere.models import ngpt, parts
 from unitsphere.models.constraint import Bound, Declaration, Declares, normalize_
 from unitsphere.models.context import SelfContext
 from unitsphere.models.parts import Resets, ScaleConfig, rotary_size
 from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.residual import lerp_norm
 from unitsphere.ops.rope import rope_table
 
 __all__ = [
@@ -105,12 +105,13 @@ class SphereResidual(nn.Module):
 
     def __init__(self, d: int, alpha: float = 0.05) -> None:
         super().__init__()
-        self.alpha = Scale(d, init=alpha, start=1 / math.sqrt(d))
+        config = ngpt.NGPTConfig(d_model=d, alpha=ScaleConfig(init=alpha))
+        self.alpha = ngpt.Rate(config)
+        _start(self)
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
         """h, x [..., d] -> [..., d], unit vectors, in h's dtype."""
-        alpha = self.alpha()
-        return lerp_norm(h, x, abs(alpha))
+        return lerp_norm(h, x, self.alpha())
 
 
 class NormalizedAttention(nn.Module):

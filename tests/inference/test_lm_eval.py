@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typed import printed
 
 import unitsphere
 from unitsphere.cli import main
@@ -192,11 +193,6 @@ def test_a_uniform_byte_model_scores_8_bits_a_byte():
     found = figures(run_tasks(lm, ["text"], data="data/texts.jsonl"))["text"]["metrics"]
     assert f"{found['bits_per_byte']['value']:.3f}" == "8.000"
     assert found["byte_perplexity"]["value"] == pytest.approx(256, rel=1e-5)
-
-
-def printed(capsys, *argv: str):
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_eval_reports_tasks_with_standard_errors(capsys):

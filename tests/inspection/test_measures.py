@@ -11,7 +11,6 @@ from unitsphere.inspection.measures import (
     effective_rank,
     entropy,
     singular,
-    unit_rows,
 )
 from unitsphere.inspection.values import (
     QUANTILES,
@@ -61,11 +60,6 @@ def test_angle_of_a_known_rotation_at_any_length(degrees):
 
 def test_an_angle_with_nothing_is_none():
     assert angle(torch.zeros(2), torch.ones(2)).isnan()
-
-
-def test_unit_rows_leaves_zeros():
-    rows = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
 
 def test_a_distribution_has_exact_quantiles_mean_and_counts():

@@ -50,7 +50,8 @@ def content(out: Path) -> dict[str, bytes]:
     for path in newest.glob("*.safetensors"):  # which process writes what all have is left open
         with safe_open(path, "pt") as file:
             offsets = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-            for name in file.keys():  # noqa: SIM118 - no dictionary
+            names = file.keys()
+            for name in names:
                 found[f"{name} at {offsets.get(name)}"] = file.get_tensor(name).numpy().tobytes()
     records = [{k: v for k, v in r.items() if k not in CLOCK} for r in read_metrics(out)]
     found["records"] = json.dumps(records).encode()

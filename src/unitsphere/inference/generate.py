@@ -82,25 +82,16 @@ def generate(
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
     out of range, or for a model that is no causal one.
     """
-    if model.objective != "clm":
-        raise UserError(
-            f"a model trained with objective {model.objective} does not continue texts: "
-            "generate needs a run with objective clm"
-        )
     check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    if max_tokens < 1:
-        raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
-    if not all(prompts):
-        raise ValueError("a prompt needs at least one token: begin it with the separator")
+    check_request(model, prompts, max_tokens)
     if not prompts:
         return []
     seeds = seeds_of(seed, len(prompts))
     fill = 0 if stop is None else stop
     tokens_BT, padding_B = left_pad(prompts, fill, model.device)
     length = tokens_BT.shape[1] + max_tokens
-    following = (decode.compiled if compile else decode.eager)(
-        model, len(prompts), length, padding_B
-    )
+    decoder = decode.compiled if compile else decode.eager
+    following = decoder(model, len(prompts), length, padding_B)
     generators = [torch.Generator().manual_seed(one) for one in seeds]
     drawn: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
@@ -126,6 +117,19 @@ def generate(
             break
         tokens_BT = next_B[:, None]
     return drawn
+
+
+def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Raise what `generate` says of a model, prompts or a length that it does not take."""
+    if model.objective != "clm":
+        raise UserError(
+            f"a model trained with objective {model.objective} does not continue texts: "
+            "generate needs a run with objective clm"
+        )
+    if max_tokens < 1:
+        raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
+    if not all(prompts):
+        raise ValueError("a prompt needs at least one token: begin it with the separator")
 
 
 def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:

@@ -38,8 +38,3 @@ def angle(a: Tensor, b: Tensor) -> Tensor:
     a, b = a / a.norm(dim=-1, keepdim=True), b / b.norm(dim=-1, keepdim=True)
     half = torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
     return torch.rad2deg(2 * half)
-
-
-def unit_rows(matrix: Tensor) -> Tensor:
-    """Each row of [n, d] at length 1; a row of zeros stays."""
-    return torch.nn.functional.normalize(matrix, dim=-1)

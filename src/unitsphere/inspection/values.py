@@ -19,7 +19,7 @@ BINS = 41
 DIGITS = 6
 
 
-class DoesNotApply(Exception):  # noqa: N818 - no error: a probe says why it has nothing to show
+class DoesNotApply(Exception):
     """A probe has nothing to show of a model; says why."""
 
 

@@ -20,9 +20,10 @@ from unitsphere.inspection.anatomy import (
     shown,
     unless_none,
 )
-from unitsphere.inspection.measures import condition, effective_rank, singular, unit_rows
+from unitsphere.inspection.measures import condition, effective_rank, singular
 from unitsphere.inspection.values import Values, distribution, layers, whole
 from unitsphere.models.trunk import Transformer
+from unitsphere.ops.norm import unit_norm
 
 MOST_ROWS = 2048
 """Rows of an embedding whose dot products are taken, evenly spread over the vocabulary."""
@@ -70,7 +71,7 @@ def condition_numbers(model: Transformer) -> Values:
     points = []
     for m in matrices_of(model):
         vectors = m.by_head()
-        for name, used in ((m.name, vectors), (f"{m.name} unit", unit_rows(vectors))):
+        for name, used in ((m.name, vectors), (f"{m.name} unit", unit_norm(vectors))):
             points.append((name, m.layer, condition(singular(used)).quantile(0.5)))
     return layers(points)
 

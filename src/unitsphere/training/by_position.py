@@ -18,7 +18,7 @@ from torch import Tensor
 from unitsphere.data.stretches import DocumentTokens, stretches
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.evaluate import evaluating
+from unitsphere.training.evaluate import evaluating, perplexity
 
 CHUNK = 1024
 """Tokens that go through the model at a time, unless the caller says otherwise."""
@@ -148,7 +148,7 @@ def summarised(total: np.ndarray, scored: int, size: float) -> ContextLoss:
     return ContextLoss(
         context=context,
         loss=loss,
-        perplexity=exp(loss),
+        perplexity=perplexity(loss),
         bits_per_byte=nats / math.log(2) / size,
         tokens=scored,
         bytes=round(size),
@@ -159,12 +159,7 @@ def summarised(total: np.ndarray, scored: int, size: float) -> ContextLoss:
 def span(nats: float, first: int, last: int, windows: int) -> Span:
     """The mean over positions `first` to `last`, counted from 1, of each window."""
     tokens = (last - first + 1) * windows
-    return Span(first, last, tokens, nats / tokens, exp(nats / tokens))
-
-
-def exp(loss: float) -> float:
-    """e^loss; infinity where a float holds no more."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return Span(first, last, tokens, nats / tokens, perplexity(nats / tokens))
 
 
 def edges(context: int) -> list[tuple[int, int]]:

@@ -48,5 +48,5 @@ class Watch:
         return Watch(losses, lowest, above, above if over else None)
 
 
-class Diverged(Exception):  # noqa: N818 - what was waited for
+class Diverged(Exception):
     """A run that is to end when its loss diverges has done so, and is saved."""

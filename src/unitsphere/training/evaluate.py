@@ -125,6 +125,11 @@ def evaluate_shards(
     return summary(totals, round(shards.n_bytes * share), form.likelihood)
 
 
+def perplexity(loss: float) -> float:
+    """e^loss; infinity where a float holds no more."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def summary(totals: Totals, size: int, likelihood: bool) -> Evaluation:
     """The means of sums over the scored tokens of a text of `size` bytes."""
     if not totals.tokens:
@@ -132,7 +137,7 @@ def summary(totals: Totals, size: int, likelihood: bool) -> Evaluation:
     loss = totals.nats / totals.tokens
     return Evaluation(
         loss=loss,
-        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        perplexity=perplexity(loss),
         bits_per_byte=totals.nats / math.log(2) / size if likelihood else None,
         tokens=totals.tokens,
         bytes=size,

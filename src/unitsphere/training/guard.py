@@ -34,7 +34,7 @@ Place = tuple[Tensor, str]
 """A weight, and the name of a tensor of its state or "" for the weight itself."""
 
 
-class RolledBack(Exception):  # noqa: N818 - what was asked for
+class RolledBack(Exception):
     """The run is to go back to its last checkpoint and leave out update `step`."""
 
     def __init__(self, step: int, why: str) -> None:
