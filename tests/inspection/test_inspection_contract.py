@@ -1,5 +1,6 @@
 """Every probe on every architecture: it finds plain values, or says why it does not apply."""
 
+import dataclasses
 import json
 import math
 
@@ -31,6 +32,17 @@ def batch(objective="clm", rows=2, time=11):
     tokens = torch.randint(0, 50, (rows, time + 1), generator=generator)
     source = torch.randint(0, 50, (rows, 7), generator=generator)
     return Batch(tokens[:, :-1], tokens[:, 1:], source if objective == "seq2seq" else None)
+
+
+def masked(objective):
+    """The batch with what hides some tokens from others, as data have it."""
+    given = batch(objective)
+    long = torch.tensor([[3], [5]])
+    if objective == "seq2seq":
+        return dataclasses.replace(given, source_mask=torch.arange(7) < long)
+    if objective == "mlm":
+        return dataclasses.replace(given, mask=(torch.arange(11) < long)[:, None, None])
+    return dataclasses.replace(given, documents=(torch.arange(11) < long).long())
 
 
 def subject(name, objective="clm", **numbers):
@@ -71,6 +83,16 @@ def test_every_probe_finds_something_or_says_why_not(name, objective):
             assert ("means" in next(iter(values.values()))) == (
                 PROBES[probe].form == "distribution"
             )
+
+
+@EVERY
+@pytest.mark.parametrize("objective", ["clm", "mlm", "seq2seq"])
+def test_entropies_are_of_what_may_be_seen(name, objective):
+    found = trace(build(name, objective=objective, **SMALL), masked(objective))
+    assert found.entropies.keys() == found.uniform.keys() != set()
+    for place, most in found.uniform.items():
+        assert 0 < most < math.log(7)
+        assert (found.entropies[place] <= most + 1e-5).all()
 
 
 @EVERY

@@ -9,9 +9,11 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.page.runs import Run
 from unitsphere.report.table import short
-from unitsphere.studies.execute import Local, divergence, execute
+from unitsphere.studies.execute import Local, execute
 from unitsphere.studies.plan import plan, steps_for
+from unitsphere.training.divergence import divergence
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +76,16 @@ def test_a_folder_of_another_run_is_refused(runs):
         plan("good", planned[0].recipe, {"train.steps": 7, "train.seed": 3}, planned[0].folder)
 
 
+def test_a_run_that_was_scored_on_another_part_is_refused(runs):
+    run = runs[0][0]
+    with pytest.raises(UserError, match=r"was scored with train\.eval_tokens None, not 64"):
+        plan("good", run.recipe, {**run.keys, "train.eval_tokens": 64}, run.folder)
+
+
 def test_a_mark_of_divergence_lies_beside_the_run(runs):
     planned, (_, wild, _) = runs
     assert divergence(planned[1].folder).read_text().strip() == wild.error
+    assert [Run("run", "arm", run.folder).diverged for run in planned[:2]] == [False, True]
 
 
 def test_budgets_become_steps():

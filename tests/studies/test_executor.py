@@ -66,6 +66,14 @@ def test_a_failed_job_ends_no_other_and_says_why(tmp_path):
     assert "starting" in bad.job.log.read_text()
 
 
+def test_why_an_attempt_failed_is_not_taken_from_an_earlier_one(tmp_path):
+    first = job(tmp_path, "run", "print('unitsphere: error: step 12: loss nan'); sys.exit(2)")
+    assert run_jobs([first], workers=1)[0].error == "unitsphere: error: step 12: loss nan"
+    second = job(tmp_path, "run", "print('the GPU fell off'); sys.exit(1)")
+    assert run_jobs([second], workers=1)[0].error == "the GPU fell off"
+    assert "loss nan" in second.log.read_text()
+
+
 def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):
     (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], workers=1)
     assert state.status == "interrupted"

@@ -65,6 +65,7 @@ def test_another_vocabulary_is_another_tokenizer(recipe):
     [
         ({"schedule.final": 0.5}, "schedule.final 0.5 is above 0.1"),
         ({"schedule.warmup": 6.0}, "schedule.warmup 6 of 6 steps"),
+        ({"schedule.kind": "ramp"}, 'schedule.kind is "ramp"'),
     ],
 )
 def test_a_rate_that_does_not_come_down_is_refused(recipe, changes, why):
@@ -141,10 +142,16 @@ def test_what_is_flagged_of_runs(recipe):
     assert names(recipe, rates={place: dataclasses.replace(TUNED, lr=None)}) == ["no-rate"]
     broken = dataclasses.replace(TUNED, errors=("arm-1 tune: the disk is full",))
     assert names(recipe, rates={place: broken}) == ["failed"]
+    elsewhere = dataclasses.replace(broken, tokens=128)
+    assert names(recipe, rates={place: elsewhere}) == ["failed", "borrowed"]
+    twice = {("arm-1", tokens): dataclasses.replace(edge, tokens=64) for tokens in (64, 128)}
+    assert names(recipe, budgets=(64, 128), rates=twice) == ["edge", "borrowed"]
     assert names(recipe, records={run: record("diverged")}) == ["diverged"]
     assert names(recipe, records={run: record("failed")}) == ["failed"]
     assert names(recipe, records={run: record(cpu="b")}) == ["hardware"]
     assert names(recipe, records={run: record(commit="d")}) == ["versions"]
+    moved = record(resumed=[{"device": "cpu", "cpu": "b", "threads": 1, "commit": "c"}])
+    assert names(recipe, records={run: moved}) == ["hardware"]
     assert names(recipe, budgets=(64, 64_000)) == ["repeated"]
 
 

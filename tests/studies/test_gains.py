@@ -42,6 +42,12 @@ def test_a_slower_arm_is_not_reached_and_how_far_behind_is_said(tmp_path):
     assert row["behind"]["median"] == pytest.approx(1.4, rel=0.05)
 
 
+def test_an_arm_that_is_there_before_its_smallest_budget_is_not_behind(tmp_path):
+    (row,) = played(tmp_path, {"gpt": 1.0, "fast": 100.0})["speedups"]
+    assert row["tokens"]["reason"] == "reached before the smallest budget"
+    assert "behind" not in row
+
+
 def test_a_clear_difference_is_significant_and_said_in_words(tmp_path):
     found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5})
     last = found["differences"][-1]

@@ -14,6 +14,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.ladder import ladder_tables
 from unitsphere.report.page.kinds import page_of
+from unitsphere.report.page.parts import Text
 from unitsphere.studies import ladder as module
 from unitsphere.studies import tune
 from unitsphere.studies.execute import Record
@@ -21,7 +22,7 @@ from unitsphere.studies.ladder import ladder
 from unitsphere.studies.ladder_files import write_ladder
 from unitsphere.studies.ladder_results import document, findings
 from unitsphere.studies.ladder_spec import LadderStudy
-from unitsphere.studies.results import count_parameters
+from unitsphere.studies.outcomes import size_of
 from unitsphere.studies.spec import ArmSpec, Tune, load_study, study_from
 
 BATCHES = [96, 192, 384]
@@ -41,7 +42,7 @@ def made_up(study: LadderStudy, planned, broken: tuple[str, ...] = ()) -> Record
     """What a run would come to by the laws above, without training it."""
     if any(name in planned.name for name in broken):
         return Record(planned, "failed", error="no disk")
-    n, batch = count_parameters(planned.config), planned.config.train.batch_tokens
+    n, batch = size_of(planned.config).parameters, planned.config.train.batch_tokens
     if "tune" not in planned.name:
         # L = 1 + N^−½ + D^−½: at a compute C the lowest is at N = D = √(C/6).
         return Record(planned, "finished", loss=1 + n**-0.5 + planned.tokens**-0.5)
@@ -185,6 +186,14 @@ def test_a_toy_ladder_trains_and_goes_on(tmp_path):
     assert rungs_again[0].optimum == rungs[0].optimum
     assert spent_again[0].records == spent[0].records
     assert again.ran == []
+    write_ladder(findings(study, rungs, spent), tmp_path / "out")
+    said = [text for section in page_of(tmp_path / "out").sections for text in words(section)]
+    assert not any("is not known" in text for text in said)
+
+
+def words(section) -> list[str]:
+    """What stands in a section's texts."""
+    return [line for block in section.blocks if isinstance(block, Text) for line in block.lines]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +207,8 @@ def test_a_toy_ladder_trains_and_goes_on(tmp_path):
         ({"sizes": {"s": {"optim": {"lr": 1.0}}}}, r"sizes\.s\.optim\.lr"),
         ({"set": {"train.batch_tokens": 64}}, r"set\.train\.batch_tokens"),
         ({"computes": [0.0]}, "above 0"),
+        ({"computes": [math.inf]}, "finite"),
+        ({"tokens_per_parameter": math.inf}, "finite"),
         ({"next": [0]}, "'next' must be"),
         ({"size": {}}, "did you mean 'sizes'"),
     ],

@@ -160,3 +160,6 @@ def test_overrides_are_as_strict_as_flags(tmp_path):
         with_overrides(config, {"train.stps": 9})
     with pytest.raises(UserError, match="unknown key 'trian'"):
         with_overrides(config, {"trian.steps": 9})
+    for key in ("optim.lr.x", "optim.lr.x.y", "data.validation.x"):
+        with pytest.raises(UserError, match=f"unknown key '{key}': '.*' has no keys of its own"):
+            with_overrides(config, {key: 9})

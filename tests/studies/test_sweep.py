@@ -12,12 +12,12 @@ from tiny import recipes
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.report.page.kinds import page_of
-from unitsphere.report.sweep import findings, trials_table
+from unitsphere.report.sweep import findings, reported, trials_table
 from unitsphere.studies.early import MedianRule
 from unitsphere.studies.execute import execute
 from unitsphere.studies.spec import study_from
 from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
-from unitsphere.studies.sweep_files import document, failures, write_sweep
+from unitsphere.studies.sweep_files import document, failures, measure, write_sweep
 from unitsphere.studies.trials import Trial, importance
 from unitsphere.training.recipes import load_recipe
 
@@ -139,17 +139,54 @@ def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
     study = study_of(
         recipe, method="optuna", trials=3, search=search, seeds=[0], run={"workers": 1}
     )
-    broken = InProcess(broken=["trial 2"])
+    broken = InProcess(broken=["trial 1"])
     found = sweep(study, tmp_path / "out", broken)["ngpt"]
-    assert [trial.status for trial in found.trials] == ["finished", "finished", "failed"]
+    assert [trial.status for trial in found.trials] == ["finished", "failed", "finished"]
+    assert [name for name in broken.ran if "trial" in name] == [
+        f"ngpt trial {number} #100" for number in (0, 1, 2)
+    ]
     assert len(failures({"ngpt": found})) == 1
     asked = json.loads((tmp_path / "out/runs/ngpt/asked.json").read_text())
     mended = InProcess()
     again = sweep(study, tmp_path / "out", mended)["ngpt"]
-    assert mended.ran[0] == "ngpt trial 2 #100"
-    assert [trial.params for trial in again.trials] == asked
-    assert again.trials[:2] == found.trials[:2]
-    assert again.trials[2].status == "finished"
+    assert mended.ran[0] == "ngpt trial 1 #100"
+    assert [trial.params for trial in again.trials] == asked["points"]
+    assert again.trials[::2] == found.trials[::2]
+    assert again.trials[1].status == "finished"
+
+
+def test_points_that_optuna_gave_for_another_search_are_refused(recipe, tmp_path):
+    pytest.importorskip("optuna")
+    wide, narrow = (
+        study_of(
+            recipe,
+            method="optuna",
+            trials=1,
+            search={"optim.lr": {"low": 1e-3, "high": high}},
+            seeds=[0],
+        )
+        for high in (1e-1, 2e-3)
+    )
+    sweep(wide, tmp_path / "out", InProcess())
+    (tmp_path / "out/study.toml").unlink()
+    with pytest.raises(UserError, match=r"runs.ngpt holds trials of another search: delete it"):
+        sweep(narrow, tmp_path / "out", InProcess())
+
+
+def test_values_that_make_no_model_are_told_before_anything_is_made(recipe, tmp_path):
+    study = study_of(recipe, method="random", trials=2, search={"model.n_heads": [1, 2, 3]})
+    with pytest.raises(UserError, match="n_heads 3"):
+        sweep(study, tmp_path / "out", InProcess())
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_of_runs_without_bits_per_byte_are_in_nats(case):
+    record = dataclasses.replace(case.found["ngpt"].best.records[0], bits_per_byte=None)
+    nats = dataclasses.replace(case.found["ngpt"].best, records=[record])
+    assert (measure(case.found["ngpt"].best), measure(nats)) == ("bits_per_byte", "loss")
+    run = {"loss": 2.5, "bits_per_byte": None, "status": "finished"}
+    arm = {"measure": "loss", "reported": {"as_is": {"0": run}, "best": {}, "difference": None}}
+    assert reported(arm) == ["validation, the recipe as it is: 2.5000 nats/token (2.5000)"]
 
 
 class Obedient(InProcess):

@@ -141,6 +141,12 @@ def test_some_rows_bring_what_they_are_measured_against_and_tuned_on():
         only(table, ["8"])
 
 
+def test_a_width_below_1_is_told():
+    table = load_table("angpt-figure5")
+    with pytest.raises(UserError, match=r"model\.d_model and data\.context must be at least 1: 0"):
+        load_size("tiny").keys(table, table.rows[0], "gpt", {"model.d_model": 0})
+
+
 def test_unknown_names_are_told():
     with pytest.raises(UserError, match=r"unknown table 'ngpt-table7' \(did you mean"):
         load_table("ngpt-table7")

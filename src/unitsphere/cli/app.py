@@ -1,7 +1,7 @@
 """`unitsphere VERB …`: finds the verb, runs it, turns mistakes into one line and an exit status.
 
-Exit status: 0, 2 for a user's mistake or what the system refuses, 75 for a run that was stopped
-and saved its state, 130 for any other interruption.
+Exit status: 0, 1 for a study of which a run failed, 2 for a user's mistake or what the system
+refuses, 75 for a run that was stopped and saved its state, 130 for any other interruption.
 """
 
 import importlib

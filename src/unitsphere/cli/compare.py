@@ -34,7 +34,7 @@ class Compare:
     study: Annotated[Positional[str], arg(metavar="STUDY")]
     """a TOML file, or the name of a study that is shipped: quickstart"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """the study's folder; runs/NAME by default"""
+    """the study's folder; by default runs/NAME, of a shipped one runs/compare-NAME"""
     baseline: Annotated[str | None, arg(metavar="ARM")] = None
     """measure against this arm, in place of the file's"""
     workers: int | None = None

@@ -30,7 +30,7 @@ class Inspect:
     probes: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
     """which probes; none: all"""
     steps: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
-    """which checkpoints; none: all (a run keeps those of --train.keep_every steps)"""
+    """which checkpoints; none: all (a run keeps its last two; --train.keep_every keeps more)"""
     against: Annotated[Path | None, arg(metavar="RUN2")] = None
     """a second run, whose gradients those of RUN are divided by"""
     film: bool = False

@@ -9,14 +9,20 @@ from unitsphere.errors import UserError
 def named_runs(words: Sequence[str]) -> dict[str, list[Path]]:
     """Arm -> run folders. A run without a name is an arm by its folder's name.
 
-    Raises UserError for a folder that is given twice.
+    Raises UserError for a folder that is given twice, or two folders of one name without another.
     """
     arms: dict[str, list[Path]] = {}
+    by_folder: set[str] = set()
     seen: set[Path] = set()
     for word in words:
         name, equals, path = word.partition("=")
         if not equals or Path(word).exists():
             path, name = word, Path(word).name or word
+            if name in by_folder:
+                raise UserError(
+                    f"two runs are called {name}: write NAME=RUN, one NAME for the seeds of one arm"
+                )
+            by_folder.add(name)
         if not name or not path:
             raise UserError(f"{word!r} is no NAME=RUN, such as ngpt=runs/ngpt-1")
         if Path(path).resolve() in seen:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from unitsphere.cli.parse import parse
+from unitsphere.cli.parse import check_positive, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ def run(argv: list[str]) -> int:
     args = parse(Quickstart, argv, "quickstart")
     from unitsphere.studies.quickstart import quickstart
 
+    check_positive(workers=args.workers)
     changes = dataclasses.asdict(args.train)
     overrides = {f"train.{key}": value for key, value in changes.items() if value is not None}
     return quickstart(args.out, overrides=overrides, workers=args.workers, as_json=args.json)

@@ -110,7 +110,11 @@ def exported(run: Path, cache: Path) -> Path:
         loaded = load_run(run, "cpu")
         check_causal(run, loaded.config.objective)
         print(f"exporting {run} to {folder}", file=sys.stderr)
-        export(run, loaded, folder)
+        try:
+            export(run, loaded, folder)
+        except UserError:
+            if not folder.is_dir():  # else another process has made it in the meantime
+                raise
     return folder
 
 

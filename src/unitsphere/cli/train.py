@@ -44,7 +44,7 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --dry-run              lay the run out without training: shards, memory and
                          FLOPs of --world-size N processes; --json
   --verify               read all data first and compare their checksums
-  --submit slurm         run this command as a SLURM job (extra slurm); local:
+  --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
                          process each), .tasks, .cpus, .memory (GB), .time,
                          .partition, .account, .qos, .constraint, .name

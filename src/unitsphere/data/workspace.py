@@ -39,7 +39,7 @@ def publish(partial: Path, out: Path) -> None:
     try:
         partial.rename(out)
     except OSError as error:
-        raise UserError(f"cannot move the prepared data to {out}: {error.strerror}") from error
+        raise UserError(f"cannot move what was made to {out}: {error.strerror}") from error
     _to_disk(out.parent)
 
 

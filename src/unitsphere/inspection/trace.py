@@ -136,8 +136,9 @@ def tell_entropy(
     def told(weights: Tensor, seen: Tensor) -> None:
         by_query = entropy(weights).transpose(0, 1)  # [H, batch, queries]
         found.entropies[place] = by_query[:, count].mean(dim=1)
-        most = seen.squeeze(-1).float().log().expand(by_query[:1].shape)
-        found.uniform[place] = float(most[0][count].mean())
+        rows = seen[:, 0] if seen.dim() == 4 else seen
+        most = rows.squeeze(-1).float().log().expand(by_query.shape[1:])
+        found.uniform[place] = float(most[count].mean())
 
     return told
 

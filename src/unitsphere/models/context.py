@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import rope_norm
 from unitsphere.ops.attention import attention
-from unitsphere.ops.norm import unit_norm
+from unitsphere.ops.norm import cast, unit_norm
 from unitsphere.ops.rope import rope
 from unitsphere.ops.sight import counted
 
@@ -116,13 +116,13 @@ class SelfContext:
     ) -> KeysValues:
         """Those of h, after the cached ones."""
         k, v = project(h, self)
-        k = k.to(v.dtype)
+        k = cast(k, v.dtype)
         return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Causal attention, or as the mask says. A single query is the last: it sees every key."""
         causal = self.causal and self.mask is None and q.shape[-2] > 1
-        return attention(q.to(v.dtype), k, v, scale, self.mask, causal)
+        return attention(cast(q, v.dtype), k, v, scale, self.mask, causal)
 
     def keys_seen(self, k: Tensor) -> Tensor:
         """By the mask, or by causality."""
@@ -144,7 +144,7 @@ class CrossContext:
 
     def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """Norm(x)·scale."""
-        return unit_norm(x) if scale is None else (unit_norm(x) * scale).to(x.dtype)
+        return unit_norm(x) if scale is None else cast(unit_norm(x) * scale, x.dtype)
 
     def keys_values(
         self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
@@ -153,14 +153,14 @@ class CrossContext:
         if self.cache is not None and layer in self.cache.memory:
             return self.cache.memory[layer]
         k, v = project(self.memory.h, self)
-        found = k.to(v.dtype), v
+        found = cast(k, v.dtype), v
         if self.cache is not None:
             self.cache.memory[layer] = found
         return found
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention over the memory's real tokens."""
-        return attention(q.to(v.dtype), k, v, scale, self.memory.mask, causal=False)
+        return attention(cast(q, v.dtype), k, v, scale, self.memory.mask, causal=False)
 
     def keys_seen(self, k: Tensor) -> Tensor:
         """The memory's real tokens."""

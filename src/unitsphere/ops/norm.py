@@ -25,7 +25,7 @@ class UnitNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
         """x/‖x‖."""
-        return (x / length(x, dim)).to(x.dtype)
+        return cast(x / length(x, dim), x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -67,6 +67,11 @@ def inner(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """gain ⊙ x / √(mean x² + eps) along the last axis, in fp32 or wider; `gain` is [d]."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = cast(x, torch.promote_types(x.dtype, torch.float32))
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (scaled * gain).to(x.dtype)
+    return cast(scaled * gain, x.dtype)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype; `x.to` costs a call of torch where x has it already, which decoding feels."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitsphere.ops.norm import inner, length, reciprocal_length, unit_norm
+from unitsphere.ops.norm import cast, inner, length, reciprocal_length, unit_norm
 
 LONGEST = 4.0
 """How long h was seen to become in training where ν(α) takes the place of Norm (at most 3.98)."""
@@ -48,7 +48,7 @@ class LerpNorm(torch.autograd.Function):
     def forward(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
         """y."""
         s = interpolate(h, x / length(x), alpha)
-        return (s / length(s)).to(h.dtype)
+        return cast(s / length(s), h.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -76,8 +76,8 @@ class LerpNorm(torch.autograd.Function):
 def interpolate(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """h + α⊙(x − h), in fp32 or wider."""
     wide = torch.promote_types(h.dtype, torch.float32)
-    weight = alpha.to(wide) if isinstance(alpha, Tensor) else alpha
-    return torch.lerp(h.to(wide), x.to(wide), weight)
+    weight = cast(alpha, wide) if isinstance(alpha, Tensor) else alpha
+    return torch.lerp(cast(h, wide), cast(x, wide), weight)
 
 
 def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -125,7 +125,7 @@ def lerp(
     already, or what takes its place: 1 leaves the length.
     """
     step = interpolate(h, unit_norm(x), alpha)
-    return (step * (nu(alpha) if nu_alpha is None else nu_alpha)).to(h.dtype)
+    return cast(step * (nu(alpha) if nu_alpha is None else nu_alpha), h.dtype)
 
 
 def nu(alpha: Tensor | float) -> Tensor | float:

@@ -10,7 +10,7 @@ Tables are computed from the positions in each forward pass, so there is no buff
 import torch
 from torch import Tensor
 
-from unitsphere.ops.norm import unit_norm
+from unitsphere.ops.norm import cast, unit_norm
 
 
 def rope_table(
@@ -27,7 +27,7 @@ def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = table
     half = cos.shape[-1]
     a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)
+    return cast(torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1), x.dtype)
 
 
 def rope_norm(
@@ -39,4 +39,4 @@ def rope_norm(
     tensor, a float, or none.
     """
     unit = unit_norm(rope(x, table))
-    return unit if scale is None else (unit * scale).to(x.dtype)
+    return unit if scale is None else cast(unit * scale, x.dtype)

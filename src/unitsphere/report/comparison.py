@@ -66,8 +66,12 @@ def notes(found: Document) -> list[str]:
             )
         lines += [f"{row['arm']}, {why}" for why in reasons(row)]
         if "behind" in row:
-            said = ratio(row["behind"])
-            lines.append(f"{row['arm']}: {row['baseline']} comes to its last loss × {said} sooner")
+            behind, base = row["behind"], f"{row['arm']}: {row['baseline']}"
+            lines.append(
+                f"{base} is at its last loss before the smallest budget"
+                if behind["median"] is None
+                else f"{base} comes to its last loss × {ratio(behind)} sooner"
+            )
     last = found["budgets"][-1]
     lines += [row["statement"] for row in found["differences"] if row["budget"] == last]
     lines += [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]

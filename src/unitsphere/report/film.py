@@ -148,7 +148,8 @@ def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
         else:
             print(f"checkpoint {folder} is damaged ({wrong}): left out", file=sys.stderr)
     if not places:
-        raise UserError(f"{run} has no complete checkpoint: train it first")
+        why = " of these steps" if found else ": train it first"
+        raise UserError(f"{run} has no complete checkpoint{why}")
     return places
 
 

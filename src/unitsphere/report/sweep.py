@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """trials that the terminal's table has; the page has all"""
+UNITS = {"bits_per_byte": "bits/byte", "loss": "nats/token"}
 PANELS = 3
 """panels of the picture side by side"""
 
@@ -41,7 +42,12 @@ def heads(arm: Mapping[str, Any]) -> list[str]:
     keys = list(arm["trials"][0]["params"])
     last = [key.partition(".")[2] or key for key in keys]
     names = [key if last.count(word) > 1 else word for key, word in zip(keys, last, strict=True)]
-    return ["trial", *names, "bits/byte"]
+    return ["trial", *names, unit(arm)]
+
+
+def unit(arm: Mapping[str, Any]) -> str:
+    """What an arm's figures are in."""
+    return UNITS[arm.get("measure", "bits_per_byte")]
 
 
 def trials_title(name: str, arm: Mapping[str, Any]) -> str:
@@ -80,18 +86,19 @@ def findings(name: str, arm: Mapping[str, Any]) -> list[str]:
         order = sorted(arm["importance"].items(), key=lambda pair: -pair[1])
         shares = ", ".join(f"{key} {share:.0%}" for key, share in order)
         lines.append(f"share of the trials' variance that a key explains alone: {shares}")
-    return [*lines, *reported(arm["reported"])]
+    return [*lines, *reported(arm)]
 
 
-def reported(runs: Mapping[str, Any]) -> list[str]:
+def reported(arm: Mapping[str, Any]) -> list[str]:
     """The figures on the reported validation split, and their difference."""
+    runs, key, of = arm["reported"], arm.get("measure", "bits_per_byte"), unit(arm)
     lines = []
     for kind, name in (("as_is", "the recipe as it is"), ("best", "the best trial's config")):
-        figures = [run["bits_per_byte"] for run in runs[kind].values()]
+        figures = [run[key] for run in runs[kind].values()]
         known = [figure for figure in figures if figure is not None]
         if known:
             each = ", ".join(f"{figure:.4f}" for figure in known)
-            lines.append(f"validation, {name}: {sum(known) / len(known):.4f} bits/byte ({each})")
+            lines.append(f"validation, {name}: {sum(known) / len(known):.4f} {of} ({each})")
         odd = [run["status"] for run in runs[kind].values() if run["status"] != "finished"]
         lines += [f"validation, {name}: a run {status}" for status in odd]
     gap = runs["difference"]
@@ -101,7 +108,7 @@ def reported(runs: Mapping[str, Any]) -> list[str]:
             if gap["low"] is None
             else f"95% interval {gap['low']:+.4f} to {gap['high']:+.4f}, {gap['n']} seeds"
         )
-        lines.append(f"best − recipe: {gap['mean']:+.4f} bits/byte ({spread})")
+        lines.append(f"best − recipe: {gap['mean']:+.4f} {of} ({spread})")
     return lines
 
 
@@ -112,7 +119,7 @@ def sweep_page(found: Mapping[str, Any], picture: str) -> str:
         f"# Sweep: {found['method']}, {found['tokens']:,} tokens a run\n",
         f"Command: `{source['command']}`  \nCommit: {source['commit']}  \n"
         f"Machine: {source['machine']}, torch {source['torch']}\n",
-        f"![bits per byte of every finished trial]({picture})\n",
+        f"![figure of every finished trial]({picture})\n",
     ]
     for name, arm in found["arms"].items():
         parts.append(f"## {name}: {arm['recipe']}\n")
@@ -137,9 +144,14 @@ def sweep_picture(found: Mapping[str, Any], path: Path) -> None:
     for empty in list(grid.flat)[len(keys) :]:
         empty.set_visible(False)
     for row in grid:
-        row[0].set_ylabel("bits per byte, split searched on")
+        row[0].set_ylabel(f"{axis(found['arms'])}, split searched on")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def axis(arms: Mapping[str, Any]) -> str:
+    """The units of the arms' figures."""
+    return ", ".join(dict.fromkeys(unit(arm) for arm in arms.values()))
 
 
 def draw_key(axes: "Axes", key: str, arms: Mapping[str, Any]) -> None:

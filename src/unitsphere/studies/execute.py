@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
@@ -26,6 +26,7 @@ from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished
 from unitsphere.studies.slurm import SlurmExecutor
 from unitsphere.studies.spec import Execution
+from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.log import read_metrics, replace
 
@@ -83,7 +84,7 @@ class Record:
     bits_per_byte: float | None = None
     seconds: float | None = None
     tokens_per_second: float | None = None
-    environment: dict[str, object] | None = None
+    environment: dict[str, Any] | None = None
     error: str | None = None
 
 
@@ -133,11 +134,6 @@ def together(watch: OnProgress, show: OnProgress) -> OnProgress:
 def early_stop(folder: Path) -> Path:
     """The file beside a run folder that says why the run was stopped early."""
     return folder.with_name(folder.name + ".stopped")
-
-
-def divergence(folder: Path) -> Path:
-    """The file beside a run folder that says that, and how, the run diverged."""
-    return folder.with_name(folder.name + ".diverged")
 
 
 def is_settled(folder: Path) -> bool:

@@ -114,8 +114,8 @@ def unfair(configs: Mapping[str, RunConfig], baseline: str) -> Iterator[Finding]
 def un_annealed(config: RunConfig) -> str:
     """Why a run's learning rate does not come down by its end; empty if it does."""
     schedule, steps = config.schedule, config.train.steps
-    if schedule.kind == "constant":
-        return 'schedule.kind is "constant"'
+    if schedule.kind in ("constant", "ramp"):
+        return f'schedule.kind is "{schedule.kind}"'
     if schedule.final > FLOOR:
         return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
     warmup = warmup_steps(schedule, steps)

@@ -10,7 +10,7 @@ import numpy as np
 from unitsphere.studies.outcomes import Comparison, Size
 from unitsphere.studies.run_flags import timing
 from unitsphere.studies.significance import Difference, holm, paired
-from unitsphere.studies.speedup import Losses, draws, interval, speedups
+from unitsphere.studies.speedup import NOWHERE, Losses, draws, interval, speedups
 
 SIGNIFICANT = 0.05
 NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}
@@ -37,7 +37,7 @@ def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]
                 "loss": dataclasses.asdict(tests[arm]) | {"p_corrected": corrected.get(arm)}
                 if arm in tests
                 else None,
-                "statement": statement(found, arm, budget, tests.get(arm), corrected.get(arm)),
+                "statement": statement(found, arm, budget, tests.get(arm), corrected),
             }
             for arm in others
         ]
@@ -45,19 +45,23 @@ def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]
 
 
 def statement(
-    found: Comparison, arm: str, budget: int, test: Difference | None, p: float | None
+    found: Comparison,
+    arm: str,
+    budget: int,
+    test: Difference | None,
+    corrected: Mapping[str, float],
 ) -> str:
     """The difference in plain words."""
     place = f"{arm} against {found.baseline} at {found.tokens(arm, budget):,} tokens"
     if test is None:
         return f"{place}: no seed of which both finished, nothing can be said"
-    side = "lower" if test.mean < 0 else "higher"
+    side, p = "lower" if test.mean < 0 else "higher", corrected.get(arm)
     if p is None or test.low is None or test.high is None:
         return (
             f"{place}: loss {side} by {abs(test.mean):.4f} in one seed, nothing can be said of it"
         )
     ends = sorted(abs(end) if end * test.mean > 0 else -abs(end) for end in (test.low, test.high))
-    several = f", corrected for {len(found.configs) - 1} arms" if len(found.configs) > 2 else ""
+    several = f", corrected for {len(corrected)} arms" if len(corrected) > 1 else ""
     verdict = (
         "more than the seeds explain" if p < SIGNIFICANT else "no more than the seeds may explain"
     )
@@ -71,6 +75,7 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
     """How many times fewer tokens, steps, FLOPs and seconds to the baseline's last loss.
 
     Where the arm does not come to it, `behind` is the baseline's speedup to the arm's last loss.
+    Of an arm that is there before its smallest budget nothing is said.
     """
     seeds = found.common(arm, found.budgets)
     row: dict[str, Any] = {
@@ -96,7 +101,7 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
             for place, tokens in enumerate(base.tokens)
         ],
     }
-    if row["tokens"]["median"] is None:
+    if NOWHERE in row["tokens"].get("reason", "") and row["tokens"]["median"] is None:
         row["behind"] = as_dict(speedups(own, base), len(seeds))
     return row
 

@@ -56,14 +56,17 @@ class State:
     seconds_left: float | None = None
     error: str | None = None
     stop: str | None = None
+    log_begins: int = 0
+    """bytes that earlier attempts left in the log"""
 
     def end(self, code: int) -> None:
         """Take the exit status of the job's process (minus the signal that ended it)."""
         stopped = code == SAVED or self.stop is not None
         self.status = "done" if code == 0 else "interrupted" if stopped else "failed"
-        if self.status != "done":
-            failed = self.status == "failed"
-            self.error = last_words(self.job.log, code) if failed else self.stop or STOPPED
+        if self.status == "interrupted":
+            self.error = self.stop or STOPPED
+        elif self.status == "failed":
+            self.error = last_words(self.job.log, code, self.log_begins)
         self.seconds_left = None
 
 
@@ -116,12 +119,15 @@ def tail_records(metrics: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[1 if start else 0 : -1]]
 
 
-def last_words(log: Path, code: int) -> str:
-    """Why a job failed: the signal that ended it, or the last line it printed."""
+def last_words(log: Path, code: int, begins: int = 0) -> str:
+    """Why a job failed: the signal that ended it, or the last line it printed.
+
+    What is in the log before byte `begins` is of earlier attempts.
+    """
     if code < 0:
         name = signal.Signals(-code).name
         return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    text = log.read_bytes()[begins:].decode(errors="replace") if log.exists() else ""
     said = [line.strip() for line in text.split("\n") if line.strip()]
     errors = [line for line in said if line.startswith("unitsphere: error:")]
     return (errors or said or [f"exit status {code}, nothing printed"])[-1]

@@ -22,8 +22,8 @@ from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.folder import study_folder
 from unitsphere.studies.ladder_spec import LadderStudy
 from unitsphere.studies.optima import Optimum, Trial, optimum
+from unitsphere.studies.outcomes import size_of
 from unitsphere.studies.plan import Planned, steps_for
-from unitsphere.studies.results import count_parameters
 from unitsphere.studies.scaling import flops
 from unitsphere.studies.tune import Search, rounded, search
 from unitsphere.training.decide import resolve
@@ -88,7 +88,7 @@ def rung_of(study: LadderStudy, arm: str, size: str) -> Rung:
     """An arm at a size, before anything is trained; UserError for a mistake in its keys."""
     specs = {str(batch): study.rung(arm, size, batch) for batch in study.batches}
     configs = [resolve(arm_config(study.study(specs), name), None) for name in specs]
-    parameters = count_parameters(configs[0])
+    parameters = size_of(configs[0]).parameters
     tokens = round(study.tokens_per_parameter * parameters)
     return Rung(arm, size, parameters, tokens, configs[0].data.context, {})
 

@@ -32,7 +32,8 @@ def grid_flags(study: LadderStudy, rungs: Sequence[Rung]) -> list[Flag]:
             found.append(flag("edge", f"{text}; the laws leave this size out: extend `batches`"))
         if best.lr_edge:
             text = f"{name}: the best rate is at the grid's edge ({best.lr_edge})"
-            found.append(flag("edge", f"{text}; the laws leave this size out: raise tune.growths"))
+            more = "raise tune.growths, or lower tune.ratio if higher rates diverged"
+            found.append(flag("edge", f"{text}; the laws leave this size out: {more}"))
         failed = [
             record
             for search in rung.searches.values()

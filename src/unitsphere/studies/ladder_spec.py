@@ -10,6 +10,7 @@ m = { model = { d_model = 192, n_layers = 6, n_heads = 3 } }
 gpt-plus = "quickstart/gpt-plus"
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -48,8 +49,8 @@ class LadderStudy(Study):
             raise UserError("tune.budgets is not for a ladder: leave it out")
         if not self.sizes:
             raise UserError("'sizes' must name at least one size")
-        if not self.tokens_per_parameter > 0 or not all(c > 0 for c in self.computes):
-            raise UserError("'tokens_per_parameter' and 'computes' must be above 0")
+        if not all(0 < number < math.inf for number in (self.tokens_per_parameter, *self.computes)):
+            raise UserError("'tokens_per_parameter' and 'computes' must be finite and above 0")
         if self.next:
             check_numbers("next", self.next, least=1)
         for name, keys in self.sizes.items():

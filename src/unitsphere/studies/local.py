@@ -110,6 +110,7 @@ class _Child:
         if gpu is not None and wants_gpu(job):
             fixed["CUDA_VISIBLE_DEVICES"] = gpu
         with job.log.open("ab") as log, _on_core(core):
+            state.log_begins = log.tell()
             self.process = subprocess.Popen(
                 list(job.argv),
                 env={**os.environ, **fixed, **job.env},

@@ -33,16 +33,17 @@ def check_optuna() -> None:
         raise UserError("method = \"optuna\" needs Optuna: pip install 'unitsphere[sweep]'")
 
 
-def ask(space: Space, told: Sequence[Told], count: int, seed: int) -> list[Params]:
-    """The next `count` points by the tree-structured Parzen estimator (TPE).
+def ask(space: Space, told: Sequence[Told], count: int, seed: int, asked: int) -> list[Params]:
+    """The next `count` points after `asked` by the tree-structured Parzen estimator (TPE).
 
-    The seed is drawn on by the number of trials so far: those of one call differ from the last's.
+    The seed goes on with the points asked for, so that those of a turn which failed whole are not
+    asked for again.
     """
     check_optuna()
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(told), constant_liar=True)
+    sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + asked, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     distributions = {key: distribution(choice) for key, choice in space.items()}
     study.add_trials([frozen(trial, distributions) for trial in told])

@@ -22,6 +22,7 @@ from unitsphere.studies.executor import Interrupted, State, available_cores, run
 from unitsphere.studies.progress import display
 from unitsphere.studies.results import Finished, against, read_finished
 from unitsphere.studies.runs import is_finished, train_job, wanted
+from unitsphere.training.folder import locked
 
 # The first is the baseline that the others are measured against.
 RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt")
@@ -54,7 +55,8 @@ def quickstart(
     workers = workers or min(len(recipes), len(available_cores()))
     arms = {arm_name(recipe): recipe for recipe in recipes}
     # Arms that run side by side must not share one GPU: their times would tell nothing.
-    failed = _train(arms, out, {"train.device": "cpu", **(overrides or {})}, workers)
+    with locked(out):
+        failed = _train(arms, out, {"train.device": "cpu", **(overrides or {})}, workers)
     done = [name for name in arms if is_finished(out / name)]
     runs = [read_finished(name, arms[name], out / name) for name in done]
     baseline = runs[0] if runs and runs[0].arm.recipe == recipes[0] else None

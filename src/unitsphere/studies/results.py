@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unitsphere.models.registry import build_from
 from unitsphere.report.curves import Curve
 from unitsphere.report.table import Arm
+from unitsphere.studies.outcomes import size_of
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import HEADER, SAMPLES, read_metrics
 from unitsphere.training.recipes import load_recipe
@@ -35,7 +35,7 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
         name=name,
         recipe=recipe,
         run=str(run),
-        parameters=count_parameters(config),
+        parameters=size_of(config).parameters,
         lr=config.optim.lr,
         steps=last["step"],
         tokens=last["tokens"],
@@ -51,12 +51,6 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
         [record["val_bits_per_byte"] for record in evaluations],
     )
     return Finished(config, arm, curve, last_sample(run))
-
-
-def count_parameters(config: RunConfig) -> int:
-    """Parameters of a run's model, counted without allocating it."""
-    model = build_from(config.architecture, config.model, device="meta")
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:

@@ -40,14 +40,16 @@ def run_flags(
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
     """How rates were come by."""
-    for (arm, tokens), rate in rates.items():
+    grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
+    for (arm, tokens), rate in grids.items():
         if rate.lr is None:
             yield Finding("no-rate", f"{arm} at {tokens:,} tokens: no rate of its grid trained")
         elif rate.at_edge:
             tried = ", ".join(f"{lr:g}" for lr in rate.rates)
-            yield Finding("edge", f"{arm} at {rate.tokens:,} tokens: {rate.lr:g} of {tried}")
-        for error in rate.errors if rate.tokens == tokens else ():
+            yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
+        for error in rate.errors:
             yield Finding("failed", error)
+    for (arm, tokens), rate in rates.items():
         if rate.tokens != tokens:
             yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")
 
@@ -69,5 +71,7 @@ def timing(records: Iterable[Record]) -> str:
 
 
 def values(records: Iterable[Record], key: str) -> list[str]:
-    """What the runs' environments say under a key, each once."""
-    return sorted({str(r.environment.get(key)) for r in records if r.environment is not None})
+    """What the runs' environments say under a key, where they began and went on, each once."""
+    known = [r.environment for r in records if r.environment is not None]
+    places = [place for first in known for place in (first, *first.get("resumed", []))]
+    return sorted({str(place.get(key)) for place in places})

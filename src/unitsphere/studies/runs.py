@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.config import from_dict, to_dict
+from unitsphere.errors import UserError
 from unitsphere.studies.executor import Job
 from unitsphere.training.config import RunConfig
 from unitsphere.training.decide import resolve
@@ -17,12 +18,18 @@ from unitsphere.training.run import last_state
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
     """The config that `run` is to have: the recipe's with some keys set, everything decided.
 
-    Raises UserError for an unknown recipe or key, or if `run` holds a run of another config.
+    Raises UserError for an unknown recipe or key, or if `run` holds a run of another config,
+    or one that was scored on another part of the validation split.
     """
     saved = saved_config(run) if run.exists() else None
     config = resolve(with_overrides(load_recipe(recipe), overrides), saved)
     if saved is not None:
         check_same(run, saved, config)
+        if saved.train.eval_tokens != config.train.eval_tokens:
+            raise UserError(
+                f"{run} was scored with train.eval_tokens {saved.train.eval_tokens}, not "
+                f"{config.train.eval_tokens}: give that again, or delete it"
+            )
     return config
 
 
@@ -34,6 +41,8 @@ def with_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig
         table = data
         for section in sections:
             table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise UserError(f"unknown key '{key}': '{section}' has no keys of its own")
         table[last] = value
     return from_dict(type(config), data)
 

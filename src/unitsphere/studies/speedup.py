@@ -26,6 +26,7 @@ ALL_DRAWS = 6
 DRAWS = 2000
 LEVEL = 0.95
 NOT_REACHED, BELOW = 0.0, math.inf
+NOWHERE = "not reached within the budgets"
 """A speedup where the arm never comes to the loss, and where its smallest budget is beyond it."""
 
 
@@ -144,5 +145,5 @@ def known(ratio: float) -> float | None:
 def why(ratio: float, where: str) -> str:
     """Why there is no number."""
     if ratio == NOT_REACHED:
-        return f"{where}not reached within the budgets"
+        return f"{where}{NOWHERE}"
     return f"{where}reached before the smallest budget" if ratio == BELOW else ""

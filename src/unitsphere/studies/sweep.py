@@ -28,10 +28,12 @@ from unitsphere.studies.spec import Study, Tune
 from unitsphere.studies.trials import Swept, Trial, best_of
 from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
+from unitsphere.training.decide import resolve
 from unitsphere.training.log import replace
 
 ASKED = "asked.json"
 MOST_POINTS = 10_000
+LOOKED_AT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +108,14 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
 
 
 def check_keys(study: SweepStudy) -> None:
-    """Raise UserError for a key that an arm's recipe lacks, or a value of the wrong type."""
+    """Raise UserError for a key that an arm's recipe lacks, or values that make no model.
+
+    Points that are drawn for it are looked at, not the whole space.
+    """
     for arm in study.arms:
-        for number in range(4):
-            with_overrides(arm_config(study, arm), random_point(study.space, 0, number))
+        for number in range(LOOKED_AT):
+            point = random_point(study.space, 0, number)
+            resolve(with_overrides(arm_config(study, arm), point), None)
 
 
 def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, list[Trial]]:
@@ -125,14 +131,11 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
             for arm in study.arms
             for number, params in enumerate(points[arm])
         }
-        found = iter(
-            execute([r for own in runs.values() for r in own], executor, rule(study, runs))
-        )
-        records = {place: [next(found) for _ in own] for place, own in runs.items()}
-        done = {
-            arm: [Trial(n, p, records[arm, n]) for n, p in enumerate(points[arm])]
-            for arm in study.arms
-        }
+        new = {(arm, n): own for (arm, n), own in runs.items() if n >= len(done[arm])}
+        found = iter(execute([r for own in new.values() for r in own], executor, rule(study, runs)))
+        for (arm, number), own in new.items():
+            records = [next(found) for _ in own]
+            done[arm].append(Trial(number, points[arm][number], records))
 
 
 def next_points(
@@ -146,15 +149,26 @@ def next_points(
         numbers = range(study.trials)
         return [random_point(study.space, study.search_seed, number) for number in numbers]
     path = out / RUNS / arm / ASKED
-    asked: list[Params] = read_json(path) if path.exists() else []
+    asked = points_of(path, study.search)
     missing = min(turn, study.trials - len(asked))
     if len(asked) > len(done) or missing < 1:
         return asked
     told = [told_of(trial) for trial in done]
-    new = ask(study.space, [t for t in told if t is not None], missing, study.search_seed)
+    known = [t for t in told if t is not None]
+    points = [*asked, *ask(study.space, known, missing, study.search_seed, len(asked))]
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps([*asked, *new], indent=2) + "\n")
-    return [*asked, *new]
+    replace(path, json.dumps({"search": study.search, "points": points}, indent=2) + "\n")
+    return points
+
+
+def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
+    """The points that Optuna gave so far; a `UserError` if they are of another search."""
+    if not path.exists():
+        return []
+    kept = read_json(path)
+    if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(search)):
+        raise UserError(f"{path.parent} holds trials of another search: delete it")
+    return kept["points"]
 
 
 def told_of(trial: Trial) -> Told | None:

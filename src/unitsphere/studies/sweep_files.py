@@ -36,6 +36,7 @@ def arm_document(study: SweepStudy, arm: str, found: Swept) -> dict[str, Any]:
     gap = paired([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
     return {
         "recipe": study.arms[arm].recipe,
+        "measure": measure(best),
         "best": None if best is None else {"trial": best.number, "params": best.params},
         "at_edge": [] if best is None else edges(study.space, best),
         "importance": importance(study.space, found.trials),
@@ -46,6 +47,12 @@ def arm_document(study: SweepStudy, arm: str, found: Swept) -> dict[str, Any]:
             "difference": None if gap is None else asdict(gap),
         },
     }
+
+
+def measure(best: Trial | None) -> str:
+    """What the figures are: bits per byte, or the loss of runs that have none."""
+    without = best is not None and best.records[0].bits_per_byte is None
+    return "loss" if without else "bits_per_byte"
 
 
 def is_finished(*records: Record | None) -> bool:

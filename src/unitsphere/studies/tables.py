@@ -108,8 +108,10 @@ class Size:
         common = {**self.set, **self.architectures[architecture].set}
         given = {"model.d_ff": "4*d", **common, **settings}
         width, context = given["model.d_model"], given["data.context"]
-        if not (isinstance(width, int) and isinstance(context, int)):
-            raise UserError(f"model.d_model and data.context are numbers: {width!r}, {context!r}")
+        if not all(isinstance(number, int) and number > 0 for number in (width, context)):
+            raise UserError(
+                f"model.d_model and data.context must be at least 1: {width!r}, {context!r}"
+            )
         own = {**given, **table.small, **row.small}
         return {key: by_size(value, width, context) for key, value in own.items()}
 

@@ -10,6 +10,7 @@ The smoothed loss is the mean of the last WINDOW steps' losses. A run has diverg
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 WINDOW = 10
 """Steps over which the loss is smoothed."""
@@ -46,6 +47,11 @@ class Watch:
         above = (self.above or step) if smoothed >= lowest + MARGIN else None
         over = above is not None and step - above + 1 >= PATIENCE
         return Watch(losses, lowest, above, above if over else None)
+
+
+def divergence(folder: Path) -> Path:
+    """The file beside a run folder that says that, and how, the run diverged in a study."""
+    return folder.with_name(folder.name + ".diverged")
 
 
 class Diverged(Exception):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unitsphere.config import to_dict
 from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.workspace import publish, workspace
 from unitsphere.errors import UserError
 from unitsphere.inference.hf.fields import config_fields
 from unitsphere.inference.hf.tokenizer import write_tokenizer
@@ -77,19 +78,12 @@ def export_hf(
     """
     check_transformers()
     check_exportable(model)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty: give --out another folder")
-    aside = out.with_name(f".writing-{out.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with workspace(out) as aside:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} is not empty: give --out another folder")
         made = write_folder(aside, out, model.float(), tokenizer, architecture, context, settings)
         (aside / "README.md").write_text(card(made), encoding="utf-8")
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        publish(aside, out)
     return made
 
 

@@ -42,7 +42,9 @@ def ladder_page(folder: Path, found: Json) -> Page:
     runs = [
         Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
         for arm in found["arms"]
-        for path in runs_below(folder / "runs" / arm)
+        for grid in sorted(folder.glob("runs/*.*.*"))  # arm, size, batch
+        if grid.name.rsplit(".", 2)[0] == arm
+        for path in runs_below(grid)
     ]
     blocks: list[Block] = [Figures([f]) for f in law_figures(found)]
     blocks += [Table(*each) for each in tables.ladder_tables(found)]

@@ -14,6 +14,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
+from unitsphere.training.divergence import divergence
 from unitsphere.training.flops import flops_per_token
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.log import HEADER, METRICS, SAMPLES, read_metrics
@@ -104,8 +105,9 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended because its loss diverged."""
-        return bool(self.records) and "diverged" in self.records[-1]
+        """Whether it ended because its loss diverged, or a study notes that it did."""
+        ended = bool(self.records) and "diverged" in self.records[-1]
+        return ended or divergence(self.folder).exists()
 
     def last(self, key: str) -> float | None:
         """The last value of a key in the records, or None."""

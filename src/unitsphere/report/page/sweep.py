@@ -61,7 +61,7 @@ def answer(name: str, arm: Json) -> str:
         else f"95% interval {gap['low']:+.4f} to {gap['high']:+.4f}, {gap['n']} seeds"
     )
     return (
-        f"{name} does best with {params}: {gap['mean']:+.4f} bits per byte against its recipe "
+        f"{name} does best with {params}: {gap['mean']:+.4f} {tables.unit(arm)} against its recipe "
         f"({spread})."
     )
 
@@ -92,7 +92,7 @@ def key_figure(key: str, arms: Mapping[str, Any], command: str) -> Figure:
     return Figure(
         name=f"trials-{key.replace('.', '-')}",
         title=key,
-        y="bits per byte, split searched on",
+        y=f"{tables.axis(arms)}, split searched on",
         xs={"value": key},
         series=lines,
         caption="Each point is a finished trial.",

@@ -15,7 +15,8 @@ class ParallelConfig:
     none: the processes that dp_shard and tp leave, or 1 for a model that is to be sharded"""
     dp_shard: int | None = None
     """processes that share the weights, gradients and optimizer state of a copy (FSDP2), each with
-    its own rows; none: all that are left if the model has 1e9 parameters or with tp, else 1"""
+    its own rows; none: all that are left if dp_replicate is given, the model has 1e9 parameters, or
+    with tp, else 1"""
     tp: int = 1
     """processes that share every matrix product over the same rows (tensor parallel)"""
     cp: int = 1
