@@ -118,6 +118,14 @@ def test_torn_files_and_records_of_another_kind_are_no_end(tmp_path):
     assert "NaN" not in build(run)
 
 
+def test_a_study_s_run_is_named_by_its_place(tmp_path):
+    run = tmp_path / "runs" / "ngpt" / "1000" / "seed-0"
+    make_run(run, "quickstart/ngpt")
+    assert page_of(run).title == "seed-0"
+    (tmp_path / "study.toml").touch()
+    assert page_of(run).title == "ngpt 1000 seed-0"
+
+
 def test_a_run_that_still_trains_says_how_far_it_is(tmp_path):
     run = make_run(tmp_path / "run", "quickstart/ngpt", steps=400, until=100)
     page = page_of(run)

@@ -12,9 +12,17 @@ from unitsphere.report.page.texts import sample_sections
 from unitsphere.report.table import duration
 
 
+def name_of(folder: Path) -> str:
+    """The folder's name; of a study's run what tells it from the others: arm, budget, folder."""
+    for study in folder.parents:
+        if (study / "study.toml").is_file() and folder.is_relative_to(study / "runs"):
+            return " ".join(folder.relative_to(study / "runs").parts)
+    return folder.name
+
+
 def run_page(folder: Path) -> Page:
     """What one run folder says."""
-    name = folder.resolve().name
+    name = name_of(folder.resolve())
     run = Run(name, name, folder)
     architecture = run.settings.get("architecture", "")
     return Page(
