@@ -48,7 +48,9 @@ def test_large_budgets_fit_too(found):
 
 def test_ratios_say_what_is_missing():
     assert ratio({"median": 1.5, "low": 1.4, "high": 1.62}) == "1.50 (1.40–1.62)"
-    assert ratio({"median": 1.5, "low": None, "high": 2.0, "reason": "low: …"}) == "1.50 (––2.00)"
+    assert ratio({"median": 1.5, "low": None, "high": 2.0, "reason": "low: …"}) == "1.50 (≤ 2.00)"
+    assert ratio({"median": 1.5, "low": 1.4, "high": None, "reason": "high: …"}) == "1.50 (≥ 1.40)"
+    assert ratio({"median": 1.5, "low": None, "high": None}) == "1.50 (no interval)"
     nothing = {"median": None, "low": None, "high": None}
     assert ratio(nothing | {"reason": "not reached within the budgets"}) == "not reached"
     assert ratio(nothing | {"reason": "runs were timed on different hardware"}) == "–"

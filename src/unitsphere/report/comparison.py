@@ -46,11 +46,16 @@ def number(value: float | None, form: str) -> str:
 
 
 def ratio(found: Mapping[str, Any]) -> str:
-    """A speedup: "1.42 (1.31–1.55)", or why there is none."""
+    """A speedup: "1.42 (1.31–1.55)", "1.42 (≥ 1.31)" with one end alone, or why there is none."""
     if found["median"] is None:
         return "not reached" if "not reached" in found["reason"] else "–"
     low, high = (number(found[end], ".2f") for end in ("low", "high"))
-    return f"{found['median']:.2f} ({low}–{high})"
+    span = f"{low}–{high}"
+    if found["low"] is None:
+        span = "no interval" if found["high"] is None else f"≤ {high}"
+    elif found["high"] is None:
+        span = f"≥ {low}"
+    return f"{found['median']:.2f} ({span})"
 
 
 def notes(found: Document) -> list[str]:
