@@ -129,7 +129,10 @@ def lerp(
 
 
 def nu(alpha: Tensor | float) -> Tensor | float:
-    """ν(α) = (1 − 2α + 2α²)^(−1/2) = ((1 − α)² + α²)^(−1/2), element by element."""
+    """ν(α) = (1 − 2α + 2α²)^(−1/2) = ((1 − α)² + α²)^(−1/2), element by element.
+
+    Compiled, it is computed again for every row of h, so not by `hypot`, which is slow on a CPU.
+    """
     if isinstance(alpha, Tensor):
-        return torch.hypot(1 - alpha, alpha).reciprocal()
+        return torch.rsqrt((1 - alpha).square() + alpha.square())
     return 1 / math.hypot(1 - alpha, alpha)

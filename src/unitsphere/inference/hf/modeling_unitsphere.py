@@ -297,7 +297,7 @@ def lerp_nu(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
     """(h + α ⊙ (Norm(x) − h))·ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2): anGPT, Table 1."""
     alpha = wide(alpha)
     step = torch.lerp(wide(h), unit_norm(x), alpha)
-    return (step * torch.hypot(1 - alpha, alpha).reciprocal()).to(h.dtype)
+    return (step * torch.rsqrt((1 - alpha).square() + alpha.square())).to(h.dtype)
 
 
 def lerp(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
