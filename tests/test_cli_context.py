@@ -121,6 +121,8 @@ def test_a_point_is_the_mean_loss_with_the_lowest_and_highest():
         (["eval", "run-1", "--context", "6", "16", "--by-position"], "6 does not divide 16"),
         (["context", "run-1", "x=run-1"], "run-1 is given twice"),
         (["context", "a/run", "b/run"], "two runs are called run: write NAME=RUN"),
+        (["context", "run=a/x", "b/run"], "two runs are called run: write NAME=RUN"),
+        (["context", "b/run", "run=a/x"], "two runs are called run: write NAME=RUN"),
         (["context", "=run-1"], "is no NAME=RUN"),
         (["context", "run-1", "bpe", *DATA], "another tokenizer"),
         (["context", "run-1", "--context", "0"], "--context must be at least 1"),

@@ -11,6 +11,7 @@ from torch import nn
 import unitsphere
 from unitsphere import nn as unit
 from unitsphere.errors import UserError
+from unitsphere.kernels.registry import using_kernels
 from unitsphere.models.constraint import constraints
 
 D = 32
@@ -100,6 +101,13 @@ def test_a_scale_begins_at_its_value_and_moves_by_its_start():
     scale().sum().backward()
     optimizer.step()
     torch.testing.assert_close(scale(), torch.full((D,), 2.0 - 0.01 * 2.0 / 0.5))
+
+
+def test_the_residual_steps_by_the_kernel():
+    step = unit.SphereResidual(8)
+    refusal = pytest.raises(UserError, match="lerp_norm cannot run")
+    with using_kernels("require"), refusal:
+        step(torch.ones(1, 8).double(), torch.ones(1, 8).double())  # not for kernels
 
 
 def test_a_step_of_all_the_way_is_the_norm_of_what_is_stepped_to():

@@ -61,6 +61,10 @@ def test_notes_have_targets_reasons_statements_and_flags(found):
     said = notes(flagged)
     assert "slow, tokens, steps, flops, time: not reached within the budgets" in said
     assert any(line.startswith("slow: gpt-plus comes to its last loss × 1.4") for line in said)
+    at_once = copy.deepcopy(flagged)
+    for row in at_once["speedups"]:
+        row["behind"] = {"median": None, "low": None, "high": None}
+    assert "slow: gpt-plus comes to its last loss before the smallest budget" in notes(at_once)
     assert found["differences"][-1]["statement"] in said
     assert said[-1] == "[one-seed] seed 0 alone"
 

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 from studies.tiny import recipes
 
+from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.curves import Curve
 from unitsphere.studies import quickstart as module
 from unitsphere.studies.executor import Interrupted, State
+from unitsphere.studies.outcomes import size_of
 from unitsphere.studies.quickstart import quickstart
 from unitsphere.studies.results import first_step_below, last_sample
 from unitsphere.studies.runs import with_overrides
+from unitsphere.training.folder import locked
 from unitsphere.training.log import HEADER
 from unitsphere.training.recipes import load_recipe
 
@@ -151,6 +154,24 @@ def test_the_last_sample_is_shown(tmp_path):
     assert last_sample(tmp_path) == ""
     (tmp_path / "samples.txt").write_text(f"{HEADER}2\nold\n\n{HEADER}4\nnew\n {HEADER}6\n\n")
     assert last_sample(tmp_path) == f"new\n {HEADER}6"
+
+
+def test_fewer_workers_than_one_and_a_folder_in_use_are_refused(tmp_path, capsys):
+    for workers in ("0", "-1"):
+        assert main(["quickstart", "--workers", workers, "--out", str(tmp_path / "new")]) == 2
+        assert "--workers must be at least 1" in capsys.readouterr().err
+    with locked(tmp_path / "used"), pytest.raises(UserError, match="another process"):
+        quickstart(tmp_path / "used", recipes(tmp_path))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_seq2seq_model_is_counted_with_its_encoder(tmp_path):
+    sizes = {"model.vocab_size": 64, "model.n_layers": 2}
+    one, both = (
+        size_of(with_overrides(load_recipe("quickstart/ngpt"), sizes | {"objective": kind}))
+        for kind in ("clm", "seq2seq")
+    )
+    assert both.parameters > 1.5 * one.parameters
 
 
 def test_overrides_are_as_strict_as_flags(tmp_path):

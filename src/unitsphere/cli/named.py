@@ -16,17 +16,18 @@ def named_runs(words: Sequence[str]) -> dict[str, list[Path]]:
     seen: set[Path] = set()
     for word in words:
         name, equals, path = word.partition("=")
-        if not equals or Path(word).exists():
+        unnamed = not equals or Path(word).exists()
+        if unnamed:
             path, name = word, Path(word).name or word
-            if name in by_folder:
-                raise UserError(
-                    f"two runs are called {name}: write NAME=RUN, one NAME for the seeds of one arm"
-                )
-            by_folder.add(name)
         if not name or not path:
             raise UserError(f"{word!r} is no NAME=RUN, such as ngpt=runs/ngpt-1")
         if Path(path).resolve() in seen:
             raise UserError(f"{path} is given twice: each run counts once")
+        if name in by_folder or (unnamed and name in arms):
+            raise UserError(
+                f"two runs are called {name}: write NAME=RUN, one NAME for the seeds of one arm"
+            )
+        by_folder |= {name} if unnamed else set()
         seen.add(Path(path).resolve())
         arms.setdefault(name, []).append(Path(path))
     return arms

@@ -73,7 +73,7 @@ def notes(found: Document) -> list[str]:
         if "behind" in row:
             behind, base = row["behind"], f"{row['arm']}: {row['baseline']}"
             lines.append(
-                f"{base} is at its last loss before the smallest budget"
+                f"{base} comes to its last loss before the smallest budget"
                 if behind["median"] is None
                 else f"{base} comes to its last loss × {ratio(behind)} sooner"
             )

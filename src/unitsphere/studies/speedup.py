@@ -26,8 +26,8 @@ ALL_DRAWS = 6
 DRAWS = 2000
 LEVEL = 0.95
 NOT_REACHED, BELOW = 0.0, math.inf
-NOWHERE = "not reached within the budgets"
 """A speedup where the arm never comes to the loss, and where its smallest budget is beyond it."""
+NOWHERE = "not reached within the budgets"
 
 
 @dataclass(frozen=True)
