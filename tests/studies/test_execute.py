@@ -11,7 +11,8 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.page.runs import Run
 from unitsphere.report.table import short
-from unitsphere.studies.execute import Local, execute
+from unitsphere.studies.execute import Local, execute, is_settled, read_record
+from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.plan import plan, steps_for
 from unitsphere.training.divergence import divergence
 
@@ -86,6 +87,28 @@ def test_a_mark_of_divergence_lies_beside_the_run(runs):
     planned, (_, wild, _) = runs
     assert divergence(planned[1].folder).read_text().strip() == wild.error
     assert [Run("run", "arm", run.folder).diverged for run in planned[:2]] == [False, True]
+
+
+def test_what_ended_before_an_interruption_is_known_after_it(tmp_path):
+    """A diverged run and one that was stopped early; the third was still to come."""
+    recipe = recipes(tmp_path)[0]
+    names = ("wild", "slow", "later")
+    keys = {"wild": {"optim.lr": 1e30}, "slow": {"train.steps": 100_000}, "later": {}}
+    planned = [plan(n, recipe, keys[n], tmp_path / "runs" / n) for n in names]
+
+    def watch(states):
+        slow = states[1]
+        if slow.step:
+            slow.stop = "too slow"
+        if slow.status == "interrupted" and not (tmp_path / "left").exists():
+            (tmp_path / "left").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        execute(planned, Local(1), watch)
+    assert [is_settled(run.folder) for run in planned] == [True, True, False]
+    assert "gradient norm" in read_record(planned[0]).error
+    assert read_record(planned[1]).error == "too slow"
 
 
 def test_budgets_become_steps():

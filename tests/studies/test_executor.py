@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unitsphere.studies.executor import Interrupted, Job, available_cores, here, run_jobs
-from unitsphere.studies.jobs import tail_records
+from unitsphere.studies.jobs import held_signals, tail_records
 from unitsphere.studies.local import available_gpus, available_slots
 
 
@@ -190,9 +190,24 @@ def test_a_second_ctrl_c_ends_jobs_that_do_not_stop(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     began = time.monotonic()
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match="deaf: it did not save in time and was ended"):
         run_jobs([stubborn], workers=1, on_progress=stop_twice)
     assert time.monotonic() - began < 10
+
+
+def test_a_signal_within_a_held_step_acts_at_its_end():
+    done = []
+
+    def step() -> None:
+        with held_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            done.append("step")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert done == ["step"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_error_in_the_display_leaves_no_job_behind(tmp_path):

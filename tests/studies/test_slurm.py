@@ -107,6 +107,29 @@ def test_after_ctrl_c_the_jobs_go_on_and_the_same_call_finds_them():
     assert Path("runs/first/starts").read_text() == "x"
 
 
+@pytest.mark.timeout(120)
+def test_what_diverged_while_nobody_followed_is_not_run_again(monkeypatch):
+    error = "step 3: loss nan, gradient norm nan"
+    wild = job("wild", f"(out / 'turns').open('a').write('x'); print('{error}'); sys.exit(2)")
+    broken = job("broken", "(out / 'turns').open('a').write('x'); print('oh'); sys.exit(2)")
+
+    def leave(states) -> None:
+        ended = all(Path(f"runs/{name}.exit").exists() for name in ("wild", "broken"))
+        if ended and not Path("left").exists():
+            Path("left").touch()
+            raise KeyboardInterrupt
+
+    followed = local()
+    monkeypatch.setattr(followed, "_ended", lambda job, fresh: False)  # it looks away
+    with pytest.raises(Interrupted):
+        run_jobs([wild, broken], on_progress=leave, executor=followed)
+    time.sleep(0.5)  # submitit's own processes end
+    states = run_jobs([wild, broken], executor=local())
+    assert [state.status for state in states] == ["failed", "failed"]
+    assert [state.diverged for state in states] == [True, False]
+    assert [Path(f"runs/{name}/turns").read_text() for name in ("wild", "broken")] == ["x", "xx"]
+
+
 def go(name: str) -> None:
     Path("runs", name, "go").touch()
 
@@ -222,13 +245,18 @@ def turn(index: int) -> None:
 
 
 @pytest.mark.usefixtures("_cluster")
-def test_a_queue_that_does_not_answer_is_not_an_empty_one():
+def test_a_queue_that_does_not_answer_is_not_an_empty_one(monkeypatch):
     Path("queue.txt").write_text("7_0 RUNNING\n7_1 COMPLETED\n")
     assert Squeue().look(["7_0", "7_1"]) == {"7_0": "RUNNING"}
     program("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert Squeue().look(["7_0"]) == {}
     program("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert Squeue().look(["7_0"]) is None
+    program("squeue", "exec sleep 60")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(slurm, "QUEUE_SECONDS", 0.2)
+        assert Squeue().look(["7_0"]) is None
+    program("squeue", "exit 1")
     Path(".jobs").mkdir()
     Path(".jobs/jobs.json").write_text(json.dumps({str(Path("runs/run").absolute()): "7_0"}))
     with pytest.raises(UserError, match="squeue does not answer"):

@@ -1,6 +1,7 @@
 """A run folder: what it holds, and every way in which a run is refused."""
 
 import dataclasses
+import errno
 import json
 import math
 import threading
@@ -146,6 +147,15 @@ def test_two_processes_do_not_train_in_one_folder(tiny, tmp_path):
         locked(tmp_path / "run"),
         pytest.raises(UserError, match="another process trains in"),
     ):
+        train(tiny(), tmp_path / "run")
+
+
+def test_a_file_system_without_locks_is_told(tiny, tmp_path, monkeypatch):
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(UserError, match=r"cannot lock .*run \(No locks available\)"):
         train(tiny(), tmp_path / "run")
 
 

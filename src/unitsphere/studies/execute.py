@@ -6,7 +6,6 @@ other runs.
 """
 
 import math
-import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.studies.cluster import Resources
 from unitsphere.studies.executor import Executor as JobExecutor
-from unitsphere.studies.executor import here, run_jobs
+from unitsphere.studies.executor import Interrupted, here, run_jobs
 from unitsphere.studies.jobs import Job, State
 from unitsphere.studies.plan import Planned
 from unitsphere.studies.progress import display
@@ -29,9 +28,6 @@ from unitsphere.studies.spec import Execution
 from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.log import read_metrics, replace
-
-DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
-"""In the last words of a run whose loss or gradient was no number, or a spike."""
 
 OnProgress = Callable[[list[State]], None]
 Executor = Callable[[Sequence[Job]], JobExecutor]
@@ -110,25 +106,40 @@ def execute(
         jobs = [run.job() for run in missing.values()]
         chosen = executor(jobs)
         with display(chosen.workers, sys.stderr) as show:
-            states = run_jobs(jobs, on_progress=together(watch, show), executor=chosen)
+            states = followed(jobs, chosen, [watch, mark, show])
         errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
-        for state in states:
-            if state.stop is not None and state.status == "interrupted":
-                replace(early_stop(state.job.out), state.stop + "\n")
-        for folder, error in errors.items():
-            if DIVERGED.search(error):
-                replace(divergence(folder), error + "\n")
     return [read_record(run, errors.get(run.folder)) for run in planned]
 
 
-def together(watch: OnProgress, show: OnProgress) -> OnProgress:
-    """One after the other."""
+def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress]) -> list[State]:
+    """The jobs' states at their ends; `each` sees them whenever they are looked at.
 
-    def both(states: list[State]) -> None:
-        watch(states)
-        show(states)
+    What came to its end is marked, also where the rest is interrupted.
+    """
 
-    return both
+    def look(states: list[State]) -> None:
+        for see in each:
+            see(states)
+
+    try:
+        states = run_jobs(jobs, on_progress=look, executor=executor)
+    except Interrupted as stopped:
+        mark(stopped.states)
+        raise
+    mark(states)
+    return states
+
+
+def mark(states: list[State]) -> None:
+    """Write beside its folder that a run diverged or was stopped early, so that no call repeats it.
+
+    As soon as it has: who follows the runs may be killed at any moment.
+    """
+    for state in states:
+        path = divergence(state.job.out) if state.diverged else early_stop(state.job.out)
+        why = state.error if state.diverged else state.stop
+        if (state.diverged or state.stopped_early) and not path.exists():
+            replace(path, f"{why}\n")
 
 
 def early_stop(folder: Path) -> Path:

@@ -1,11 +1,14 @@
 """A job of a study, where it stands, and how far its run folder says that it has come."""
 
+import contextlib
 import dataclasses
 import json
+import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
@@ -14,8 +17,11 @@ Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupte
 SAVED = 75
 """exit status of a run that was asked to stop and has saved its state"""
 GOES_ON = "stopped and saved: the same command goes on from there"
+KILLED = "it did not save in time and was ended: it goes on from its last checkpoint"
 STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 TAIL_BYTES = 32_768
+DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
+"""In the last words of a run whose loss or gradient was no number, or a spike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,16 @@ class State:
     log_begins: int = 0
     """bytes that earlier attempts left in the log"""
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended by its loss or gradient, which is a result."""
+        return self.status == "failed" and DIVERGED.search(self.error or "") is not None
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it has ended because somebody set `stop`."""
+        return self.status == "interrupted" and self.stop is not None
+
     def end(self, code: int) -> None:
         """Take the exit status of the job's process (minus the signal that ended it)."""
         stopped = code == SAVED or self.stop is not None
@@ -79,6 +95,34 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, states: list[State], message: str = GOES_ON) -> None:
         super().__init__(message)
         self.states = states
+
+    def __str__(self) -> str:
+        killed = [state.job.name for state in self.states if state.error == KILLED]
+        lost = f" (but {', '.join(killed)}: {KILLED})" if killed else ""
+        return f"{super().__str__()}{lost}"
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """What asks to stop meanwhile acts at the end: for steps that must not be left half done.
+
+    The handlers are put off, not blocked: a process that is started within it is as it always is.
+    """
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in stops if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in arrived[:1]:
+        signal.raise_signal(number)
 
 
 class Clock:

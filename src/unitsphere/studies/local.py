@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from unitsphere.studies.jobs import GOES_ON, Clock, Job, State
+from unitsphere.studies.jobs import GOES_ON, KILLED, Clock, Job, State, held_signals
 
 POLL_SECONDS = 0.25
 # A child asked to stop finishes its step and writes a checkpoint; past this it is ended.
@@ -45,7 +45,8 @@ class LocalExecutor:
                 # With cores to spare the system places a process better than we do.
                 core = cores[slot % len(cores)] if self.workers >= len(cores) else None
                 gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
-                self.running[slot] = _Child(self.waiting.pop(0), core, gpu)
+                with held_signals():  # a child that is not in `running` would outlive this process
+                    self.running[slot] = _Child(self.waiting.pop(0), core, gpu)
         return bool(self.running)
 
     def interrupt(self) -> str:
@@ -56,7 +57,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Ask every job to save and end; end those that do not, or all on a second Ctrl-C."""
-        children = list(self.running.values())
+        children = [child for child in self.running.values() if not child.poll()]
         for child in children:
             child.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -65,8 +66,7 @@ class LocalExecutor:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             for child in children:
-                child.process.kill()
-                child.process.wait()
+                child.kill()
         for child in children:
             child.state.status = "interrupted" if child.process.returncode else "done"
 
@@ -132,6 +132,13 @@ class _Child:
             self.asked = True
             self.process.send_signal(signal.SIGTERM)
         return code is not None
+
+    def kill(self) -> None:
+        """End it where it is, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+            self.state.error = KILLED
 
 
 @contextlib.contextmanager

@@ -19,7 +19,15 @@ from typing import Protocol
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.studies.cluster import LOGS, Cluster, Resources, submitter
-from unitsphere.studies.jobs import GOES_ON, SAVED, Clock, State
+from unitsphere.studies.jobs import (
+    DIVERGED,
+    GOES_ON,
+    SAVED,
+    Clock,
+    State,
+    held_signals,
+    last_words,
+)
 from unitsphere.studies.task import CommandTask, exit_file
 from unitsphere.training.log import replace
 
@@ -31,6 +39,8 @@ LOST_LOOKS = 2
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL")
 OVER += ("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
 """states of jobs that the queue still knows, but that are over"""
+QUEUE_SECONDS = 60.0
+"""after which a queue that is asked does not answer"""
 MANY = 1000
 """jobs at a time where the study does not limit them"""
 
@@ -53,7 +63,12 @@ class Squeue:
         """See `Queue`; one question for all jobs."""
         arrays = sorted({number.partition("_")[0] for number in numbers})
         asked = ["squeue", "--noheader", "--array", "--format=%i %T", f"--jobs={','.join(arrays)}"]
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        try:
+            answer = subprocess.run(
+                asked, capture_output=True, text=True, check=False, timeout=QUEUE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return None
         if answer.returncode and "Invalid job id" not in answer.stderr:
             return None
         lines = (line.partition(" ") for line in answer.stdout.splitlines())
@@ -127,13 +142,14 @@ class SlurmExecutor:
             number = known.get(str(state.job.out.absolute()))
             if number in alive and number is not None:
                 self.followed.append(_Followed(state, number))
-            else:
+            elif number is None or not diverged_since(state):
                 rest.append(state)
-        if rest:
-            self._submit(rest)
-        kept = {run: number for run, number in known.items() if number in alive}
-        kept |= {str(job.state.job.out.absolute()): job.number for job in self.followed}
-        replace(self.logs / "jobs.json", json.dumps(kept, indent=2) + "\n")
+        with held_signals():  # a job that is submitted and not noted would be submitted again
+            if rest:
+                self._submit(rest)
+            kept = {run: number for run, number in known.items() if number in alive}
+            kept |= {str(job.state.job.out.absolute()): job.number for job in self.followed}
+            replace(self.logs / "jobs.json", json.dumps(kept, indent=2) + "\n")
 
     def poll(self) -> bool:
         """Bring the states up to date; whether a job is in the cluster."""
@@ -205,6 +221,15 @@ class SlurmExecutor:
             job.state.status = "running" if at_work else "waiting"
             return False
         return True
+
+
+def diverged_since(state: State) -> bool:
+    """Whether a job diverged while nobody followed it, which its state then says."""
+    code = read_exit(exit_file(state.job))
+    if code in (None, 0, SAVED) or not DIVERGED.search(last_words(state.job.log, code)):
+        return False
+    state.end(code)
+    return True
 
 
 def read_exit(path: Path) -> int | None:

@@ -93,6 +93,12 @@ def locked(out: Path) -> Iterator[None]:
     except BlockingIOError as error:
         os.close(handle)
         raise UserError(f"another process trains in {out}: wait for it, or stop it") from error
+    except OSError as error:
+        os.close(handle)
+        raise UserError(
+            f"cannot lock {out} ({error.strerror}): its file system must allow flock, as others "
+            "could train in it at the same time"
+        ) from error
     try:
         yield
     finally:
