@@ -21,11 +21,18 @@ def law(tokens: float, faster: float) -> float:
 
 
 def played(
-    folder: Path, faster: dict[str, float], seeds=(0, 1, 2), noise=0.002, pace=None, changes=None
+    folder: Path,
+    faster: dict[str, float],
+    seeds=(0, 1, 2),
+    noise=0.002,
+    pace=None,
+    changes=None,
+    worse=None,
 ) -> dict:
     """The document of arms of known speed, the first is the baseline.
 
-    pace: tokens a second of an arm. changes: keys set in one.
+    pace: tokens a second of an arm. changes: keys set in one. worse: nats by which an arm's largest
+    budget is worse than the law.
     """
     changes = {arm: {} for arm in faster} | (changes or {})
     random = np.random.default_rng(1)
@@ -46,6 +53,7 @@ def played(
                 out = folder / "runs" / arm / f"{tokens}-{seed}"
                 run = Planned(arm, recipe, keys, out, wanted(recipe, keys, out))
                 loss = law(tokens, speed) + shared + random.normal(0, noise)
+                loss += (worse or {}).get(arm, 0.0) * (tokens == BUDGETS[-1])
                 records[arm, tokens, seed] = Record(
                     run,
                     "finished",

@@ -14,7 +14,7 @@ from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.ablation import ablation_table, interval, notes
 from unitsphere.report.page.kinds import page_of
-from unitsphere.studies.ablate import Ablation, ablate, ablation_study
+from unitsphere.studies.ablate import Ablation, ablate, ablation_findings, ablation_study
 from unitsphere.studies.ablation_results import (
     agreement,
     change_of,
@@ -141,6 +141,33 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
+
+
+def test_failed_tuning_runs_are_shown_and_the_exit_status_tells(toy, tmp_path):
+    study = ablation_study("ngpt-table6", "tiny", 128, settings=toy, seeds=(0,))
+    study = dataclasses.replace(study, tune=dataclasses.replace(study.tune, points=2, growths=0))
+    found = ablate(study, tmp_path / "out", InProcess(broken=["0-baseline"]))
+    made = document(study, found, SOURCE)
+    assert {row["lr"] for row in made["rows"]} == {None}
+    assert len(failed(made)) == 2
+    assert all(line.endswith("tune: the disk is full") for line in failed(made))
+    assert f"A tuning run failed, and its rate was left out: {failed(made)[0]}" in notes(made)
+
+
+def test_rows_that_are_not_alike_are_refused_by_name_unless_allowed(toy, tmp_path):
+    study = ablation_study("ngpt-table6", "tiny", 128, "given", settings=toy, seeds=(0,))
+    arms = dict(study.arms)
+    arms["2-slerp"].set["data.context"] = 32
+    with pytest.raises(UserError, match=r"unfair: context: 2-slerp and 0-baseline differ"):
+        ablate(study, tmp_path / "out", InProcess())
+    constant = ablation_study(
+        "ngpt-table6", "tiny", 128, settings=toy | {"schedule.kind": "constant"}
+    )
+    with pytest.raises(UserError, match="unfair: un-annealed: "):
+        ablate(constant, tmp_path / "out", InProcess())
+    assert not (tmp_path / "out").exists()
+    (flag,) = ablation_findings(dataclasses.replace(study, allow=["context"]))
+    assert flag.name == "context"
 
 
 def test_each_row_may_have_its_own_rate(toy, tmp_path):

@@ -13,6 +13,9 @@ from studies.tiny import recipes
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.page.kinds import page_of
+from unitsphere.studies import execute as execute_module
+from unitsphere.studies import progress
+from unitsphere.studies.arms import arm_config, rate_keys, run_keys
 from unitsphere.studies.compare import CompareStudy, compare
 from unitsphere.studies.compare_files import any_failed, write_comparison
 from unitsphere.studies.spec import ArmSpec, Tune, load_study
@@ -230,6 +233,41 @@ def test_tuning_runs_that_fail_are_shown(finished, tmp_path):
 def test_two_budgets_of_the_same_steps_are_refused(tmp_path):
     with pytest.raises(UserError, match="two of the budgets have the same number of steps of 64"):
         compare(toy(tmp_path, budgets=[640, 641]), tmp_path / "out", InProcess())
+
+
+def test_two_budgets_of_the_same_steps_in_any_arm_are_refused(tmp_path):
+    arms = toy(tmp_path).arms
+    name = list(arms)[-1]
+    wide = ArmSpec(arms[name].recipe, {**arms[name].set, "train.batch_tokens": 6400})
+    study = toy(tmp_path, budgets=[640, 1280], arms={**arms, name: wide}, allow=["batch"])
+    with pytest.raises(UserError, match="the same number of steps of 6400 tokens"):
+        compare(study, tmp_path / "out", InProcess())
+
+
+def test_a_tuned_rate_takes_adam_s_own_with_it(tmp_path):
+    arms = toy(tmp_path).arms
+    muon = {"optim.name": "muon", "optim.adam_lr": 0.03}
+    study = toy(tmp_path, arms={**arms, "muon": ArmSpec(arms["gpt"].recipe, muon, lr=0.02)})
+    assert run_keys(study, "muon", 640, 0.02, 0)["optim.lr"] == 0.02
+    assert "optim.adam_lr" not in rate_keys(arm_config(study, "muon"), 0.02)
+    assert run_keys(study, "muon", 640, 0.04, 0)["optim.adam_lr"] == pytest.approx(0.06)
+
+
+def test_the_time_left_counts_the_final_runs_while_rates_are_tuned(finished, tmp_path, monkeypatch):
+    folder, *_ = finished
+    seen = []
+
+    def display(workers, stream, later=()):
+        seen.append([(job.name, job.arm, job.steps) for job in later])
+        return progress.display(workers, stream, later)
+
+    monkeypatch.setattr(execute_module, "display", display)
+    study = toy(folder, budgets=BUDGETS[:2], seeds=[0], tune=Tune(points=2, growths=0))
+    compare(study, tmp_path / "out", InProcess())
+    names = {f"{arm} {tokens} #0" for arm in study.arms for tokens in BUDGETS[:2]}
+    assert {name for name, *_ in seen[0]} == names
+    assert {steps for *_, steps in seen[0]} == {tokens // 64 for tokens in BUDGETS[:2]}
+    assert seen[1] == []
 
 
 def test_the_report_s_page_has_the_answer_curves_and_settings(finished):

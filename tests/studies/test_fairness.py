@@ -64,7 +64,8 @@ def test_another_vocabulary_is_another_tokenizer(recipe):
     ("changes", "why"),
     [
         ({"schedule.final": 0.5}, "schedule.final 0.5 is above 0.1"),
-        ({"schedule.warmup": 6.0}, "schedule.warmup 6 of 6 steps"),
+        ({"schedule.warmup": 6.0}, "the rate falls over 0 of 6 steps"),
+        ({"schedule.kind": "wsd", "schedule.decay": 0.04}, r"the rate falls over 0\.24 of 6 steps"),
         ({"schedule.kind": "ramp"}, 'schedule.kind is "ramp"'),
     ],
 )
@@ -76,6 +77,15 @@ def test_a_rate_that_does_not_come_down_is_refused(recipe, changes, why):
 def test_arms_that_are_alike_are_fair(recipe):
     configs = pair(recipe, {"model.init_std": 0.1, "optim.lr": 1.0, "schedule.final": 0.1})
     assert check_fair(configs, "arm-0", []) == []
+    usual = pair(recipe, {"schedule.kind": "wsd", "schedule.decay": 0.1})
+    assert check_fair(usual, "arm-0", []) == []
+
+
+def test_rates_that_climb_are_no_refusal_where_none_is_annealed(recipe):
+    configs = pair(recipe, {}, {"schedule.kind": "ramp"})
+    assert check_fair(configs, "arm-0", [], annealed=False) == []
+    with pytest.raises(UserError, match="un-annealed"):
+        check_fair(configs, "arm-0", [])
 
 
 def test_an_unknown_name_is_not_allowed(recipe):
@@ -88,6 +98,8 @@ def test_an_unknown_name_is_not_allowed(recipe):
     [
         ("schedule", {"schedule.warmup": 0.5}),
         ("speed", {"train.compile": True}),
+        ("speed", {"inspect.every": 5}),
+        ("spikes", {"train.on_spike": "skip"}),
         ("parameters", {"model.d_model": 20}),
     ],
 )

@@ -71,6 +71,15 @@ def test_several_arms_are_corrected_for(tmp_path):
     assert [row["arm"] for row in rows] == ["a", "b", "c"]
     assert all(row["loss"]["p_corrected"] >= row["loss"]["p"] for row in rows)
     assert "corrected for 3 arms" in rows[0]["statement"]
+    assert "95% interval of this arm alone" in rows[0]["statement"]
+
+
+def test_a_baseline_that_gets_worse_is_flagged_and_its_target_is_what_is_asked_for(tmp_path):
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, worse={"gpt": 1.0})
+    last = [budget["loss"] for budget in found["arms"]["gpt"]["budgets"]][1:]
+    (rising,) = [flag["text"] for flag in found["flags"] if flag["name"] == "rising"]
+    assert rising.startswith(f"gpt: {last[1]:.4f} after 1,536 tokens, {last[0]:.4f} after 768")
+    assert found["speedups"][0]["to"] == {"tokens": 768, "loss": pytest.approx(sum(last) / 2)}
 
 
 def test_of_one_seed_nothing_is_said(tmp_path):

@@ -70,7 +70,7 @@ def study_in(folder, **changes) -> LadderStudy:
 def climb(study, out, monkeypatch, broken=()):
     """The study with made-up runs."""
 
-    def execute(planned, executor):
+    def execute(planned, executor, later=()):
         return [made_up(study, run, broken) for run in planned]
 
     monkeypatch.setattr(tune, "execute", execute)
@@ -219,6 +219,18 @@ def test_what_makes_no_ladder_is_refused_by_name(changes, said):
         study_from(LadderStudy, table)
 
 
+def test_sizes_that_are_not_alike_are_refused_by_name_unless_allowed(tmp_path, monkeypatch):
+    name = list(SIZES)[-1]
+    sizes = SIZES | {name: {**SIZES[name], "data.context": 32}}
+    study = study_in(tmp_path, sizes=sizes)
+    with pytest.raises(UserError, match=rf"unfair: context: gpt\.{name} and gpt\..*32 against 16"):
+        ladder(study, tmp_path / "out", InProcess())
+    assert not (tmp_path / "out").exists()
+    allowed = dataclasses.replace(study, allow=["context"])
+    figures = document(climb(allowed, tmp_path / "out", monkeypatch))
+    assert "context" in [flag["name"] for flag in figures["flags"]]
+
+
 def test_runs_of_too_few_steps_are_refused_before_anything_is_trained(tmp_path):
     study = dataclasses.replace(toy(tmp_path), computes=[1e6])
     with pytest.raises(UserError, match=r"the compute 1e.06 leaves gpt s .* fewer than 10 steps"):
@@ -237,7 +249,7 @@ def test_the_verb_reports_a_study_and_leaves_its_files(found, tmp_path, capsys, 
     shutil.copy(found[1] / "study.toml", tmp_path / "mine.toml")
     figures, study, out = document(found[0]), found[0].study, found[1]
 
-    def execute(planned, executor):
+    def execute(planned, executor, later=()):
         return [made_up(study, run) for run in planned]
 
     monkeypatch.setattr(module, "execute", execute)

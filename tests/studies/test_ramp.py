@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from studies.tiny import recipes
@@ -10,8 +11,9 @@ from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.page.kinds import page_of
+from unitsphere.studies.arms import arm_config
 from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
-from unitsphere.studies.ramp_files import smoothed, write_ramp
+from unitsphere.studies.ramp_files import write_ramp
 from unitsphere.studies.spec import load_study, study_from
 from unitsphere.training.divergence import Watch
 from unitsphere.training.log import read_metrics
@@ -92,6 +94,21 @@ def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
     assert "another study (peak: 10000.0 -> 31.0)" in capsys.readouterr().err
 
 
+def test_a_study_s_own_record_trains_it_again(study, tmp_path, monkeypatch, capsys):
+    _, out, _ = study
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text((out / "study.toml").read_text())
+    words = ["lr-ramp", "mine.toml", "--json"]
+    assert main([*words, "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out) == read_json(out / "results.json")
+    assert main([*words, "--steps", "5"]) == 2
+    assert "mine.toml says what is trained: leave --steps out" in capsys.readouterr().err
+    from unitsphere.cli.lr_ramp import LrRamp, study_of
+
+    assert study_of(LrRamp(("mine.toml",), workers=3))[1] == Path("runs/mine")
+    assert study_of(LrRamp(("mine.toml",), workers=3))[0].run.workers == 3
+
+
 def climb(lr: float | None, error: str | None = None) -> Climb:
     return Climb(0, None if lr is None else 1, lr, [], [], error)
 
@@ -128,10 +145,41 @@ def test_what_did_not_diverge_or_failed_is_said(study, tmp_path):
 
 def test_the_curve_is_the_loss_that_divergence_is_judged_by():
     losses = [float(k % 7) for k in range(30)]
-    curve = smoothed(Climb(0, None, None, [0.1] * 30, losses))
-    assert curve.losses[0] == losses[0]
-    assert curve.losses[4] == pytest.approx(sum(losses[:5]) / 5)
-    assert curve.losses[-1] == pytest.approx(sum(losses[-10:]) / 10)
+    curve = Climb(0, None, None, [0.1] * 30, losses).smoothed
+    assert curve[0] == losses[0]
+    assert curve[4] == pytest.approx(sum(losses[:5]) / 5)
+    assert curve[-1] == pytest.approx(sum(losses[-10:]) / 10)
+
+
+def test_a_loss_that_rose_by_less_than_the_margin_is_said(study):
+    """A dead model of a small vocabulary may lie less than 1 nat above its lowest loss."""
+    dead = Climb(2, None, None, [0.1] * 60, [3.0] * 20 + [2.4] * 20 + [3.2] * 20)
+    well = Climb(1, None, None, [0.1] * 60, [3.0] * 20 + [2.4] * 40)
+    found = document(study[0], {"gpt": [dead, well], "ngpt": [climb(0.2)] * 2})
+    (risen,) = [flag["text"] for flag in found["flags"] if flag["name"] == "risen"]
+    assert risen.startswith("gpt, seed 2: ended 0.80 above its lowest loss")
+
+
+def test_arms_that_are_not_alike_are_refused_by_name_unless_allowed(study, tmp_path):
+    arms = {"gpt": study[0].arms["gpt"].recipe}
+    arms["long"] = {"recipe": arms["gpt"], "set": {"data.context": 32}}
+    table = {"arms": arms, "steps": STEPS}
+    with pytest.raises(UserError, match=r"unfair: context: .*data\.context 32 against 16"):
+        ramp(study_from(RampStudy, table), tmp_path / "out", nothing)
+    assert not (tmp_path / "out").exists()
+    allowed = study_from(RampStudy, table | {"allow": ["context"]})
+    names = [f["name"] for f in document(allowed, {"gpt": [], "long": []})["flags"]]
+    assert "context" in names
+
+
+def test_adam_s_own_rate_climbs_with_muon_s(study, tmp_path):
+    keys = {"optim.name": "muon", "optim.adam_lr": 0.016}
+    arm = {"recipe": study[0].arms["gpt"].recipe, "set": keys}
+    table = {"arms": {"muon": arm}, "steps": STEPS, "peak": 1.0}
+    run = climbing(tmp_path, study_from(RampStudy, table), "muon", 0)
+    usual = arm_config(study_from(RampStudy, table), "muon").optim
+    assert run.config.optim.lr == 1.0
+    assert run.config.optim.adam_lr == pytest.approx(0.016 / usual.lr)
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ class FakeTrial:
         ({"method": "bayes"}, "must be one of grid, random, optuna"),
         ({"tune": {"points": 5}}, "a sweep takes 'fraction' and 'seeds' of .tune. only"),
         ({"search": {"train.steps": [1, 2]}}, "cannot be searched"),
+        ({"search": {"train.eval_tokens": [64, 128]}}, "trials would be scored on other text"),
+        ({"search": {"data.val_fraction": [0.1, 0.2]}}, "trials would be scored on other text"),
         ({"stop": {"rule": "halving"}}, "must be one of none, median"),
         ({"set": {"optim.lr": 1.0}}, "belongs in `lr` of an arm"),
     ],

@@ -9,8 +9,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import setting, with_workers
-from unitsphere.errors import UserError
+from unitsphere.cli.study import check_alone, setting, with_workers
 
 if TYPE_CHECKING:
     from unitsphere.studies.ablate import AblationStudy
@@ -97,7 +96,8 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
     from unitsphere.studies.spec import load_study
 
     if args.table.endswith(".toml"):
-        check_alone(args)
+        names = ("size", "tokens", "seeds", "rates", "rows", "data", "set")
+        check_alone(args.table, args, Ablate(args.table), names)
         study = load_study(AblationStudy, Path(args.table))
         usual = Path("runs") / Path(args.table).stem
     else:
@@ -108,14 +108,6 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
         )
         usual = Path("runs") / f"{args.table}-{args.size}"
     return with_workers(study, args.workers), args.out or usual
-
-
-def check_alone(args: Ablate) -> None:
-    """Raise UserError for an option that a study.toml says itself."""
-    usual = Ablate(args.table)
-    for name in ("size", "tokens", "seeds", "rates", "rows", "data", "set"):
-        if getattr(args, name) != getattr(usual, name):
-            raise UserError(f"{args.table} says what is trained: leave --{name} out, or edit it")
 
 
 def show(found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import setting
+from unitsphere.cli.study import check_alone, setting, with_workers
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ class LrRamp:
         --start 1e-3 --peak 10
       unitsphere lr-ramp normformer2021/gpt-125m normformer2021/normformer-125m
       unitsphere lr-ramp quickstart/ngpt --set model.d_model=64 --json
+      unitsphere lr-ramp runs/lr-ramp/study.toml --out runs/again
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE [RECIPE …]")]
-    """recipes; the first is the one that the others are divided by"""
+    """recipes, the first what the others are divided by; or a study.toml with arms of its own"""
     peak: float = 0.1
     """rate of the last step"""
     steps: int = 2000
@@ -44,8 +45,8 @@ class LrRamp:
     """a run each"""
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
     """keys to set in every recipe"""
-    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/lr-ramp")
-    """the study's folder"""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """the study's folder; runs/lr-ramp, or runs/NAME of NAME.toml, by default"""
     workers: int | None = None
     """runs at a time; one a core by default"""
     json: bool = False
@@ -56,14 +57,14 @@ def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(LrRamp, argv, "lr-ramp")
     check_positive(workers=args.workers)
-    study = study_of(args)
+    study, out = study_of(args)
     from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
     from unitsphere.studies.ramp import document, ramp
     from unitsphere.studies.ramp_files import write_ramp
 
-    climbs = ramp(study, args.out)
+    climbs = ramp(study, out)
     found = document(study, climbs)
-    files = write_ramp(found, climbs, args.out)
+    files = write_ramp(found, climbs, out)
     if args.json:
         print_json(found)
     else:
@@ -73,22 +74,34 @@ def run(argv: list[str]) -> int:
     return 1 if any(climb.error for runs in climbs.values() for climb in runs) else 0
 
 
-def study_of(args: LrRamp) -> "RampStudy":
-    """The study that the command line describes."""
+def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
+    """The study that the command line describes or names, and its folder."""
     from unitsphere.studies.ramp import RampStudy
-    from unitsphere.studies.spec import study_from
+    from unitsphere.studies.spec import load_study, study_from
 
-    table: dict[str, object] = {
-        "arms": arms(args.recipes),
-        "set": dict(map(setting, args.set)),
-        "peak": args.peak,
-        "steps": args.steps,
-        "start": args.start,
-        "seeds": list(args.seeds),
-    }
-    if args.workers is not None:
-        table["run"] = {"workers": args.workers}
-    return study_from(RampStudy, table)
+    first = args.recipes[0] if args.recipes else ""
+    if is_study(args.recipes):
+        check_alone(first, args, LrRamp((first,)), ("peak", "steps", "start", "seeds", "set"))
+        study = load_study(RampStudy, Path(first))
+        usual = Path("runs") / Path(first).stem
+    else:
+        table: dict[str, object] = {
+            "arms": arms(args.recipes),
+            "set": dict(map(setting, args.set)),
+            "peak": args.peak,
+            "steps": args.steps,
+            "start": args.start,
+            "seeds": list(args.seeds),
+        }
+        study, usual = study_from(RampStudy, table), Path("runs/lr-ramp")
+    return with_workers(study, args.workers), args.out or usual
+
+
+def is_study(names: Sequence[str]) -> bool:
+    """Whether what is named is a study's file; a recipe's has no arms."""
+    from unitsphere.config import read_toml
+
+    return len(names) == 1 and names[0].endswith(".toml") and "arms" in read_toml(Path(names[0]))
 
 
 def arms(recipes: Sequence[str]) -> dict[str, str]:

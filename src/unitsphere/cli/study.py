@@ -1,6 +1,7 @@
-"""What the verbs of studies share: a key to set, and workers in place of the file's."""
+"""What the verbs of studies share: a key to set, a file alone, workers in place of the file's."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from unitsphere.errors import UserError
@@ -22,6 +23,13 @@ def setting(text: str) -> tuple[str, object]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def check_alone(file: str, args: object, usual: object, names: Sequence[str]) -> None:
+    """Raise UserError for an option that a study's file says itself."""
+    for name in names:
+        if getattr(args, name) != getattr(usual, name):
+            raise UserError(f"{file} says what is trained: leave --{name} out, or edit it")
 
 
 def with_workers(study: S, workers: int | None) -> S:

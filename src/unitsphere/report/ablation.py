@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
 def times(found: Mapping[str, Any]) -> list[str]:
     """Time of a step against the baseline's, where the paper gives one."""
     base = found["rows"][0]
+    if found["timing"]:
+        return [f"Times are not compared: {found['timing']}."]
     lines = []
     for row in found["rows"][1:]:
         theirs, ours = row["paper"]["seconds_a_step"], row["seconds_a_step"]
@@ -114,8 +117,10 @@ def times(found: Mapping[str, Any]) -> list[str]:
 
 
 def flags(found: Mapping[str, Any]) -> list[str]:
-    """Rates at an edge of their grid, and runs that did not finish."""
-    lines = []
+    """What is unfair and was allowed, rates at an edge of their grid, and runs that did not end."""
+    lines = [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+    for error in dict.fromkeys(error for row in found["rows"] for error in row["rates_failed"]):
+        lines.append(f"A tuning run failed, and its rate was left out: {error}")
     for row in found["rows"]:
         if row["lr_at_edge"] and row["lr"] is not None:
             lines.append(f"{row['name']}: the rate {row['lr']:g} is at the edge of those tried.")
@@ -129,7 +134,7 @@ def flags(found: Mapping[str, Any]) -> list[str]:
 
 def ablation_page(found: Mapping[str, Any]) -> str:
     """The whole as Markdown."""
-    measure, source = found["measure"], found["provenance"]
+    measure = found["measure"]
     heads = ["row", "paper", "ours", "95% interval", "sign", measure, "bits/byte", "lr", "tokens"]
     rows = [
         [
@@ -149,8 +154,7 @@ def ablation_page(found: Mapping[str, Any]) -> str:
         [
             f"# {found['title']}\n",
             f"{found['paper']}.\n",
-            f"Command: `{source['command']}`  \nCommit: {source['commit']}  \n"
-            f"Machine: {source['machine']}, torch {source['torch']}\n",
+            origin(found["provenance"]),
             "".join(f"- {line}\n" for line in notes(found)),
             markdown(heads, rows),
         ]

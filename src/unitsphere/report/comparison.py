@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
 
 if TYPE_CHECKING:
@@ -117,7 +118,6 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Ta
 
 def comparison_page(found: Document, picture: str) -> str:
     """The whole comparison as a Markdown page."""
-    origin = found["provenance"]
     losses = [*LOSSES[:-1], f"against {found['baseline']}"]
     rates = [f"- {line}" for line in tuning_lines(found)]
     return "\n".join(
@@ -126,8 +126,7 @@ def comparison_page(found: Document, picture: str) -> str:
             "Each budget is a run of its own, annealed over it; all arms see the same tokens, and "
             "for a seed in the same order. Losses are in nats a token on the validation split: "
             "mean and standard error over the seeds.\n",
-            f"Command: `{origin['command']}`  \nCommit: {origin['runs_commit']}  \n"
-            f"Machine: {origin['machine']}, torch {origin['torch']}\n",
+            origin(found["provenance"]),
             markdown(losses, loss_rows(found)),
             f"![loss against tokens]({picture})\n",
             "How many times fewer tokens, steps, operations and seconds an arm needs to the "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
 
 Document = Mapping[str, Any]
@@ -143,7 +144,7 @@ def spread(value: float, interval: Sequence[float] | None, form: str) -> str:
 
 def ladder_page(found: Document, pictures: Sequence[str]) -> str:
     """The tables, notes and pictures in Markdown."""
-    parts = ["# ladder\n"]
+    parts = ["# ladder\n", origin(found["provenance"])]
     for title, columns, rows in ladder_tables(found):
         parts.append(f"## {title}\n\n{markdown(columns, rows)}")
     parts.append("".join(f"- {note}\n" for note in notes(found)))

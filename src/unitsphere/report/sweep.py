@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.report.curves import COLOURS
+from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
 
 if TYPE_CHECKING:
@@ -114,11 +115,9 @@ def reported(arm: Mapping[str, Any]) -> list[str]:
 
 def sweep_page(found: Mapping[str, Any], picture: str) -> str:
     """The whole as Markdown."""
-    source = found["provenance"]
     parts = [
         f"# Sweep: {found['method']}, {found['tokens']:,} tokens a run\n",
-        f"Command: `{source['command']}`  \nCommit: {source['commit']}  \n"
-        f"Machine: {source['machine']}, torch {source['torch']}\n",
+        origin(found["provenance"]),
         f"![figure of every finished trial]({picture})\n",
     ]
     for name, arm in found["arms"].items():

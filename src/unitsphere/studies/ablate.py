@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import Tuned, arm_config, final_run, tuned_rates
+from unitsphere.studies.arms import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.fairness import Finding, check_fair
 from unitsphere.studies.folder import study_folder
-from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Study, Tune
+from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Comparing, Tune
 from unitsphere.studies.tables import PAPER, PaperTable, Rates, Row, load_size, load_table, only
 from unitsphere.training.recipes import load_recipe
 
@@ -21,7 +22,7 @@ GIVEN = Tune(points=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationStudy(Study):
+class AblationStudy(Comparing):
     """What `ablate` asks beside what all studies do; `arms` are the table's rows."""
 
     table: str
@@ -116,8 +117,7 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
     call then goes on.
     """
     table = study.paper_table
-    for row in table.rows:
-        arm_config(study, row.name)
+    ablation_findings(study)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
         rates = rates_of(study, table, out, executor)
@@ -135,6 +135,21 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
     return Ablation(rates, by_row)
 
 
+def ablation_findings(study: AblationStudy) -> list[Finding]:
+    """What is unfair between a row and what it is measured against, and allowed.
+
+    A UserError if it is not allowed.
+    """
+    table = study.paper_table
+    configs = {row.name: at_budget(study, row.name, tokens_of(study, row)) for row in table.rows}
+    found = []
+    for row in table.rows:
+        other = table.reference(row) or row
+        pair = {name: configs[name] for name in (other.name, row.name)}
+        found += check_fair(pair, other.name, study.allow)
+    return list(dict.fromkeys(found))
+
+
 def tokens_of(study: AblationStudy, row: Row) -> int:
     """A row's training tokens."""
     return round(study.tokens * row.share)
@@ -144,13 +159,14 @@ def rates_of(
     study: AblationStudy, table: PaperTable, out: Path, executor: Executor
 ) -> dict[str, Tuned]:
     """Each row's rate: tuned for itself, tuned on one row for all, or as the study gives it."""
+    later = [job for row in table.rows for job in to_come(study, row.name, tokens_of(study, row))]
     if study.rates == "shared":
         own = {table.tuned_on: study.arms[table.tuned_on]}
         one = replace(study, arms=own, shown=[table.tuned_on])
-        found = tuned_rates(out, one, [study.tokens], executor)[table.tuned_on, study.tokens]
+        found = tuned_rates(out, one, [study.tokens], executor, later)[table.tuned_on, study.tokens]
         return {row.name: scaled(found, row.rate) for row in table.rows}
     if study.rates == "each":
-        tuned = tuned_rates(out, study, [study.tokens], executor)
+        tuned = tuned_rates(out, study, [study.tokens], executor, later)
         return {row.name: tuned[row.name, study.tokens] for row in table.rows}
     given = tuned_rates(out, replace(study, tune=GIVEN), [study.tokens], executor)
     return {row.name: given[row.name, study.tokens] for row in table.rows}

@@ -1,5 +1,6 @@
 """An ablation's figures beside the paper's: relative changes, spread, and whether they agree."""
 
+import dataclasses
 import json
 import math
 import statistics
@@ -8,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.report.ablation import ablation_page
-from unitsphere.studies.ablate import Ablation, AblationStudy, tokens_of
+from unitsphere.studies.ablate import Ablation, AblationStudy, ablation_findings, tokens_of
 from unitsphere.studies.execute import Record
+from unitsphere.studies.run_flags import runs_commit, timing, version_flags
 from unitsphere.studies.significance import paired
 from unitsphere.studies.tables import PaperTable, Row, load_size
 from unitsphere.training.log import replace
@@ -22,6 +24,8 @@ def document(study: AblationStudy, found: Ablation, source: Mapping[str, Any]) -
     """Everything that was found; `source` says where the figures come from."""
     table = study.paper_table
     size = load_size(study.size)
+    records = [record for runs in found.records.values() for record in runs.values()]
+    flags = [*ablation_findings(study), *version_flags(records)]
     return {
         "table": study.table,
         "title": table.title,
@@ -33,8 +37,10 @@ def document(study: AblationStudy, found: Ablation, source: Mapping[str, Any]) -
         "tokens": study.tokens,
         "seeds": study.seeds,
         "rates": {"how": study.rates, "tuned_on": table.tuned_on},
+        "flags": [dataclasses.asdict(flag) for flag in flags],
+        "timing": timing(records),
         "rows": [row_document(study, table, row, found) for row in table.rows],
-        "provenance": dict(source),
+        "provenance": dict(source) | {"runs_commit": runs_commit(records)},
     }
 
 
@@ -61,6 +67,7 @@ def row_document(
         "lr": rate.lr,
         "lr_at_edge": rate.at_edge,
         "rates_tried": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
+        "rates_failed": list(rate.errors),
         **figures(own, table.measure),
         "change": change,
         "sign": agreement(paper, change) if other else None,
@@ -138,6 +145,15 @@ def write_ablation(found: Mapping[str, Any], out: Path) -> list[Path]:
 
 def failed(found: Mapping[str, Any]) -> list[str]:
     """A line for each run that failed; one that diverged has a result."""
+    tuning = dict.fromkeys(error for row in found["rows"] for error in row["rates_failed"])
+    return [
+        *tuning,
+        *final_failures(found),
+    ]
+
+
+def final_failures(found: Mapping[str, Any]) -> list[str]:
+    """Those of the rows' own runs."""
     return [
         f"{row['name']} seed {seed}: {run['error']}"
         for row in found["rows"]

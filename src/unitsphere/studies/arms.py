@@ -13,12 +13,14 @@ from unitsphere.errors import UserError
 from unitsphere.report.table import short
 from unitsphere.studies.execute import Executor
 from unitsphere.studies.folder import RUNS
+from unitsphere.studies.jobs import Job
 from unitsphere.studies.plan import Planned, plan, steps_for
 from unitsphere.studies.runs import with_overrides
 from unitsphere.studies.spec import Study
 from unitsphere.studies.tune import Search, grid, search
 from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
+from unitsphere.training.decide import resolve
 from unitsphere.training.recipes import load_recipe
 
 
@@ -48,6 +50,13 @@ def arm_config(study: Study, arm: str) -> RunConfig:
         raise UserError(f"arm {arm}: {error}") from error
 
 
+def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
+    """An arm's config at a budget, everything decided."""
+    config = arm_config(study, arm)
+    keys = run_keys(study, arm, tokens, config.optim.lr, study.seeds[0])
+    return resolve(with_overrides(config, keys), None)
+
+
 def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
     """A run over the whole budget whose validation is reported."""
     name = f"{arm} {short(tokens)} {lr:g} #{seed}"
@@ -68,16 +77,42 @@ def tuning_run(
     return plan(name, study.arms[arm].recipe, keys, folder)
 
 
+def to_come(study: Study, arm: str, tokens: int) -> list[Job]:
+    """An arm's final runs at a budget before their rate is known, as far as the time left goes."""
+    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
+    return [
+        Job(f"{arm} {short(tokens)} #{seed}", (), Path(), steps=steps, arm=arm)
+        for seed in study.seeds
+    ]
+
+
 def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
     """What a run sets in its arm's recipe."""
-    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
-    return {**study.keys(arm), "train.steps": steps, "train.seed": seed, "optim.lr": lr}
+    config = arm_config(study, arm)
+    steps = steps_for(tokens, config.train.batch_tokens)
+    own = {"train.steps": steps, "train.seed": seed}
+    return {**study.keys(arm), **own, **rate_keys(config, lr)}
+
+
+def rate_keys(config: RunConfig, lr: float) -> dict[str, object]:
+    """The keys that set the peak rate: `optim.adam_lr` keeps its ratio to `optim.lr`."""
+    adam, own = config.optim.adam_lr, config.optim.lr
+    if adam is None or lr == own:
+        return {"optim.lr": lr}
+    return {"optim.lr": lr, "optim.adam_lr": float(f"{adam * lr / own:.6g}")}
 
 
 def tuned_rates(
-    out: Path, study: Study, budgets: Sequence[int], executor: Executor
+    out: Path,
+    study: Study,
+    budgets: Sequence[int],
+    executor: Executor,
+    later: Sequence[Job] = (),
 ) -> dict[tuple[str, int], Tuned]:
-    """The rate of each arm at each budget, by (arm, budget): tuned, or with one point as given."""
+    """The rate of each arm at each budget, by (arm, budget): tuned, or with one point as given.
+
+    `later`: the runs that will follow, for the time left.
+    """
     if study.tune.points == 1:
         return {
             (arm, tokens): Tuned(arm_config(study, arm).optim.lr, tokens, {}, at_edge=False)
@@ -88,7 +123,7 @@ def tuned_rates(
     searches = {
         (arm, tokens): arm_search(out, study, arm, tokens) for arm in study.arms for tokens in at
     }
-    search(list(searches.values()), executor, study.tune.ratio, study.tune.growths)
+    search(list(searches.values()), executor, study.tune.ratio, study.tune.growths, later)
     found = {place: tuned(s, place[1]) for place, s in searches.items()}
     return {
         (arm, tokens): found[arm, nearest(tokens, at)] for arm in study.arms for tokens in budgets

@@ -5,36 +5,32 @@ and for a seed in the same order. Each arm's rate is tuned on documents that are
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import Tuned, arm_config, final_run, run_keys, tuned_rates
+from unitsphere.studies.arms import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.comparison import document
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.fairness import check_fair
 from unitsphere.studies.folder import study_folder
 from unitsphere.studies.outcomes import Comparison
 from unitsphere.studies.plan import steps_for
-from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.spec import Study, check_numbers
+from unitsphere.studies.spec import Comparing, check_numbers
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareStudy(Study):
+class CompareStudy(Comparing):
     """What `compare` asks beside what all studies do."""
 
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (*Study.CHANGEABLE, "baseline:")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*Comparing.CHANGEABLE, "baseline:")
 
     budgets: list[int]
     """training tokens; each a run of its own"""
     baseline: str | None = None
     """the arm that the others are measured against; none: the first"""
-    allow: list[str] = field(default_factory=list)
-    """names of what would be refused as unfair, to have it flagged instead"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,10 +56,12 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     """
     configs = {arm: decided(study, arm) for arm in study.arms}
     findings = check_fair(configs, study.reference, study.allow)
-    check_budgets(study, configs[study.reference])
+    check_budgets(study, configs)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
-        rates = tuned_rates(out, study, sorted(study.budgets), executor)
+        budgets = sorted(study.budgets)
+        later = [job for arm in study.arms for b in budgets for job in to_come(study, arm, b)]
+        rates = tuned_rates(out, study, budgets, executor, later)
         records = final_records(out, study, rates, executor)
     return document(
         Comparison(study.reference, sorted(study.budgets), study.seeds, configs, rates, records),
@@ -74,16 +72,14 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
 
 def decided(study: CompareStudy, arm: str) -> RunConfig:
     """An arm's config at the smallest budget, everything decided."""
-    config = arm_config(study, arm)
-    keys = run_keys(study, arm, min(study.budgets), config.optim.lr, study.seeds[0])
-    return resolve(with_overrides(config, keys), None)
+    return at_budget(study, arm, min(study.budgets))
 
 
-def check_budgets(study: CompareStudy, config: RunConfig) -> None:
+def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None:
     """Raise UserError for two budgets of the same number of steps."""
-    batch = config.train.batch_tokens
-    if len({steps_for(tokens, batch) for tokens in study.budgets}) < len(study.budgets):
-        raise UserError(f"two of the budgets have the same number of steps of {batch} tokens")
+    for batch in {config.train.batch_tokens for config in configs.values()}:
+        if len({steps_for(tokens, batch) for tokens in study.budgets}) < len(study.budgets):
+            raise UserError(f"two of the budgets have the same number of steps of {batch} tokens")
 
 
 def final_records(

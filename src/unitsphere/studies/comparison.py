@@ -7,10 +7,10 @@ from typing import Any
 
 from unitsphere.studies.execute import Record
 from unitsphere.studies.fairness import Finding, setting_flags
-from unitsphere.studies.gains import differences, speedup_of
+from unitsphere.studies.gains import differences, rising, speedup_of
 from unitsphere.studies.outcomes import Comparison, Size, size_of
 from unitsphere.studies.provenance import provenance
-from unitsphere.studies.run_flags import run_flags
+from unitsphere.studies.run_flags import run_flags, runs_commit
 
 
 def document(
@@ -22,6 +22,7 @@ def document(
     flags = [
         *findings,
         *setting_flags(found.configs, counts, found.baseline),
+        *rising(found),
         *run_flags(found.configs, found.budgets, found.seeds, found.rates, found.records),
     ]
     others = [arm for arm in found.configs if arm != found.baseline]
@@ -33,14 +34,8 @@ def document(
         "differences": differences(found, others),
         "speedups": [speedup_of(found, arm, sizes) for arm in others],
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance() | {"runs_commit": ", ".join(commits(found)) or None},
+        "provenance": provenance() | {"runs_commit": runs_commit(found.records.values())},
     }
-
-
-def commits(found: Comparison) -> list[str]:
-    """The commits that the runs were made with."""
-    said = (r.environment.get("commit") for r in found.records.values() if r.environment)
-    return sorted({str(commit) for commit in said if commit})
 
 
 def arm_figures(found: Comparison, arm: str, recipe: str, size: Size) -> dict[str, Any]:

@@ -85,12 +85,15 @@ class Record:
 
 
 def execute(
-    planned: Sequence[Planned], executor: Executor, watch: OnProgress = lambda states: None
+    planned: Sequence[Planned],
+    executor: Executor,
+    watch: OnProgress = lambda states: None,
+    later: Sequence[Job] = (),
 ) -> list[Record]:
     """Train what is neither finished nor diverged, and read what came of each, in their order.
 
     `watch` sees the states as they are followed, and may set `stop` of one: that run is then never
-    trained to its end.
+    trained to its end. `later` are runs that are known to follow these: the time left counts them.
 
     Progress goes to stderr. Raises UserError for unusable data, and whatever the executor does
     when it is asked to stop.
@@ -105,7 +108,7 @@ def execute(
         print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
         jobs = [run.job() for run in missing.values()]
         chosen = executor(jobs)
-        with display(chosen.workers, sys.stderr) as show:
+        with display(chosen.workers, sys.stderr, later) as show:
             states = followed(jobs, chosen, [watch, mark, show])
         errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
     return [read_record(run, errors.get(run.folder)) for run in planned]

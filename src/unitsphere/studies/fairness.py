@@ -1,5 +1,7 @@
 """What makes a comparison unfair, each by its name: refused before a run is made, or flagged.
 
+So in `compare`, `ladder`, `ablate` and `lr-ramp` (whose rates climb, so that none is annealed).
+
 Refused, since figures of such runs answer another question. `allow` in the study takes a name, and
 the refusal becomes a flag:
 
@@ -11,7 +13,8 @@ the refusal becomes a flag:
     evaluation  another part of the validation split is scored
     weights     weights stored in bf16 in some arms only: they lose small updates
     precision   another precision of computation
-    un-annealed the rate does not end at (at most a tenth of its peak): such a loss has yet to fall
+    un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
+                the run: such a loss has yet to fall
 
 Flagged, shown with the figures:
 
@@ -25,6 +28,8 @@ Flagged, shown with the figures:
     weights     every arm's weights are stored in bf16
     parameters  counts differ from the baseline's by more than 2%
     schedule    another form of the learning rate
+    spikes      another treatment of spikes: it may leave out steps
+    rising      an arm is worse after more tokens: its speedups rest on the mean of both
     repeated    a budget is larger than the training split
     hardware    runs of the arms were timed on different devices, processors or threads
     speed       arms differ in what changes their speed alone
@@ -37,7 +42,7 @@ from dataclasses import dataclass
 from unitsphere.config import did_you_mean, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
-from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.schedule import fall_begins
 
 SAME = {
     "data": (
@@ -61,10 +66,14 @@ SAME = {
 }
 """Keys that must be the same in all arms, by the name of the refusal."""
 SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.decay")
+SPIKES = ("train.on_spike", "train.spike_sigma")
 SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
+SPEED += ("inspect.", "parallel.")
 REFUSALS = (*SAME, "weights", "un-annealed")
 FLOOR = 0.1
 """Last rate divided by the peak up to which a run counts as annealed."""
+FALL = 0.05
+"""Share of a run over which its rate falls, from which on it counts as annealed."""
 PARAMETERS = 0.02
 """Difference of parameter counts, as a share of the baseline's, up to which nothing is said."""
 
@@ -78,16 +87,19 @@ class Finding:
 
 
 def check_fair(
-    configs: Mapping[str, RunConfig], baseline: str, allow: Sequence[str]
+    configs: Mapping[str, RunConfig],
+    baseline: str,
+    allow: Sequence[str],
+    annealed: bool = True,
 ) -> list[Finding]:
     """The refusals that `allow` lets through, as flags; a UserError for any other.
 
-    configs: each arm's, at its smallest budget, everything decided.
+    configs: each arm's, at its smallest budget, everything decided. annealed: whether runs must be.
     """
     for name in allow:
         if name not in REFUSALS:
             raise UserError(f"'allow' knows no {name!r}{did_you_mean(name, REFUSALS)}")
-    found = list(unfair(configs, baseline))
+    found = list(unfair(configs, baseline, annealed))
     refused = [finding for finding in found if finding.name not in allow]
     if refused:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
@@ -98,14 +110,16 @@ def check_fair(
     return found
 
 
-def unfair(configs: Mapping[str, RunConfig], baseline: str) -> Iterator[Finding]:
+def unfair(
+    configs: Mapping[str, RunConfig], baseline: str, annealed: bool = True
+) -> Iterator[Finding]:
     """What is refused."""
     for name, keys in SAME.items():
         yield from differing(configs, baseline, name, keys)
     stored = [arm for arm, c in configs.items() if c.train.precision == "bf16-storage"]
     if stored and len(stored) < len(configs):
         yield Finding("weights", f"{', '.join(stored)} alone: train.precision bf16-storage")
-    for arm, config in configs.items():
+    for arm, config in configs.items() if annealed else ():
         why = un_annealed(config)
         if why:
             yield Finding("un-annealed", f"{arm}: {why}")
@@ -118,8 +132,10 @@ def un_annealed(config: RunConfig) -> str:
         return f'schedule.kind is "{schedule.kind}"'
     if schedule.final > FLOOR:
         return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
-    warmup = warmup_steps(schedule, steps)
-    return f"schedule.warmup {warmup} of {steps} steps" if warmup >= steps else ""
+    falls = steps - fall_begins(schedule, steps)
+    if falls < FALL * steps:
+        return f"the rate falls over {max(falls, 0):g} of {steps} steps"
+    return ""
 
 
 def setting_flags(
@@ -127,6 +143,7 @@ def setting_flags(
 ) -> Iterator[Finding]:
     """What is flagged of the arms' settings."""
     yield from differing(configs, baseline, "schedule", SCHEDULE)
+    yield from differing(configs, baseline, "spikes", SPIKES)
     yield from differing(configs, baseline, "speed", SPEED)
     if all(config.train.precision == "bf16-storage" for config in configs.values()):
         yield Finding("weights", "all weights are stored in bf16: they lose small updates")
@@ -139,10 +156,19 @@ def setting_flags(
 def differing(
     configs: Mapping[str, RunConfig], baseline: str, name: str, keys: Iterable[str]
 ) -> Iterator[Finding]:
-    """A finding for each arm that differs from the baseline in some of the keys."""
+    """A finding for each arm that differs from the baseline in some of the keys.
+
+    A key that ends with a dot stands for all below it.
+    """
     flat = {arm: flatten(to_dict(config)) for arm, config in configs.items()}
+    every = [name for key in keys for name in below(key, flat[baseline])]
     for arm, own in flat.items():
-        odd = [key for key in keys if own[key] != flat[baseline][key]]
+        odd = [key for key in every if own[key] != flat[baseline][key]]
         if odd:
             said = ", ".join(f"{key} {own[key]} against {flat[baseline][key]}" for key in odd)
             yield Finding(name, f"{arm} and {baseline} differ in {said}")
+
+
+def below(key: str, known: Iterable[str]) -> list[str]:
+    """The key, or all that begin with it if it ends with a dot."""
+    return [name for name in known if name.startswith(key)] if key.endswith(".") else [key]

@@ -2,11 +2,13 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from unitsphere.studies.fairness import Finding
 from unitsphere.studies.outcomes import Comparison, Size
 from unitsphere.studies.run_flags import timing
 from unitsphere.studies.significance import Difference, holm, paired
@@ -62,11 +64,12 @@ def statement(
         )
     ends = sorted(abs(end) if end * test.mean > 0 else -abs(end) for end in (test.low, test.high))
     several = f", corrected for {len(corrected)} arms" if len(corrected) > 1 else ""
+    alone = "95% interval of this arm alone" if several else "95% interval"
     verdict = (
         "more than the seeds explain" if p < SIGNIFICANT else "no more than the seeds may explain"
     )
     return (
-        f"{place}: loss {side} by {abs(test.mean):.4f} (95% interval {ends[0]:.4f} to "
+        f"{place}: loss {side} by {abs(test.mean):.4f} ({alone} {ends[0]:.4f} to "
         f"{ends[1]:.4f}; paired t-test over {test.n} seeds, p = {p:.2g}{several}): {verdict}"
     )
 
@@ -91,7 +94,7 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
     flops = sizes[found.baseline].flops_per_token / sizes[arm].flops_per_token
     batches = [found.configs[a].train.batch_tokens for a in (arm, found.baseline)]
     row |= {
-        "to": {"tokens": base.tokens[-1], "loss": float(base.values[:, -1].mean())},
+        "to": target(base),
         "tokens": as_dict(ratio, len(seeds)),
         "steps": as_dict(ratio * (batches[0] / batches[1]), len(seeds)),
         "flops": as_dict(ratio * flops, len(seeds)),
@@ -104,6 +107,28 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
     if NOWHERE in row["tokens"].get("reason", "") and row["tokens"]["median"] is None:
         row["behind"] = as_dict(speedups(own, base), len(seeds))
     return row
+
+
+def target(base: Losses) -> dict[str, float]:
+    """The loss that is asked for, and the tokens after which the baseline has it.
+
+    Those of its last budget; where that came out worse than an earlier one, the mean of both and
+    the earlier.
+    """
+    curve = base.curve(range(len(base.values)))
+    loss = float(curve.y[-1])
+    return {"tokens": round(curve.tokens_to(loss)), "loss": loss}
+
+
+def rising(found: Comparison) -> Iterator[Finding]:
+    """Arms that are worse after more tokens."""
+    for arm in found.configs:
+        means = [found.losses(arm, budget, found.common(arm, [budget])) for budget in found.budgets]
+        known = [(b, statistics.mean(m)) for b, m in zip(found.budgets, means, strict=True) if m]
+        for (small, first), (large, then) in pairwise(known):
+            if then > first:
+                text = f"{arm}: {then:.4f} after {large:,} tokens, {first:.4f} after {small:,}"
+                yield Finding("rising", f"{text}; its speedups rest on the mean of both")
 
 
 def losses_of(found: Comparison, arm: str, seeds: Sequence[int]) -> Losses:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import arm_config, arm_search, final_run
+from unitsphere.studies.arms import arm_config, arm_search, at_budget, final_run
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.fairness import Finding, check_fair
 from unitsphere.studies.folder import study_folder
 from unitsphere.studies.ladder_spec import LadderStudy
 from unitsphere.studies.optima import Optimum, Trial, optimum
@@ -73,6 +74,7 @@ def ladder(
     call then goes on.
     """
     rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
+    ladder_findings(study, rungs)
     check_lengths(study, rungs)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
@@ -82,6 +84,19 @@ def ladder(
         rungs = [with_optimum(rung) for rung in rungs]
         spent = spend(study, out, rungs, executor)
     return rungs, spent
+
+
+def ladder_findings(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
+    """What is unfair of the study and allowed; a UserError if it is not allowed.
+
+    All sizes of all arms must be alike, as a law goes through an arm's; batches are the grid's.
+    """
+    configs = {}
+    for rung in rungs:
+        name = f"{rung.arm}.{rung.size}"
+        one = study.study({name: study.rung(rung.arm, rung.size, max(study.batches))})
+        configs[name] = at_budget(one, name, rung.tokens)
+    return check_fair(configs, next(iter(configs)), study.allow)
 
 
 def rung_of(study: LadderStudy, arm: str, size: str) -> Rung:

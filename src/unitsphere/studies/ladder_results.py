@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unitsphere.studies.ladder import Rung, Spent
+from unitsphere.studies.execute import Record
+from unitsphere.studies.ladder import Rung, Spent, ladder_findings
 from unitsphere.studies.ladder_flags import grid_flags, law_flags, spent_flags
 from unitsphere.studies.ladder_spec import LadderStudy
 from unitsphere.studies.optima import Optimum
 from unitsphere.studies.powerlaw import PowerLaw
 from unitsphere.studies.provenance import provenance
+from unitsphere.studies.run_flags import runs_commit, version_flags
 from unitsphere.studies.scaling import (
     Allocation,
     Laws,
@@ -35,6 +37,13 @@ class Findings:
     spent: Sequence[Spent]
     allocations: dict[str, list[Allocation]]
     laws: dict[str, Laws]
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs."""
+        searches = [search for rung in self.rungs for search in rung.searches.values()]
+        tried = [r for search in searches for records in search.found.values() for r in records]
+        return [*tried, *(record for spent in self.spent for record in spent.records)]
 
     def of(self, arm: str) -> list[Rung]:
         """An arm's sizes."""
@@ -60,11 +69,13 @@ def document(found: Findings) -> dict[str, Any]:
         "arms": {arm: arm_figures(found, arm) for arm in study.arms},
         "tests": test_figures(found.laws),
         "flags": [
+            *map(dataclasses.asdict, ladder_findings(study, found.rungs)),
+            *map(dataclasses.asdict, version_flags(found.records)),
             *grid_flags(study, found.rungs),
             *law_flags(study, found.laws),
             *spent_flags(found.spent, found.allocations),
         ],
-        "provenance": provenance(),
+        "provenance": provenance() | {"runs_commit": runs_commit(found.records)},
     }
 
 

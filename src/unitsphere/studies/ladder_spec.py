@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 from unitsphere.config import flatten
 from unitsphere.errors import UserError
-from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Study, check_numbers
+from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 
 LEAST_POINTS = 3
 """Batches, and rates of each, that an optimum can lie between."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderStudy(Study):
+class LadderStudy(Comparing):
     """What `ladder` asks beside what all studies do. `tune` is of the grid, `seeds` of computes."""
 
     sizes: dict[str, dict[str, object]]

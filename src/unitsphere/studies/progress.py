@@ -7,23 +7,28 @@ from types import TracebackType
 from typing import TextIO
 
 from unitsphere.report.table import duration
-from unitsphere.studies.jobs import State
+from unitsphere.studies.jobs import Job, State
 from unitsphere.studies.progress_table import picture
 
 PLAIN_SECONDS = 10.0
 
 
-def display(workers: int, stream: TextIO) -> "LiveTable | PlainLines":
-    """The display that suits `stream`: a context manager to call with the states."""
-    return LiveTable(workers, stream) if stream.isatty() else PlainLines(workers, stream)
+def display(workers: int, stream: TextIO, later: Sequence[Job] = ()) -> "LiveTable | PlainLines":
+    """The display that suits `stream`: a context manager to call with the states.
+
+    `later` are jobs of a later turn: they wait, and the time left counts them.
+    """
+    kind = LiveTable if stream.isatty() else PlainLines
+    return kind(workers, stream, [State(job) for job in later])
 
 
 class PlainLines:
     """A line when a job starts or ends, and one for each running job every ten seconds."""
 
-    def __init__(self, workers: int, stream: TextIO) -> None:
+    def __init__(self, workers: int, stream: TextIO, later: Sequence[State] = ()) -> None:
         self.workers = workers
         self.stream = stream
+        self.later = later
         self.seen: dict[str, str] = {}
         self.next = time.monotonic() + PLAIN_SECONDS
 
@@ -45,7 +50,7 @@ class PlainLines:
         for state in states:
             if state.status == "running":
                 self._say(f"{state.job.name}: {', '.join(_figures(state))}")
-        left = time_left(states, self.workers)
+        left = time_left([*states, *self.later], self.workers)
         if left:
             self._say(f"about {duration(left)} left")
 
@@ -56,11 +61,12 @@ class PlainLines:
 class LiveTable:
     """A picture that stays in place: every arm, and the runs at work."""
 
-    def __init__(self, workers: int, stream: TextIO) -> None:
+    def __init__(self, workers: int, stream: TextIO, later: Sequence[State] = ()) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.workers = workers
+        self.later = later
         self.live = Live(console=Console(file=stream), auto_refresh=False)
 
     def __enter__(self) -> "LiveTable":
@@ -77,7 +83,8 @@ class LiveTable:
 
     def __call__(self, states: Sequence[State]) -> None:
         """Draw it anew."""
-        self.live.update(picture(states, time_left(states, self.workers)), refresh=True)
+        every = [*states, *self.later]
+        self.live.update(picture(every, time_left(every, self.workers)), refresh=True)
 
 
 def time_left(states: Sequence[State], workers: int) -> float | None:

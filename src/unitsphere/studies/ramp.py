@@ -8,23 +8,27 @@ training/divergence.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import arm_config
+from unitsphere.studies.arms import arm_config, rate_keys
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.fairness import Finding, check_fair
 from unitsphere.studies.folder import RUNS, study_folder
 from unitsphere.studies.plan import Planned, plan
 from unitsphere.studies.provenance import provenance
-from unitsphere.studies.spec import Study, Tune
+from unitsphere.studies.run_flags import runs_commit, version_flags
+from unitsphere.studies.spec import Comparing, Tune
+from unitsphere.training.decide import resolve
 from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
 from unitsphere.training.log import read_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class RampStudy(Study):
+class RampStudy(Comparing):
     """What `lr-ramp` asks beside what all studies do."""
 
     peak: float = 0.1
@@ -54,7 +58,7 @@ class RampStudy(Study):
 class Climb:
     """How far a run came: step and rate at which its loss diverged, None if it did not.
 
-    rates, losses: of each step that has both. error: why it failed, if it did.
+    rates, losses: of each step that has both. error: why it failed, if it did. record: of the run.
     """
 
     seed: int
@@ -63,6 +67,22 @@ class Climb:
     rates: Sequence[float]
     losses: Sequence[float]
     error: str | None = None
+    record: Record | None = None
+
+    @property
+    def smoothed(self) -> list[float]:
+        """At each step the mean of the last WINDOW losses, or of those so far."""
+        sums = [0.0, *accumulate(self.losses)]
+        return [
+            (sums[end] - sums[max(end - WINDOW, 0)]) / min(end, WINDOW)
+            for end in range(1, len(sums))
+        ]
+
+    @property
+    def risen(self) -> float:
+        """Nats by which the smoothed loss ended above its lowest."""
+        smoothed = self.smoothed[WINDOW - 1 :]
+        return smoothed[-1] - min(smoothed) if smoothed else 0.0
 
 
 def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[str, list[Climb]]:
@@ -71,8 +91,7 @@ def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
     call then goes on.
     """
-    for arm in study.arms:
-        arm_config(study, arm)  # a mistake leaves no folder
+    ramp_findings(study)  # a mistake leaves no folder
     with study_folder(out, study):
         runs = {a: [climbing(out, study, a, seed) for seed in study.seeds] for a in study.arms}
         planned = [runs[arm][place] for place in range(len(study.seeds)) for arm in study.arms]
@@ -81,10 +100,16 @@ def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[
     return {arm: [found[run.folder] for run in runs[arm]] for arm in study.arms}
 
 
+def ramp_findings(study: RampStudy) -> list[Finding]:
+    """What is unfair of the study and allowed; a UserError if it is not allowed."""
+    configs = {arm: resolve(arm_config(study, arm), None) for arm in study.arms}
+    return check_fair(configs, next(iter(configs)), study.allow, annealed=False)
+
+
 def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
     """A run whose rate climbs until its loss diverges."""
     keys = study.keys(arm) | {
-        "optim.lr": study.peak,
+        **rate_keys(arm_config(study, arm), study.peak),
         "schedule.kind": "ramp",
         "schedule.start": study.start / study.peak,
         "schedule.warmup": 0.0,
@@ -102,12 +127,13 @@ def read_climb(record: Record) -> Climb:
     """How far a run came, from its records."""
     seed = record.planned.seed
     if record.status == "failed":
-        return Climb(seed, None, None, [], [], record.error)
+        return Climb(seed, None, None, [], [], record.error, record)
     records = read_metrics(record.planned.folder)
     step = records[-1].get("diverged")
     lr = next((found["lr"] for found in records if found["step"] == step), None)
     known = [found for found in records if "loss" in found]
-    return Climb(seed, step, lr, [f["lr"] for f in known], [f["loss"] for f in known])
+    rates, losses = ([found[key] for found in known] for key in ("lr", "loss"))
+    return Climb(seed, step, lr, rates, losses, None, record)
 
 
 def median_rate(climbs: Sequence[Climb]) -> float | None:
@@ -125,6 +151,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
     "lr" is null where the median run did not diverge: then its rate is above the peak.
     """
     first = median_rate(next(iter(climbs.values())))
+    records = [run.record for runs in climbs.values() for run in runs if run.record]
     arms = {}
     for arm, runs in climbs.items():
         lr = median_rate(runs)
@@ -144,8 +171,8 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "start": study.start,
         "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
-        "flags": flags(study, climbs),
-        "provenance": provenance(),
+        "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
+        "provenance": provenance() | {"runs_commit": runs_commit(records)},
     }
 
 
@@ -158,7 +185,7 @@ def ratio(lr: float | None, first: float | None) -> float | None:
 
 def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[str, str]]:
     """What a reader must know of the figures, each flag by its name."""
-    found = []
+    found = [asdict(finding) for finding in ramp_findings(study)]
     if len(study.seeds) < 3:
         text = f"seeds: {len(study.seeds)}; the paper takes the median of 3"
         found.append({"name": "few-seeds", "text": text})
@@ -166,6 +193,10 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[
         for run in runs:
             if run.error:
                 found.append({"name": "failed", "text": f"{arm}, seed {run.seed}: {run.error}"})
+            elif run.lr is None and run.risen >= MARGIN / 2:
+                text = f"{arm}, seed {run.seed}: ended {run.risen:.2f} above its lowest loss: "
+                text += f"by less than {MARGIN:g}, but it may have collapsed all the same"
+                found.append({"name": "risen", "text": text})
         stayed = sum(run.lr is None and run.error is None for run in runs)
         if stayed:
             text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"

@@ -33,9 +33,7 @@ def run_flags(
         yield Finding("repeated", text)
     if why := timing(records.values()):
         yield Finding("hardware", why)
-    for key in VERSIONS:
-        if len(seen := values(records.values(), key)) > 1:
-            yield Finding("versions", f"runs differ in {key}: {' and '.join(seen)}")
+    yield from version_flags(records.values())
 
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
@@ -54,6 +52,20 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
             yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")
 
 
+def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
+    """Runs of different code."""
+    known = list(records)
+    for key in VERSIONS:
+        if len(seen := values(known, key)) > 1:
+            yield Finding("versions", f"runs differ in {key}: {' and '.join(seen)}")
+
+
+def runs_commit(records: Iterable[Record]) -> str | None:
+    """The commits that runs were made with, which need not be that of who reports them."""
+    said = (r.environment.get("commit") for r in records if r.environment)
+    return ", ".join(sorted({str(commit) for commit in said if commit})) or None
+
+
 def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
     """Budgets that go over the training split more than once."""
     folder = prepared(config.data, pairs=config.objective == "seq2seq")
@@ -65,7 +77,8 @@ def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
 
 def timing(records: Iterable[Record]) -> str:
     """Why the runs' times cannot be compared; empty if they can."""
-    seen = {key: values(records, key) for key in MACHINE}
+    known = list(records)
+    seen = {key: values(known, key) for key in MACHINE}
     odd = [f"{key} {' and '.join(found)}" for key, found in seen.items() if len(found) > 1]
     return f"runs were timed on different hardware: {'; '.join(odd)}" if odd else ""
 

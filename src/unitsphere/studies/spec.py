@@ -122,6 +122,14 @@ class Study:
         return {**self.set, **self.arms[arm].set}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparing(Study):
+    """A study whose arms are measured against each other."""
+
+    allow: list[str] = field(default_factory=list)
+    """names of what would be refused as unfair (studies.fairness), to have it flagged instead"""
+
+
 def check_numbers(name: str, numbers: Sequence[int], least: int) -> None:
     """Raise UserError unless there is a number, each is at least `least`, and none comes twice."""
     if not numbers or min(numbers) < least or len(set(numbers)) < len(numbers):

@@ -15,9 +15,10 @@ from typing import Literal
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.table import short
-from unitsphere.studies.arms import arm_config
+from unitsphere.studies.arms import arm_config, to_come
 from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.fairness import SAME
 from unitsphere.studies.folder import RUNS, study_folder
 from unitsphere.studies.local import available_slots
 from unitsphere.studies.optuna_search import Told, ask, check_optuna
@@ -67,6 +68,12 @@ class SweepStudy(Study):
         for key in ("train.steps", "train.seed"):
             if key in self.space:
                 raise UserError(f"'search.{key}' cannot be searched: 'tokens' and 'seeds' say it")
+        for name in ("data", "objective", "evaluation"):
+            for key in SAME[name]:
+                if key in self.space:
+                    raise UserError(
+                        f"'search.{key}' cannot be searched: trials would be scored on other text"
+                    )
         self.check_method()
 
     def check_method(self) -> None:
@@ -132,7 +139,9 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
             for number, params in enumerate(points[arm])
         }
         new = {(arm, n): own for (arm, n), own in runs.items() if n >= len(done[arm])}
-        found = iter(execute([r for own in new.values() for r in own], executor, rule(study, runs)))
+        due = [run for own in new.values() for run in own]
+        later = [job for arm in study.arms for job in [*to_come(study, arm, study.tokens)] * 2]
+        found = iter(execute(due, executor, rule(study, runs), later))
         for (arm, number), own in new.items():
             records = [next(found) for _ in own]
             done[arm].append(Trial(number, points[arm][number], records))

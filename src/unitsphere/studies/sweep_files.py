@@ -9,6 +9,7 @@ from typing import Any
 from unitsphere.config import to_dict
 from unitsphere.report.sweep import sweep_page, sweep_picture
 from unitsphere.studies.execute import Record
+from unitsphere.studies.run_flags import runs_commit
 from unitsphere.studies.significance import paired
 from unitsphere.studies.space import Choices, Range, Space
 from unitsphere.studies.sweep import SweepStudy, point_config
@@ -19,12 +20,13 @@ from unitsphere.training.log import replace
 
 def document(study: SweepStudy, found: Mapping[str, Swept], source: Mapping[str, Any]) -> Any:
     """Everything that was found; `source` says where the figures come from."""
+    reported = [r for swept in found.values() for r in swept.reported]
     return {
         "method": study.method,
         "tokens": study.tokens,
         "search": study.search,
         "arms": {arm: arm_document(study, arm, swept) for arm, swept in found.items()},
-        "provenance": dict(source),
+        "provenance": dict(source) | {"runs_commit": runs_commit(reported)},
     }
 
 

@@ -42,6 +42,11 @@ class Swept:
     as_is: Mapping[int, Record]
     at_best: Mapping[int, Record]
 
+    @property
+    def reported(self) -> list[Record]:
+        """The records of both."""
+        return [*self.as_is.values(), *self.at_best.values()]
+
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial of the lowest mean; none if no trial finished."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unitsphere.studies.execute import Executor, Record, execute
+from unitsphere.studies.jobs import Job
 from unitsphere.studies.plan import Planned
 
 
@@ -75,10 +76,19 @@ def grown(rates: Sequence[float], best: float | None, ratio: float) -> float | N
     return rounded(best * ratio) if best == max(rates) else None
 
 
-def search(searches: Sequence[Search], executor: Executor, ratio: float, growths: int) -> None:
-    """Run the grids side by side, and grow each, `growths` times at most, until it is bracketed."""
+def search(
+    searches: Sequence[Search],
+    executor: Executor,
+    ratio: float,
+    growths: int,
+    later: Sequence[Job] = (),
+) -> None:
+    """Run the grids side by side, and grow each, `growths` times at most, until it is bracketed.
+
+    `later`: the runs that will follow, for the time left.
+    """
     for round_ in range(growths + 1):
-        run_missing(searches, executor)
+        run_missing(searches, executor, later)
         if round_ == growths:
             return
         added = {s.name: s.next(ratio) for s in searches}
@@ -91,12 +101,12 @@ def search(searches: Sequence[Search], executor: Executor, ratio: float, growths
             return
 
 
-def run_missing(searches: Sequence[Search], executor: Executor) -> None:
+def run_missing(searches: Sequence[Search], executor: Executor, later: Sequence[Job] = ()) -> None:
     """Run every rate that has no result yet: every search's first, then every second, and so on."""
     due = [(s, rate) for s in searches for rate in s.rates if rate not in s.found]
     due.sort(key=lambda pair: pair[0].rates.index(pair[1]))
     plans = [s.plan(rate) for s, rate in due]
-    records = iter(execute([run for runs in plans for run in runs], executor))
+    records = iter(execute([run for runs in plans for run in runs], executor, later=later))
     for (s, rate), runs in zip(due, plans, strict=True):
         s.found[rate] = [next(records) for _ in runs]
 

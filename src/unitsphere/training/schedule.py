@@ -53,11 +53,17 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
         return (step + 1) / warmup
     if config.kind == "constant":
         return 1.0
-    start = max(warmup, steps * (1 - config.decay)) if config.kind == "wsd" else warmup
+    start = fall_begins(config, steps)
     progress = min(max((step - start) / max(steps - start, 1), 0.0), 1.0)
     if config.kind == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return 1 - progress * (1 - config.final)
+
+
+def fall_begins(config: ScheduleConfig, steps: int) -> float:
+    """The step from which the rate of a run of `steps` updates falls (cosine, linear, wsd)."""
+    warmup = warmup_steps(config, steps)
+    return max(warmup, steps * (1 - config.decay)) if config.kind == "wsd" else warmup
 
 
 def ramp(start: float, step: int, steps: int) -> float:
