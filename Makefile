@@ -59,7 +59,7 @@ test-browser: $(DEV) ## the report's page in headless Chromium, installed first 
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
 .PHONY: torture
-torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; about half an hour
+torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; half an hour to an hour
 	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
 
 .PHONY: lint

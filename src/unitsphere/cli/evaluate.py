@@ -72,7 +72,7 @@ class Eval:
     chunk: Annotated[int | None, arg(metavar="N")] = None
     """by position: tokens that go through the model at a time, by default 1024"""
     tasks: Annotated[tuple[str, ...], arg(metavar="TASK [TASK …]")] = ()
-    """lm-evaluation-harness tasks: hellaswag, …, zero_shot for the nine of the papers, translation,
+    """lm-evaluation-harness tasks: hellaswag, …, zero_shot for nine of them, translation,
     text, or YAML files of your own; the text is then scored with --data alone"""
     task_data: Annotated[Path | None, arg(metavar="DIR")] = None
     """the folder of the tasks' JSONL files, or the file of one task; none: beside the YAML file"""

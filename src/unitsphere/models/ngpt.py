@@ -20,7 +20,8 @@ an extension of this project by the paper's own rule; the encoder's h, a unit ve
 The anGPT paper (arXiv 2505.22014, Figure 5) takes two of the norms away: `residual = "lerp_nu"`
 puts the constant ν(α) in place of the outer Norm, `bound = "ball"` is ‖w‖ ≤ 1 on the same axes.
 `residual = "add"` is this project's: h = Norm(h + α ⊙ h_A), without Norm(h_A), and so for h_M.
-One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν is the same model.
+One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν is the same model
+(but for "add").
 """
 
 import math

@@ -1,6 +1,6 @@
 """GPT, nGPT, anGPT, NormFormer, ReZero, LN-scaling and DyT for transformers, in folded form.
 
-Written by `unitsphere export`; needs PyTorch and transformers (5 or newer) alone. Constants and
+Written by `unitsphere export`; needs PyTorch and transformers (5.17 or newer) alone. Constants and
 scales of the training are part of the weights, so three kinds of block are left (h [batch, time,
 d]; F is attention, then the MLP; Norm(x) = x/‖x‖):
 
