@@ -1,5 +1,6 @@
 """The studies with `unitsphere/best-*`: their arms differ in architecture and optimizer alone."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,28 @@ def test_scales_start_by_width_and_depth(name):
     assert model.alpha.init == 1 / layers
     assert model.s_z.init == pytest.approx(width**0.5)
     assert model.d_model // model.n_heads == 64
+
+
+@pytest.mark.parametrize("size", ["32m", "62m", "125m", "250m", "0.5b", "1b"])
+def test_the_papers_sizes_are_those_of_ngpt_with_what_was_found(size):
+    best, ngpt = (load_recipe(n) for n in (f"unitsphere/best-{size}", f"angpt2025/ngpt-{size}"))
+    small = load_recipe("unitsphere/best-1m")
+    for key in ("vocab_size", "d_model", "n_layers", "n_heads"):
+        assert getattr(best.model, key) == getattr(ngpt.model, key)
+    assert (best.data, best.schedule, best.train) == (ngpt.data, ngpt.schedule, ngpt.train)
+    assert best.model.alpha.init == pytest.approx(1 / best.model.n_layers, rel=0.01)
+    assert best.model.s_z.init == pytest.approx(best.model.d_model**0.5)
+    assert (best.model.s_qk, best.model.residual) == (small.model.s_qk, "add")
+    assert dataclasses.replace(best.optim, lr=small.optim.lr) == small.optim
+
+
+@pytest.mark.parametrize("context", ["1k", "4k"])
+def test_the_studies_for_a_gpu_are_fair(context):
+    study, found = configs(f"32m-{context}")
+    check_fair(found, study.reference, allow=[])
+    assert {config.data.context for config in found.values()} == {int(context[0]) * 1024}
+    assert {config.model.d_model for config in found.values()} == {256}
+    assert all(tokens % 65536 == 0 for tokens in study.budgets)
+    for config in found.values():
+        rows = config.train.batch_tokens // config.data.context
+        assert rows % config.train.micro_batch == 0
