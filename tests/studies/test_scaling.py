@@ -24,6 +24,7 @@ LEAST = 0.93
 SIZES = [32e6, 62e6, 127e6, 247e6, 506e6]
 RATE, RATE_EXPONENT = 1.1, -0.35
 BATCH, BATCH_EXPONENT = 20.0, 0.55
+LOSS, LOSS_EXPONENT = 30.0, -0.05  # of compute
 
 
 def held(law, truth: float) -> bool:
@@ -35,6 +36,7 @@ def grid_of(n: float, rng: np.random.Generator) -> list[Trial]:
     """Runs of a size on a grid of factors 2 that holds the known optimum, losses with noise."""
     best_lr, best_batch = RATE * n**RATE_EXPONENT, BATCH * n**BATCH_EXPONENT
     middle = 2.0 ** round(math.log2(best_batch))
+    lowest = LOSS * flops(n, 20 * n) ** LOSS_EXPONENT
     found = []
     for batch in (middle * 2.0**k for k in range(-1, 2)):
         octaves = math.log2(batch / best_batch)
@@ -42,7 +44,7 @@ def grid_of(n: float, rng: np.random.Generator) -> list[Trial]:
         centre = 1e-3 * 2.0 ** round(math.log2(best_lr * 1e3) + octaves / 2)
         for lr in (centre * 2.0**k for k in range(-2, 3)):
             above = 0.1 * (math.log2(lr / best_lr) - octaves / 2) ** 2 + 0.04 * octaves**2
-            found.append(Trial(batch, lr, 3 + above + 1e-3 * rng.standard_normal()))
+            found.append(Trial(batch, lr, lowest + above + 1e-3 * rng.standard_normal()))
     return found
 
 
@@ -61,6 +63,10 @@ def test_the_exponents_of_rate_and_batch_are_held_in_93_percent_of_300_draws(dra
     batches = np.mean([held(laws.batch, BATCH_EXPONENT) for laws in draws])
     assert rates >= LEAST
     assert batches >= LEAST
+
+
+def test_the_exponent_of_the_loss_is_held_in_93_percent_of_300_draws(draws):
+    assert np.mean([held(laws.loss, LOSS_EXPONENT) for laws in draws]) >= LEAST
 
 
 def test_what_is_suggested_for_the_next_size_holds_its_optimum_in_93_percent(draws):
