@@ -24,6 +24,7 @@ from unitsphere.studies.ablation_results import (
 )
 from unitsphere.studies.spec import load_study
 from unitsphere.studies.tables import load_table
+from unitsphere.training.load import load_run
 
 SOURCE = {"command": "unitsphere ablate", "commit": "abc", "machine": "one", "torch": "2"}
 TOY = {
@@ -141,6 +142,24 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
+
+
+def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):
+    settings = toy | {"model.n_heads": 1, "model.n_layers": 2}
+    study = ablation_study(
+        "ngpt-table5", "tiny", 128, "given", ["05", "09"], settings=settings, seeds=(0, 1)
+    )
+    found = ablate(study, tmp_path / "out", InProcess())
+    made = document(study, found, SOURCE)
+    rows = {row["name"]: row["means"] for row in made["rows"]}
+    assert rows["05-alpha-scalar"]["alpha_A"]["paper"] == 0.30
+    assert rows["09-s_qk-fixed"]["s_qk"] == {"paper": 1.0, "ours": 1.0}
+    wanted = []
+    for record in found.records["05-alpha-scalar"].values():
+        model = load_run(record.planned.folder, device="cpu").model
+        wanted += [abs(block.alpha_A()).item() for block in model.blocks]
+    assert rows["05-alpha-scalar"]["alpha_A"]["ours"] == pytest.approx(sum(wanted) / 4)
+    assert "| α_A, α_M scalar | alpha_A | 0.30 |" in write_ablation(made, tmp_path)[1].read_text()
 
 
 def test_failed_tuning_runs_are_shown_and_the_exit_status_tells(toy, tmp_path):

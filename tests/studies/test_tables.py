@@ -37,6 +37,28 @@ ACCURACY = {
 }
 
 
+# nGPT's Mean(s) in the order of the rows: of each row of Table 4 what it is about, of Table 5 all.
+MEANS = {
+    "ngpt-table4": """
+        1.51 1.24 1.12 60.8 1.36 1.01 1.38 1.11 0.29 0.03 0.03 2.75 11.2 0.40 0.25 106.1 23.6 63.6
+    """,
+    "ngpt-table5": """
+        1.47 1.12 1.24 60.80 0.22 0.33
+        1.49 1.13 1.23 62.11 0.22 0.33
+        1.46 1.46 1.46 60.70 0.22 0.33
+        1.47 1.12 1.24 95.65 0.22 0.33
+        1.40 1.13 1.13 60.90 0.30 0.36
+        1.51 1.47 1.47 61.18 0.22 0.32
+        1.52 1.68 1.68 96.65 0.22 0.30
+        1.49 1.17 1.17 88.64 0.30 0.37
+        1.00 1.12 1.15 60.69 0.24 0.35
+        1.45 1.00 1.00 61.53 0.23 0.35
+        1.00 1.00 1.00 61.26 0.24 0.36
+        1.00 1.00 1.00 96.15 0.22 0.35
+    """,
+}
+
+
 def test_every_table_is_there_and_every_ablation_recipe_is_a_row():
     assert table_names() == sorted(PRINTED)
     used = {row.recipe for name in table_names() for row in load_table(name).rows}
@@ -58,6 +80,16 @@ def test_figures_are_the_papers(name):
             assert row.change == sign * float(text), row.name
     found = [row.accuracy for row in table.rows if row.accuracy is not None]
     assert found == [float(text) for text in ACCURACY.get(name, "").split()]
+    means = [mean for row in table.rows for mean in row.means.values()]
+    assert means == [float(text) for text in MEANS.get(name, "").split()]
+
+
+def test_scales_that_are_fixed_have_the_mean_that_they_start_with():
+    for row in load_table("ngpt-table5").rows:
+        model = load_recipe(row.recipe).model
+        scales = {name: getattr(model, name) for name in ("s_qk", "s_u", "s_nu", "s_z")}
+        fixed = {name: scale.init for name, scale in scales.items() if scale.form == "fixed"}
+        assert fixed == {name: row.means[name] for name in fixed}, row.name
 
 
 def test_changes_are_relative_to_the_row_they_name():

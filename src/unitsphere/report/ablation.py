@@ -157,8 +157,21 @@ def ablation_page(found: Mapping[str, Any]) -> str:
             origin(found["provenance"]),
             "".join(f"- {line}\n" for line in notes(found)),
             markdown(heads, rows),
+            *([markdown(MEANS, mean_rows(found))] if mean_rows(found) else []),
         ]
     )
+
+
+MEANS = ("row", "mean of", "paper", "ours")
+
+
+def mean_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """The learned scales' means, a row each."""
+    return [
+        [row["label"], name, f"{mean['paper']:.2f}", printed(mean["ours"])]
+        for row in found["rows"]
+        for name, mean in row["means"].items()
+    ]
 
 
 def spread(row: Mapping[str, Any], measure: str) -> str:

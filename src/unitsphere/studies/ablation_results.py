@@ -11,6 +11,7 @@ from typing import Any
 from unitsphere.report.ablation import ablation_page
 from unitsphere.studies.ablate import Ablation, AblationStudy, ablation_findings, tokens_of
 from unitsphere.studies.execute import Record
+from unitsphere.studies.learned_means import learned_means
 from unitsphere.studies.run_flags import runs_commit, timing, version_flags
 from unitsphere.studies.significance import paired
 from unitsphere.studies.tables import PaperTable, Row, load_size
@@ -71,7 +72,15 @@ def row_document(
         **figures(own, table.measure),
         "change": change,
         "sign": agreement(paper, change) if other else None,
+        "means": means(row, own),
     }
+
+
+def means(row: Row, records: Mapping[int, Record]) -> dict[str, dict[str, float | None]]:
+    """Of each scale whose mean the paper gives: the paper's, and ours over the finished seeds."""
+    done = [r.planned.folder for r in records.values() if r.status == "finished"]
+    ours = learned_means(done) if row.means else {}
+    return {name: {"paper": mean, "ours": ours.get(name)} for name, mean in row.means.items()}
 
 
 def figures(records: Mapping[int, Record], measure: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
         }
         new = {(arm, n): own for (arm, n), own in runs.items() if n >= len(done[arm])}
         due = [run for own in new.values() for run in own]
-        later = [job for arm in study.arms for job in [*to_come(study, arm, study.tokens)] * 2]
+        later = [job for arm in study.arms for job in 2 * to_come(study, arm, study.tokens)]
         found = iter(execute(due, executor, rule(study, runs), later))
         for (arm, number), own in new.items():
             records = [next(found) for _ in own]

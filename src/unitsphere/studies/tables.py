@@ -35,6 +35,7 @@ class Row:
     percent against the row named by `against` (the first one unless it says otherwise; "none": no
     other). `share` of the tokens and `rate` (a factor) set a row apart from others of its table.
     `small` are keys that it sets at sizes other than the paper's; text is looked up in BY_SIZE.
+    `means` are those of the learned scales after training, by their names.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Row:
     share: float = 1.0
     rate: float = 1.0
     small: dict[str, object] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

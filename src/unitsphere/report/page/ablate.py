@@ -34,6 +34,7 @@ def ablate_page(folder: Path, found: Json) -> Page:
         ]
         for row in found["rows"]
     ]
+    means = tables.mean_rows(found)
     return Page(
         title=found["title"],
         kind=f"Ablation · {found['paper']}",
@@ -48,6 +49,7 @@ def ablate_page(folder: Path, found: Json) -> Page:
                 [
                     *([Figures([figure])] if (figure := changes(found)) else []),
                     Table(f"Change of the {measure}", head, cells),
+                    *([Table("Learned scales", tables.MEANS, means)] if means else []),
                     Text(tables.notes(found), listed=True),
                 ],
             ),
