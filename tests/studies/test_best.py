@@ -7,7 +7,7 @@ import pytest
 
 from unitsphere.models.registry import build_from
 from unitsphere.studies.arms import arm_config
-from unitsphere.studies.compare import CompareStudy
+from unitsphere.studies.compare import CompareStudy, check_budgets, decided
 from unitsphere.studies.fairness import check_fair
 from unitsphere.studies.spec import load_study
 from unitsphere.training.recipes import load_recipe
@@ -69,8 +69,10 @@ def test_the_papers_sizes_are_those_of_ngpt_with_what_was_found(size):
 
 @pytest.mark.parametrize("context", ["1k", "4k"])
 def test_the_studies_for_a_gpu_are_fair(context):
-    study, found = configs(f"32m-{context}")
+    study = load_study(CompareStudy, FOLDER / f"compare-32m-{context}.toml")
+    found = {arm: decided(study, arm) for arm in study.arms}
     check_fair(found, study.reference, allow=[])
+    check_budgets(study, found)
     assert {config.data.context for config in found.values()} == {int(context[0]) * 1024}
     assert {config.model.d_model for config in found.values()} == {256}
     assert all(tokens % 65536 == 0 for tokens in study.budgets)

@@ -183,6 +183,12 @@ def test_divergence_is_a_result(finished, tmp_path):
     assert {"diverged", "one-seed"} <= {flag["name"] for flag in found["flags"]}
 
 
+def test_what_is_allowed_may_change_when_a_study_goes_on(copy):
+    folder, out, found = copy
+    again = compare(toy(folder, allow=["context"]), out, InProcess(stop=0))
+    assert again["differences"] == found["differences"]
+
+
 def test_another_study_is_refused_in_the_same_folder(copy):
     folder, out, _ = copy
     with pytest.raises(UserError, match=r"another study \(seeds: \[0, 1\] -> \[0, 1, 2\]\)"):
@@ -264,7 +270,7 @@ def test_the_time_left_counts_the_final_runs_while_rates_are_tuned(finished, tmp
     monkeypatch.setattr(execute_module, "display", display)
     study = toy(folder, budgets=BUDGETS[:2], seeds=[0], tune=Tune(points=2, growths=0))
     compare(study, tmp_path / "out", InProcess())
-    names = {f"{arm} {tokens} #0" for arm in study.arms for tokens in BUDGETS[:2]}
+    names = {f"{arm} {tokens}" for arm in study.arms for tokens in BUDGETS[:2]}
     assert {name for name, *_ in seen[0]} == names
     assert {steps for *_, steps in seen[0]} == {tokens // 64 for tokens in BUDGETS[:2]}
     assert seen[1] == []

@@ -68,14 +68,19 @@ def study_in(folder, **changes) -> LadderStudy:
 
 
 def climb(study, out, monkeypatch, broken=()):
-    """The study with made-up runs."""
+    """The findings of the study with made-up runs."""
+    return findings(study, *climb_runs(study, out, monkeypatch, broken))
+
+
+def climb_runs(study, out, monkeypatch, broken=()):
+    """The ladder with made-up runs."""
 
     def execute(planned, executor, later=()):
         return [made_up(study, run, broken) for run in planned]
 
     monkeypatch.setattr(tune, "execute", execute)
     monkeypatch.setattr(module, "execute", execute)
-    return findings(study, *ladder(study, out, InProcess()))
+    return ladder(study, out, InProcess())
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +234,17 @@ def test_sizes_that_are_not_alike_are_refused_by_name_unless_allowed(tmp_path, m
     allowed = dataclasses.replace(study, allow=["context"])
     figures = document(climb(allowed, tmp_path / "out", monkeypatch))
     assert "context" in [flag["name"] for flag in figures["flags"]]
+
+
+def test_adam_s_own_rate_goes_with_the_tuned_one_at_the_computes_too(tmp_path, monkeypatch):
+    gpt = recipes(tmp_path)[0]
+    muon = ArmSpec(gpt, {"optim.name": "muon", "optim.adam_lr": 0.03}, lr=0.02)
+    study = study_in(tmp_path, arms={"gpt": muon})
+    _, spent = climb_runs(study, tmp_path / "out", monkeypatch)
+    configs = [record.planned.config for at in spent for record in at.records]
+    assert {config.optim.lr for config in configs} != {0.02}
+    for config in configs:
+        assert config.optim.adam_lr / config.optim.lr == pytest.approx(1.5, rel=1e-3)
 
 
 def test_runs_of_too_few_steps_are_refused_before_anything_is_trained(tmp_path):

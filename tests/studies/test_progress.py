@@ -37,6 +37,13 @@ def test_time_left_puts_waiting_jobs_on_the_first_free_worker():
     assert progress.time_left([state("a")], 2) is None
 
 
+def test_the_jobs_of_a_later_turn_begin_when_all_others_have_ended():
+    later = [state(f"later-{i}", status="waiting") for i in range(3)]
+    # 200 s as above, then three of the mean, 140 s, two at a time.
+    assert progress.time_left(arms(), 2, later) == pytest.approx(200.0 + 2 * 140.0)
+    assert progress.time_left(arms(), 100, later) == pytest.approx(140.0 + 140.0)
+
+
 def test_the_table_fits_80_columns_and_shows_every_arm():
     console = Console(file=io.StringIO(), width=80)
     finished = state("ngpt", status="done", step=300, loss=2.9, seconds=100.0)

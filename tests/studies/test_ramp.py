@@ -1,5 +1,6 @@
 """lr-ramp with tiny arms: runs end where they diverge, the median counts, nothing is run twice."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 from studies.tiny import recipes
 
 from unitsphere.cli import main
+from unitsphere.cli.lr_ramp import LrRamp, study_of
+from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.page.kinds import page_of
@@ -103,8 +106,6 @@ def test_a_study_s_own_record_trains_it_again(study, tmp_path, monkeypatch, caps
     assert json.loads(capsys.readouterr().out) == read_json(out / "results.json")
     assert main([*words, "--steps", "5"]) == 2
     assert "mine.toml says what is trained: leave --steps out" in capsys.readouterr().err
-    from unitsphere.cli.lr_ramp import LrRamp, study_of
-
     assert study_of(LrRamp(("mine.toml",), workers=3))[1] == Path("runs/mine")
     assert study_of(LrRamp(("mine.toml",), workers=3))[0].run.workers == 3
 
@@ -170,6 +171,32 @@ def test_arms_that_are_not_alike_are_refused_by_name_unless_allowed(study, tmp_p
     allowed = study_from(RampStudy, table | {"allow": ["context"]})
     names = [f["name"] for f in document(allowed, {"gpt": [], "long": []})["flags"]]
     assert "context" in names
+
+
+def test_where_diverged_runs_come_from_is_known(study, tmp_path):
+    planned = climbing(study[1], study[0], "gpt", 0)
+    made = read_json(planned.folder / "environment.json")
+    climbs = ramp(study[0], study[1], nothing)
+    found = document(study[0], climbs)
+    assert found["provenance"]["runs_commit"] == made["commit"]
+    other = dataclasses.replace(climbs["gpt"][0].record, environment=made | {"commit": "abc"})
+    climbs["gpt"][0] = dataclasses.replace(climbs["gpt"][0], record=other)
+    found = document(study[0], climbs)
+    assert found["provenance"]["runs_commit"] == ", ".join(sorted([made["commit"], "abc"]))
+    assert [flag["name"] for flag in found["flags"]] == ["versions"]
+    page = write_ramp(found, climbs, tmp_path)[1].read_text()
+    assert f"Commit: {found['provenance']['runs_commit']}" in page
+
+
+def test_what_is_refused_can_be_allowed_on_the_command_line(study, tmp_path, capsys):
+    gpt = study[0].arms["gpt"].recipe
+    long = tmp_path / "long.toml"
+    long.write_text(Path(gpt).read_text().replace("context = 16", "context = 32"))
+    words = ["lr-ramp", gpt, str(long), "--steps", "2", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "unfair: context" in capsys.readouterr().err
+    args = parse(LrRamp, [*words[1:], "--allow", "context"], "lr-ramp")
+    assert study_of(args)[0].allow == ["context"]
 
 
 def test_adam_s_own_rate_climbs_with_muon_s(study, tmp_path):

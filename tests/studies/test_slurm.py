@@ -123,7 +123,10 @@ def test_what_diverged_while_nobody_followed_is_not_run_again(monkeypatch):
     monkeypatch.setattr(followed, "_ended", lambda job, fresh: False)  # it looks away
     with pytest.raises(Interrupted):
         run_jobs([wild, broken], on_progress=leave, executor=followed)
-    time.sleep(0.5)  # submitit's own processes end
+    numbers = list(json.loads(Path(".jobs/jobs.json").read_text()).values())
+    while slurm.Processes().look(numbers):  # submitit's own processes end
+        time.sleep(0.05)
+    run_jobs([job("other", "pass")], executor=local())  # and another turn comes between
     states = run_jobs([wild, broken], executor=local())
     assert [state.status for state in states] == ["failed", "failed"]
     assert [state.diverged for state in states] == [True, False]

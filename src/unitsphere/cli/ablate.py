@@ -60,6 +60,8 @@ class Ablate:
         default_factory=list
     )
     """a key of every row, such as model.n_layers=3; may be given several times"""
+    allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
+    """names of what would be refused as unfair, to have it flagged"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """the study's folder; runs/TABLE-SIZE by default"""
     workers: int | None = None
@@ -96,7 +98,7 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
     from unitsphere.studies.spec import load_study
 
     if args.table.endswith(".toml"):
-        names = ("size", "tokens", "seeds", "rates", "rows", "data", "set")
+        names = ("size", "tokens", "seeds", "rates", "rows", "data", "set", "allow")
         check_alone(args.table, args, Ablate(args.table), names)
         study = load_study(AblationStudy, Path(args.table))
         usual = Path("runs") / Path(args.table).stem
@@ -106,6 +108,7 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
         study = ablation_study(
             args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
         )
+        study = dataclasses.replace(study, allow=list(args.allow))
         usual = Path("runs") / f"{args.table}-{args.size}"
     return with_workers(study, args.workers), args.out or usual
 

@@ -45,6 +45,8 @@ class LrRamp:
     """a run each"""
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
     """keys to set in every recipe"""
+    allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
+    """names of what would be refused as unfair, to have it flagged"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """the study's folder; runs/lr-ramp, or runs/NAME of NAME.toml, by default"""
     workers: int | None = None
@@ -81,7 +83,8 @@ def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
 
     first = args.recipes[0] if args.recipes else ""
     if is_study(args.recipes):
-        check_alone(first, args, LrRamp((first,)), ("peak", "steps", "start", "seeds", "set"))
+        names = ("peak", "steps", "start", "seeds", "set", "allow")
+        check_alone(first, args, LrRamp((first,)), names)
         study = load_study(RampStudy, Path(first))
         usual = Path("runs") / Path(first).stem
     else:
@@ -92,6 +95,7 @@ def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
             "steps": args.steps,
             "start": args.start,
             "seeds": list(args.seeds),
+            "allow": list(args.allow),
         }
         study, usual = study_from(RampStudy, table), Path("runs/lr-ramp")
     return with_workers(study, args.workers), args.out or usual

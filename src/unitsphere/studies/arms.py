@@ -77,13 +77,10 @@ def tuning_run(
     return plan(name, study.arms[arm].recipe, keys, folder)
 
 
-def to_come(study: Study, arm: str, tokens: int) -> list[Job]:
-    """An arm's final runs at a budget before their rate is known, as far as the time left goes."""
+def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
+    """An arm's runs at a budget before their rate is known, as far as the time left goes."""
     steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
-    return [
-        Job(f"{arm} {short(tokens)} #{seed}", (), Path(), steps=steps, arm=arm)
-        for seed in study.seeds
-    ]
+    return [Job(f"{arm} {short(tokens)}", (), Path(), steps=steps, arm=arm)] * runs
 
 
 def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:

@@ -60,7 +60,12 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
         budgets = sorted(study.budgets)
-        later = [job for arm in study.arms for b in budgets for job in to_come(study, arm, b)]
+        later = [
+            job
+            for arm in study.arms
+            for tokens in budgets
+            for job in to_come(study, arm, tokens, len(study.seeds))
+        ]
         rates = tuned_rates(out, study, budgets, executor, later)
         records = final_records(out, study, rates, executor)
     return document(

@@ -166,8 +166,11 @@ def finished(folder: Path) -> bool:
 
 def read_record(run: Planned, error: str | None = None) -> Record:
     """What came of a run; `error` is why it failed, if that is not to be read beside its folder."""
+    where = run.folder / ENVIRONMENT
+    environment = read_json(where) if where.exists() else None
     if divergence(run.folder).exists():
-        return Record(run, "diverged", error=said(divergence(run.folder)))
+        why = said(divergence(run.folder))
+        return Record(run, "diverged", error=why, environment=environment)
     if early_stop(run.folder).exists():
         return Record(run, "stopped", error=said(early_stop(run.folder)))
     if not finished(run.folder):
@@ -175,7 +178,8 @@ def read_record(run: Planned, error: str | None = None) -> Record:
     records = read_metrics(run.folder)
     last = records[-1]
     if not math.isfinite(last.get("val_loss", math.nan)):
-        return Record(run, "diverged", error="the validation loss is no number")
+        why = "the validation loss is no number"
+        return Record(run, "diverged", error=why, environment=environment)
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return Record(
         run,
@@ -184,7 +188,7 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         bits_per_byte=last.get("val_bits_per_byte"),
         seconds=last["time"],
         tokens_per_second=statistics.median(rates),
-        environment=read_json(run.folder / ENVIRONMENT),
+        environment=environment,
     )
 
 

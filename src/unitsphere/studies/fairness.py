@@ -133,7 +133,7 @@ def un_annealed(config: RunConfig) -> str:
     if schedule.final > FLOOR:
         return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
     falls = steps - fall_begins(schedule, steps)
-    if falls < FALL * steps:
+    if falls < FALL * steps - 1e-6:  # 1 − 0.95 is not 0.05
         return f"the rate falls over {max(falls, 0):g} of {steps} steps"
     return ""
 

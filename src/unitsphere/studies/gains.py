@@ -123,9 +123,9 @@ def target(base: Losses) -> dict[str, float]:
 def rising(found: Comparison) -> Iterator[Finding]:
     """Arms that are worse after more tokens."""
     for arm in found.configs:
-        means = [found.losses(arm, budget, found.common(arm, [budget])) for budget in found.budgets]
-        known = [(b, statistics.mean(m)) for b, m in zip(found.budgets, means, strict=True) if m]
-        for (small, first), (large, then) in pairwise(known):
+        seeds = found.common(arm, found.budgets)
+        means = losses_of(found, arm, seeds).values.mean(0) if seeds else []
+        for (small, first), (large, then) in pairwise(zip(found.budgets, means, strict=False)):
             if then > first:
                 text = f"{arm}: {then:.4f} after {large:,} tokens, {first:.4f} after {small:,}"
                 yield Finding("rising", f"{text}; its speedups rest on the mean of both")

@@ -121,8 +121,8 @@ def held_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in arrived[:1]:
-        signal.raise_signal(number)
+        for number in arrived[:1]:
+            signal.raise_signal(number)
 
 
 class Clock:

@@ -89,13 +89,15 @@ def ladder(
 def ladder_findings(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
     """What is unfair of the study and allowed; a UserError if it is not allowed.
 
-    All sizes of all arms must be alike, as a law goes through an arm's; batches are the grid's.
+    All sizes of all arms must be alike, as a law goes through an arm's; batches are the grid's. Of
+    each the shortest run.
     """
     configs = {}
     for rung in rungs:
         name = f"{rung.arm}.{rung.size}"
         one = study.study({name: study.rung(rung.arm, rung.size, max(study.batches))})
-        configs[name] = at_budget(one, name, rung.tokens)
+        shortest = min([rung.tokens, *(tokens_for(compute, rung) for compute in study.computes)])
+        configs[name] = at_budget(one, name, shortest)
     return check_fair(configs, next(iter(configs)), study.allow)
 
 
@@ -167,7 +169,7 @@ def spent_runs(
     """A size at a compute with its best rate and, in whole sequences, its best batch."""
     batch, lr = max(round(best.batch / rung.context), 1) * rung.context, rounded(best.lr)
     name = f"{rung.arm}.{rung.size}.{batch}"
-    arms = study.study({name: study.rung(rung.arm, rung.size, batch, lr)})
+    arms = study.study({name: study.rung(rung.arm, rung.size, batch)})
     tokens = tokens_for(compute, rung)
     runs = [final_run(out, arms, name, tokens, lr, seed) for seed in study.seeds]
     return Spent(rung, compute, batch, lr, []), runs

@@ -63,11 +63,11 @@ class LadderStudy(Comparing):
         for name, arm in self.arms.items():
             check_keys(f"arms.{name}.set", arm.set)
 
-    def rung(self, arm: str, size: str, batch: int, lr: float | None = None) -> ArmSpec:
-        """An arm at a size and batch, and a rate if it is not to be the arm's own."""
+    def rung(self, arm: str, size: str, batch: int) -> ArmSpec:
+        """An arm at a size and batch."""
         spec = self.arms[arm]
         keys = {**spec.set, **flatten(self.sizes[size]), "train.batch_tokens": batch}
-        return ArmSpec(spec.recipe, keys, spec.lr if lr is None else lr)
+        return ArmSpec(spec.recipe, keys, spec.lr)
 
     def study(self, arms: dict[str, ArmSpec]) -> Study:
         """The study of `arms` with everything else that is this one's."""

@@ -57,7 +57,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Ask every job to save and end; end those that do not, or all on a second Ctrl-C."""
-        children = [child for child in self.running.values() if not child.poll()]
+        every = list(self.running.values())
+        children = [child for child in every if child.process.poll() is None]
         for child in children:
             child.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -67,8 +68,11 @@ class LocalExecutor:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             for child in children:
                 child.kill()
-        for child in children:
-            child.state.status = "interrupted" if child.process.returncode else "done"
+        for child in every:
+            if child in children:
+                child.state.status = "interrupted" if child.process.returncode else "done"
+            else:  # it had ended before it was asked to
+                child.poll()
 
 
 def available_cores() -> list[int]:

@@ -50,7 +50,7 @@ class PlainLines:
         for state in states:
             if state.status == "running":
                 self._say(f"{state.job.name}: {', '.join(_figures(state))}")
-        left = time_left([*states, *self.later], self.workers)
+        left = time_left(states, self.workers, self.later)
         if left:
             self._say(f"about {duration(left)} left")
 
@@ -83,15 +83,16 @@ class LiveTable:
 
     def __call__(self, states: Sequence[State]) -> None:
         """Draw it anew."""
-        every = [*states, *self.later]
-        self.live.update(picture(every, time_left(every, self.workers)), refresh=True)
+        left = time_left(states, self.workers, self.later)
+        self.live.update(picture([*states, *self.later], left), refresh=True)
 
 
-def time_left(states: Sequence[State], workers: int) -> float | None:
+def time_left(states: Sequence[State], workers: int, later: Sequence[State] = ()) -> float | None:
     """Seconds until every job has ended, or None before any pace is known.
 
     A job that does not know its own is taken to have the mean pace of its arm's jobs that do, else
-    of all that do; a waiting one begins on the first free worker.
+    of all that do; a waiting one begins on the first free worker, the `later` ones when all others
+    have ended.
     """
     running = [s for s in states if s.status == "running"]
     waiting = [s for s in states if s.status == "waiting"]
@@ -99,12 +100,17 @@ def time_left(states: Sequence[State], workers: int) -> float | None:
     lasted += [(s, s.seconds) for s in states if s.status == "done"]
     if not lasted or not (running or waiting):
         return None
-    lasts = [_expected(s, lasted) for s in waiting]
     slots = [
         max(0.0, _expected(s, lasted) - s.seconds) if s.seconds_left is None else s.seconds_left
         for s in running
     ]
     slots += [0.0] * (workers - len(running))
+    turns = ((slots, waiting), ([0.0] * workers, later))
+    return sum(_last(free, [_expected(s, lasted) for s in turn]) for free, turn in turns)
+
+
+def _last(slots: list[float], lasts: Sequence[float]) -> float:
+    """When the last of some jobs ends that begin in their order as `slots` become free."""
     heapq.heapify(slots)
     for seconds in lasts:
         heapq.heappush(slots, heapq.heappop(slots) + seconds)

@@ -96,10 +96,8 @@ def _train(
     try:
         with display(workers, sys.stderr) as show:
             states = run_jobs(jobs, workers, show)
-    except Interrupted:
-        raise Preempted(
-            f"stopped and saved in {out}: the same command goes on from there"
-        ) from None
+    except Interrupted as stopped:
+        raise Preempted(f"{out}: {stopped}") from None
     return [state for state in states if state.status != "done"]
 
 

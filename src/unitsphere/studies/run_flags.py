@@ -62,8 +62,7 @@ def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
 
 def runs_commit(records: Iterable[Record]) -> str | None:
     """The commits that runs were made with, which need not be that of who reports them."""
-    said = (r.environment.get("commit") for r in records if r.environment)
-    return ", ".join(sorted({str(commit) for commit in said if commit})) or None
+    return ", ".join(commit for commit in values(records, "commit") if commit != "None") or None
 
 
 def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:

@@ -127,19 +127,20 @@ class SlurmExecutor:
         self.logs = folder.absolute() / LOGS
         self.submitter = submitter(cluster, self.logs, resources, "run.executor =")
         self.queue: Queue = Squeue() if cluster == "slurm" else Processes()
+        self.known: dict[str, str] = {}
         self.followed: list[_Followed] = []
         self.queued: Mapping[str, str] = {}
         self.looked = float("-inf")
 
     def begin(self, states: Sequence[State]) -> None:
         """Find the jobs that are in the cluster already, and submit the others as one array."""
-        known = self._known()
+        known = self.known = self._known()
         alive = self.queue.look(known.values()) if known else {}
         if alive is None:
             raise UserError("squeue does not answer: try again when the cluster is back")
         rest = []
         for state in states:
-            number = known.get(str(state.job.out.absolute()))
+            number = known.pop(run_of(state), None)
             if number in alive and number is not None:
                 self.followed.append(_Followed(state, number))
             elif number is None or not diverged_since(state):
@@ -147,14 +148,14 @@ class SlurmExecutor:
         with held_signals():  # a job that is submitted and not noted would be submitted again
             if rest:
                 self._submit(rest)
-            kept = {run: number for run, number in known.items() if number in alive}
-            kept |= {str(job.state.job.out.absolute()): job.number for job in self.followed}
-            replace(self.logs / "jobs.json", json.dumps(kept, indent=2) + "\n")
+            self._note()
 
     def poll(self) -> bool:
         """Bring the states up to date; whether a job is in the cluster."""
-        fresh = self._look()
+        fresh, before = self._look(), len(self.followed)
         self.followed = [job for job in self.followed if not self._ended(job, fresh)]
+        if len(self.followed) < before:
+            self._note()
         return bool(self.followed)
 
     def interrupt(self) -> str:
@@ -171,8 +172,15 @@ class SlurmExecutor:
         """Nothing of it is on this machine."""
 
     def _known(self) -> dict[str, str]:
+        """Run -> number of the jobs whose end nobody has seen."""
         path = self.logs / "jobs.json"
         return read_json(path) if path.exists() else {}
+
+    def _note(self) -> None:
+        """Write down those jobs: what is followed, and what an earlier call left of other runs."""
+        followed = {run_of(job.state): job.number for job in self.followed}
+        text = json.dumps(self.known | followed, indent=2)
+        replace(self.logs / "jobs.json", text + "\n")
 
     def _submit(self, states: Sequence[State]) -> None:
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -221,6 +229,11 @@ class SlurmExecutor:
             job.state.status = "running" if at_work else "waiting"
             return False
         return True
+
+
+def run_of(state: State) -> str:
+    """What a job is known by: its run folder."""
+    return str(state.job.out.absolute())
 
 
 def diverged_since(state: State) -> bool:

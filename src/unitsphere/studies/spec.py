@@ -126,6 +126,8 @@ class Study:
 class Comparing(Study):
     """A study whose arms are measured against each other."""
 
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*Study.CHANGEABLE, "allow:")
+
     allow: list[str] = field(default_factory=list)
     """names of what would be refused as unfair (studies.fairness), to have it flagged instead"""
 

@@ -20,6 +20,7 @@ from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
 from unitsphere.studies.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.fairness import SAME
 from unitsphere.studies.folder import RUNS, study_folder
+from unitsphere.studies.jobs import Job
 from unitsphere.studies.local import available_slots
 from unitsphere.studies.optuna_search import Told, ask, check_optuna
 from unitsphere.studies.plan import Planned, plan, steps_for
@@ -140,11 +141,18 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
         }
         new = {(arm, n): own for (arm, n), own in runs.items() if n >= len(done[arm])}
         due = [run for own in new.values() for run in own]
-        later = [job for arm in study.arms for job in 2 * to_come(study, arm, study.tokens)]
+        later = [job for arm in study.arms for job in runs_left(study, arm, len(points[arm]))]
         found = iter(execute(due, executor, rule(study, runs), later))
         for (arm, number), own in new.items():
             records = [next(found) for _ in own]
             done[arm].append(Trial(number, points[arm][number], records))
+
+
+def runs_left(study: SweepStudy, arm: str, points: int) -> list[Job]:
+    """The runs of trials beyond `points`, and those that are reported, for the time left."""
+    trials = (study.trials or points) - points
+    runs = trials * len(study.tune.seeds) + 2 * len(study.seeds)
+    return to_come(study, arm, study.tokens, runs)
 
 
 def next_points(
