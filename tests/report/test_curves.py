@@ -4,7 +4,9 @@ import itertools
 import subprocess
 import sys
 
-from unitsphere.report.curves import Curve, _limits, validation_curves
+import pytest
+
+from unitsphere.report.curves import Curve, _limits, apart, line_style, validation_curves
 
 
 def curve(name: str, last: float, pace: float = 1.0) -> Curve:
@@ -53,3 +55,14 @@ def test_names_at_the_line_ends_stay_apart(tmp_path):
 def test_the_module_imports_without_matplotlib():
     code = "import sys, unitsphere.report.curves; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_move_apart_as_little_as_they_can():
+    assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
+    assert apart([1.0, 1.0, 1.0], 0.5) == pytest.approx([0.5, 1.0, 1.5])
+    assert apart([1.2, 5.0, 1.0], 0.5) == pytest.approx([1.35, 5.0, 0.85])
+    assert apart([], 0.5) == []
+
+
+def test_lines_of_one_colour_differ_by_their_dashes():
+    assert [line_style(index) for index in (0, 5, 6, 12)] == ["-", "-", "--", ":"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unitsphere.report.curves import COLOURS, MARKERS
+from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
 from unitsphere.report.table import short
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     axes = figure.subplots()
     axes.set_xscale("log")
     for index, curve in enumerate(curves):
-        draw(axes, curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        draw(axes, curve, colour, marker, line_style(index))
     every = sorted({tokens for curve in curves for tokens in curve.tokens})
     if every:
         axes.set_xlim(every[0] / 1.1, every[-1] * NAME_ROOM)
@@ -74,23 +75,21 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     return path
 
 
-def draw(axes: "Axes", curve: BudgetCurve, colour: str, marker: str) -> None:
+def draw(axes: "Axes", curve: BudgetCurve, colour: str, marker: str, line: str) -> None:
     """One arm: band from lowest to highest seed, a point a seed, a line through the means."""
     lows, highs = ([end(each) for each in curve.losses] for end in (min, max))
     axes.fill_between(curve.tokens, lows, highs, color=colour, alpha=0.15, linewidth=0)
     for tokens, losses in zip(curve.tokens, curve.losses, strict=True):
         axes.plot([tokens] * len(losses), losses, ".", color=colour, alpha=0.5, markersize=4)
-    axes.plot(curve.tokens, curve.means, color=colour, marker=marker, markersize=5, linewidth=1.6)
+    form = f"{marker}{line}"
+    axes.plot(curve.tokens, curve.means, form, color=colour, markersize=5, linewidth=1.6)
 
 
 def name_lines(axes: "Axes", curves: Sequence[BudgetCurve]) -> None:
     """Write each arm's name at its line's end, moved apart where they collide."""
     low, high = axes.get_ylim()
-    room = NAME_SPACING * (high - low)
-    above = low
-    for index in sorted(range(len(curves)), key=lambda i: curves[i].means[-1]):
-        curve = curves[index]
-        height = max(curve.means[-1], above)
+    heights = apart([curve.means[-1] for curve in curves], NAME_SPACING * (high - low))
+    for index, (curve, height) in enumerate(zip(curves, heights, strict=True)):
         axes.annotate(
             curve.name,
             xy=(curve.tokens[-1], curve.means[-1]),
@@ -99,4 +98,3 @@ def name_lines(axes: "Axes", curves: Sequence[BudgetCurve]) -> None:
             fontsize=9,
             va="center",
         )
-        above = height + room

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = ("-", "--", ":")
 # The loss of the first steps would press what matters into the bottom of the picture.
 SKIPPED = 0.15
 # Two names closer than this part of the axis' height would overlap.
@@ -28,6 +29,24 @@ class Curve:
     steps: Sequence[int]
     seconds: Sequence[float]
     bits_per_byte: Sequence[float]
+
+
+def line_style(index: int) -> str:
+    """Of line number `index`: those beyond the sixth have the first ones' colours, and dashes."""
+    return LINES[index // len(COLOURS) % len(LINES)]
+
+
+def apart(heights: Sequence[float], room: float) -> list[float]:
+    """The heights nearest to the given ones, by squares, that are at least `room` apart."""
+    from scipy.optimize import isotonic_regression
+
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    if not order:
+        return []
+    level = [heights[index] - place * room for place, index in enumerate(order)]
+    moved = isotonic_regression(level).x
+    found = {index: float(moved[place]) + place * room for place, index in enumerate(order)}
+    return [found[index] for index in range(len(heights))]
 
 
 def validation_curves(curves: Sequence[Curve], title: str, path: Path) -> Path:
@@ -83,13 +102,11 @@ def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
 def _name_lines(axes: "Axes", curves: Sequence[Curve], ends: Sequence[float]) -> None:
     """Write each arm's name and last value at its line's end, moved apart where they collide."""
     low, high = axes.get_ylim()
-    room = NAME_SPACING * (high - low)
-    above = low + room / 2
-    for index in sorted(range(len(curves)), key=lambda i: curves[i].bits_per_byte[-1]):
-        last = curves[index].bits_per_byte[-1]
-        height = max(last, above)
+    lasts = [curve.bits_per_byte[-1] for curve in curves]
+    heights = apart(lasts, NAME_SPACING * (high - low))
+    for index, (curve, last, height) in enumerate(zip(curves, lasts, heights, strict=True)):
         axes.annotate(
-            f"{curves[index].name} {last:.3f}",
+            f"{curve.name} {last:.3f}",
             xy=(ends[index], last),
             xytext=(max(ends) * 1.03, height),
             color=COLOURS[index % len(COLOURS)],
@@ -97,7 +114,6 @@ def _name_lines(axes: "Axes", curves: Sequence[Curve], ends: Sequence[float]) ->
             va="center",
             arrowprops=_thread(index) if ends[index] < 0.97 * max(ends) else None,
         )
-        above = height + room
 
 
 def _thread(index: int) -> dict[str, object]:
