@@ -27,7 +27,7 @@ def play(monkeypatch):
     ran: list[tuple[float, int]] = []
 
     def begin(formula: Callable[[float, int], Outcome], rates, seeds=(0,)) -> Search:
-        def pretend(runs, executor):
+        def pretend(runs, executor, later=()):
             ran.extend(runs)
             return [record(formula(*run)) for run in runs]
 
@@ -53,9 +53,11 @@ def test_it_grows_only_at_its_edges():
 @given(st.floats(1e-4, 1.0), st.sampled_from([1.5, 2.0, 3.0]), st.integers(2, 5))
 def test_the_best_of_a_bowl_is_bracketed_wherever_it_lies(middle, ratio, points):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            tune, "execute", lambda runs, _: [record(math.log(r / middle) ** 2) for r in runs]
-        )
+
+        def pretend(runs, executor, later=()):
+            return [record(math.log(rate / middle) ** 2) for rate in runs]
+
+        patch.setattr(tune, "execute", pretend)
         found = Search("a", grid(0.01, points, ratio), lambda rate: [rate])
         search([found], None, ratio, growths=40)
     best = found.best()
