@@ -1,6 +1,7 @@
 """What is flagged of a comparison's runs once they are made; the names stand in `fairness`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
@@ -62,7 +63,8 @@ def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
 
 def runs_commit(records: Iterable[Record]) -> str | None:
     """The commits that runs were made with, which need not be that of who reports them."""
-    return ", ".join(commit for commit in values(records, "commit") if commit != "None") or None
+    known = {place["commit"] for place in places(records) if place.get("commit")}
+    return ", ".join(sorted(known)) or None
 
 
 def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
@@ -83,7 +85,11 @@ def timing(records: Iterable[Record]) -> str:
 
 
 def values(records: Iterable[Record], key: str) -> list[str]:
-    """What the runs' environments say under a key, where they began and went on, each once."""
+    """What the runs' environments say under a key, each once."""
+    return sorted({str(place.get(key)) for place in places(records)})
+
+
+def places(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The environments that runs began and went on in."""
     known = [r.environment for r in records if r.environment is not None]
-    places = [place for first in known for place in (first, *first.get("resumed", []))]
-    return sorted({str(place.get(key)) for place in places})
+    return [place for first in known for place in (first, *first.get("resumed", []))]
