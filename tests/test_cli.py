@@ -196,6 +196,11 @@ def test_values_of_every_kind_are_read():
     assert parsed == Outer("n", inner, ["--x", "", "-1"], (1, 2), Path("here"), True)
 
 
+def test_an_option_of_several_values_may_come_again():
+    parsed = parse(Outer, "n --sizes 1 2 --json --sizes 3 --inner.width 4".split(), "verb")
+    assert parsed.sizes == (1, 2, 3)
+
+
 def test_booleans_take_values_where_asked():
     def fast(value: str) -> bool:
         argv = ["n", "--inner.fast", value, "--json", "False"]

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, setting, with_workers
+from unitsphere.cli.study import check_alone, settings_of, with_workers
 
 if TYPE_CHECKING:
     from unitsphere.studies.ablate import AblationStudy
@@ -56,10 +56,8 @@ class Ablate:
     rows: Annotated[tuple[str, ...], arg(metavar="ROW [ROW …]")] = ()
     """only these, by their names or numbers, and what they are measured against"""
     data: Data = dataclasses.field(default_factory=Data)
-    set: Annotated[UseAppendAction[list[str]], arg(metavar="KEY=VALUE")] = dataclasses.field(
-        default_factory=list
-    )
-    """a key of every row, such as model.n_layers=3; may be given several times"""
+    set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
+    """keys to set in every row, such as model.n_layers=3"""
     allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
     """names of what would be refused as unfair, to have it flagged"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
@@ -104,7 +102,7 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
         usual = Path("runs") / Path(args.table).stem
     else:
         settings = {f"data.{k}": v for k, v in vars(args.data).items() if v is not None}
-        settings |= dict(map(setting, args.set))
+        settings |= settings_of(args.set)
         study = ablation_study(
             args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
         )

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, setting, with_workers
+from unitsphere.cli.study import check_alone, settings_of, with_workers
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
     else:
         table: dict[str, object] = {
             "arms": arms(args.recipes),
-            "set": dict(map(setting, args.set)),
+            "set": settings_of(args.set),
             "peak": args.peak,
             "steps": args.steps,
             "start": args.start,

@@ -48,8 +48,8 @@ def parse(
 
     Help begins with the first paragraph of `about`, else of the class's docstring, and ends with
     the others: tyro would run their lines into one. A boolean is a flag (`--json`), or
-    takes True or False where `flags_take_values`. A tuple takes several values after one option,
-    a `UseAppendAction[list[...]]` one value each time that the option is given.
+    takes True or False where `flags_take_values`. A tuple takes all the values that follow its
+    option, each time that it is given; a `UseAppendAction[list[...]]` takes one each time.
     """
     known = options(cls)
     given = _read(argv, known, verb, flags_take_values)
@@ -85,6 +85,14 @@ class _Given:
     options: list[tuple[str, list[str]]] = dataclasses.field(default_factory=list)
     help: bool = False
 
+    def add(self, name: str, values: list[str], several: bool) -> None:
+        """Note an option; of one that takes several values, none is lost when it comes again."""
+        earlier = next((had for known, had in self.options if known == name), None)
+        if several and earlier is not None:
+            earlier += values
+        else:
+            self.options.append((name, values))
+
     def tokens(self) -> list[str]:
         """For tyro: a single value is joined to its option, so that it may begin with a dash."""
         tokens = list(self.words)
@@ -117,18 +125,21 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, flags_take_value
             values = [] if flag else _values(rest, known[name])
             if not flag and not values:
                 raise UserError(f"--{name} needs a value: {describe(known[name])}{_see(verb)}")
-            given.options.append((name, values))
+            given.add(name, values, several=_takes_several(known[name]))
     return given
 
 
 def _values(rest: collections.deque[str], kind: Any) -> list[str]:
     """Take an option's values from the front: one, or all up to the next option for a tuple."""
-    several = typing.get_origin(kind) is tuple
     values: list[str] = []
-    while rest and (not values or (several and not rest[0].startswith("-"))):
+    while rest and (not values or (_takes_several(kind) and not rest[0].startswith("-"))):
         value = rest.popleft()
         values.append(value.capitalize() if kind is bool else value)
     return values
+
+
+def _takes_several(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
 
 
 def _check_words(given: _Given, cls: type, defaulted: bool, verb: str) -> None:
@@ -136,7 +147,7 @@ def _check_words(given: _Given, cls: type, defaulted: bool, verb: str) -> None:
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     positional = [name for name in fields if _is_positional(hints[name])]
-    takes_all = any(typing.get_origin(field_types(cls)[name]) is tuple for name in positional)
+    takes_all = any(_takes_several(field_types(cls)[name]) for name in positional)
     extra = [] if takes_all else given.words[len(positional) :]
     if extra:
         raise UserError(

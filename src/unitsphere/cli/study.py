@@ -12,6 +12,16 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Study")
 
 
+def settings_of(texts: Sequence[str]) -> dict[str, object]:
+    """What `--set` asks for; UserError where a key is set twice."""
+    found: dict[str, object] = {}
+    for key, value in map(setting, texts):
+        if key in found:
+            raise UserError(f"--set has {key} twice")
+        found[key] = value
+    return found
+
+
 def setting(text: str) -> tuple[str, object]:
     """KEY=VALUE, the value as TOML has it, or a text without quotes."""
     import tomllib
