@@ -197,7 +197,7 @@ def test_values_of_every_kind_are_read():
 
 
 def test_an_option_of_several_values_may_come_again():
-    parsed = parse(Outer, ["n", *"--sizes 1 2 --json --sizes 3 --inner.width 4".split()], "verb")
+    parsed = parse(Outer, ["n", "--sizes", "1", "2", "--json", "--sizes", "3"], "verb")
     assert parsed.sizes == (1, 2, 3)
 
 
