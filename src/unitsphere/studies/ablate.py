@@ -123,8 +123,8 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
         rates = rates_of(study, table, out, executor)
         runs = {
             (row.name, seed): final_run(out, study, row.name, tokens_of(study, row), lr, seed)
+            for seed in study.seeds  # what slows the machine for a while falls on every row
             for row in table.rows
-            for seed in study.seeds
             if (lr := rates[row.name].lr) is not None
         }
         records = dict(zip(runs, execute(list(runs.values()), executor), strict=True))

@@ -90,12 +90,15 @@ def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None
 def final_records(
     out: Path, study: CompareStudy, rates: Mapping[tuple[str, int], Tuned], executor: Executor
 ) -> dict[tuple[str, int, int], Record]:
-    """What came of each reported run, by (arm, budget, seed); small budgets are run first."""
+    """What came of each reported run, by (arm, budget, seed); small budgets are run first.
+
+    Seed by seed: what slows the machine for a while then falls on every arm's times.
+    """
     runs = {
         (arm, tokens, seed): final_run(out, study, arm, tokens, lr, seed)
         for tokens in sorted(study.budgets)
-        for arm in study.arms
         for seed in study.seeds
+        for arm in study.arms
         if (lr := rates[arm, tokens].lr) is not None
     }
     return dict(zip(runs, execute(list(runs.values()), executor), strict=True))
