@@ -31,7 +31,7 @@ class Ablate:
 
     Each figure is a relative change; ours has a 95% interval over the seeds, and
     says whether its sign is the paper's beyond that. At sizes other than the
-    paper's, rates are tuned as the paper did: one for all rows, or each row's.
+    paper's, rates are tuned: one for all rows, or each row's, as the table asks.
     The same command goes on where it was stopped; finished runs are kept.
 
     tables: ngpt-table4, ngpt-table5, ngpt-table6, angpt-figure5, angpt-figureA1,
@@ -52,7 +52,7 @@ class Ablate:
     seeds: tuple[int, ...] = (0, 1, 2)
     """of the weights' start and of the order of the data"""
     rates: Literal["shared", "each", "given"] | None = None
-    """tuned once for all rows, tuned for each, or given by the size; the paper's way by default"""
+    """tuned once for all rows, tuned for each, or given by the size; the table's way by default"""
     rows: Annotated[tuple[str, ...], arg(metavar="ROW [ROW …]")] = ()
     """only these, by their names or numbers, and what they are measured against"""
     data: Data = dataclasses.field(default_factory=Data)

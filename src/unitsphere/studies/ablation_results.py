@@ -34,7 +34,7 @@ def document(study: AblationStudy, found: Ablation, source: Mapping[str, Any]) -
         "protocol": table.protocol,
         "measure": table.measure,
         "size": study.size,
-        "about": size.about if size else "the paper's",
+        "about": f"{size.about}; {table.smaller}" if size else "the paper's",
         "tokens": study.tokens,
         "seeds": study.seeds,
         "rates": {"how": study.rates, "tuned_on": table.tuned_on},

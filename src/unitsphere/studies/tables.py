@@ -18,13 +18,16 @@ PAPER = "paper"
 Rates = Literal["shared", "each", "given"]
 """shared: tuned on one row and used for all; each: tuned for every row; given: not tuned"""
 
-BY_SIZE: dict[str, Callable[[int, int], float]] = {
-    "1/sqrt(d)": lambda d, context: 1 / math.sqrt(d),
-    "sqrt(d)": lambda d, context: math.sqrt(d),
-    "4*d": lambda d, context: 4 * d,
-    "2*context": lambda d, context: 2 * context,
+BY_SIZE: dict[str, Callable[[int, int, int], float]] = {
+    "1/sqrt(d)": lambda d, n_layers, context: 1 / math.sqrt(d),
+    "sqrt(d)": lambda d, n_layers, context: math.sqrt(d),
+    "4*d": lambda d, n_layers, context: 4 * d,
+    "1/n_layers": lambda d, n_layers, context: 1 / n_layers,
+    "2*context": lambda d, n_layers, context: 2 * context,
 }
-"""What a row says of values that go with the size, by width and context."""
+"""What a row says of values that go with the size, by width, depth and context."""
+SIZES_OF = ("model.d_model", "model.n_layers", "data.context")
+"""the keys of those three"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,11 @@ class Row:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table: where it stands, how the paper came by it, and its rows."""
+    """A table: where it stands, how the paper came by it, and its rows.
+
+    `small` are keys of every row at sizes other than the paper's, `smaller` says in words what is
+    not as in the paper there.
+    """
 
     title: str
     paper: str
@@ -64,6 +71,7 @@ class PaperTable:
     rates: Rates
     tuned_on: str
     protocol: str
+    smaller: str
     rows: list[Row]
     small: dict[str, object] = field(default_factory=dict)
 
@@ -106,21 +114,21 @@ class Size:
     def keys(
         self, table: PaperTable, row: Row, architecture: str, settings: Mapping[str, object]
     ) -> dict[str, object]:
-        """Everything that a row sets at this size: a user's settings before the row's own."""
+        """Everything that a row sets at this size: a user's settings before what it is about."""
         common = {**self.set, **self.architectures[architecture].set}
-        given = {"model.d_ff": "4*d", **common, **settings}
-        width, context = given["model.d_model"], given["data.context"]
-        if not all(isinstance(number, int) and number > 0 for number in (width, context)):
-            raise UserError(
-                f"model.d_model and data.context must be at least 1: {width!r}, {context!r}"
-            )
-        own = {**given, **table.small, **row.small}
-        return {key: by_size(value, width, context) for key, value in own.items()}
+        given = {"model.d_ff": "4*d", **common, **table.small, **settings}
+        sizes = tuple(given[key] for key in SIZES_OF)
+        for key, number in zip(SIZES_OF, sizes, strict=True):
+            if not (isinstance(number, int) and number > 0):
+                raise UserError(f"{key} must be at least 1: {number!r}")
+        return {key: by_size(value, *sizes) for key, value in {**given, **row.small}.items()}
 
 
-def by_size(value: object, width: int, context: int) -> object:
+def by_size(value: object, width: int, n_layers: int, context: int) -> object:
     """A value, looked up in BY_SIZE if it is there."""
-    return BY_SIZE[value](width, context) if isinstance(value, str) and value in BY_SIZE else value
+    if isinstance(value, str) and value in BY_SIZE:
+        return BY_SIZE[value](width, n_layers, context)
+    return value
 
 
 def table_names() -> list[str]:
