@@ -12,7 +12,7 @@ from rich.console import Console
 from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
-from unitsphere.report.ablation import ablation_table, interval, notes
+from unitsphere.report.ablation import ablation_table, interval, notes, printed
 from unitsphere.report.page.kinds import page_of
 from unitsphere.studies.ablate import Ablation, ablate, ablation_findings, ablation_study
 from unitsphere.studies.ablation_results import (
@@ -159,7 +159,10 @@ def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):
         model = load_run(record.planned.folder, device="cpu").model
         wanted += [abs(block.alpha_A()).item() for block in model.blocks]
     assert rows["05-alpha-scalar"]["alpha_A"]["ours"] == pytest.approx(sum(wanted) / 4)
-    assert "| α_A, α_M scalar | alpha_A | 0.30 |" in write_ablation(made, tmp_path)[1].read_text()
+    ours = rows["05-alpha-scalar"]["alpha_A"]["ours"]
+    page = write_ablation(made, tmp_path)[1].read_text()
+    assert "| mean: ours (paper's) | s_qk | s_u | s_nu | s_z | alpha_A | alpha_M |" in page
+    assert f"{printed(ours)} (0.30)" in page
 
 
 def test_failed_tuning_runs_are_shown_and_the_exit_status_tells(toy, tmp_path):

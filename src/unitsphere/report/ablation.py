@@ -157,21 +157,35 @@ def ablation_page(found: Mapping[str, Any]) -> str:
             origin(found["provenance"]),
             "".join(f"- {line}\n" for line in notes(found)),
             markdown(heads, rows),
-            *([markdown(MEANS, mean_rows(found))] if mean_rows(found) else []),
+            *([markdown(mean_heads(found), mean_rows(found))] if mean_heads(found) else []),
         ]
     )
 
 
-MEANS = ("row", "mean of", "paper", "ours")
+def mean_heads(found: Mapping[str, Any]) -> list[str]:
+    """The columns of `mean_rows`: the learned scales whose means the paper gives, if any."""
+    names = dict.fromkeys(name for row in found["rows"] for name in row["means"])
+    return ["mean: ours (paper's)", *names] if names else []
 
 
 def mean_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The learned scales' means, a row each."""
+    """The learned scales' means, a line for each row that has some."""
     return [
-        [row["label"], name, f"{mean['paper']:.2f}", printed(mean["ours"])]
+        [
+            row["label"],
+            *(
+                mean_text(row["means"][n]) if n in row["means"] else ""
+                for n in mean_heads(found)[1:]
+            ),
+        ]
         for row in found["rows"]
-        for name, mean in row["means"].items()
+        if row["means"]
     ]
+
+
+def mean_text(mean: Mapping[str, float | None]) -> str:
+    """Ours, and the paper's behind it."""
+    return f"{printed(mean['ours'])} ({mean['paper']:.2f})"
 
 
 def spread(row: Mapping[str, Any], measure: str) -> str:

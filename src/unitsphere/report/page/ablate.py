@@ -34,7 +34,7 @@ def ablate_page(folder: Path, found: Json) -> Page:
         ]
         for row in found["rows"]
     ]
-    means = tables.mean_rows(found)
+    means = tables.mean_heads(found)
     return Page(
         title=found["title"],
         kind=f"Ablation · {found['paper']}",
@@ -49,7 +49,7 @@ def ablate_page(folder: Path, found: Json) -> Page:
                 [
                     *([Figures([figure])] if (figure := changes(found)) else []),
                     Table(f"Change of the {measure}", head, cells),
-                    *([Table("Learned scales", tables.MEANS, means)] if means else []),
+                    *([Table("Learned scales", means, tables.mean_rows(found))] if means else []),
                     Text(tables.notes(found), listed=True),
                 ],
             ),
