@@ -67,6 +67,12 @@ def case(toy, tmp_path_factory) -> Case:
     return Case(study, out, executor, found, document(study, found, SOURCE))
 
 
+def test_rows_are_trained_in_turn_seed_by_seed(case):
+    final = [name.split() for name in case.executor.ran if not name.endswith("tune")]
+    assert [words[-1] for words in final] == ["#0"] * 3 + ["#1"] * 3
+    assert [words[0] for words in final] == 2 * list(case.study.arms)
+
+
 def test_one_rate_is_tuned_and_every_row_has_its_multiple(case):
     assert case.study.rates == "shared"
     tuning = [name for name in case.executor.ran if name.endswith("tune")]
@@ -142,6 +148,7 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
+    assert "Ours: 2 layers of 64: to see how it goes, not to learn from; α starts at 0.05" in said
 
 
 def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):

@@ -73,6 +73,14 @@ def test_every_arm_budget_and_seed_is_a_run_of_its_own_annealed_over_it(finished
     assert len(set(ran)) == len(ran)
 
 
+def test_arms_are_trained_in_turn_seed_by_seed(finished):
+    final = [name.split() for name in finished[3] if not name.endswith("tune")]
+    assert [(words[0], words[-1]) for words in final] == 2 * [
+        *(("gpt", "#0"), ("ngpt", "#0")),
+        *(("gpt", "#1"), ("ngpt", "#1")),
+    ]
+
+
 def test_rates_are_tuned_on_documents_that_are_not_reported(finished):
     folder, out, found, _ = finished
     tuning = list((out / "runs" / "gpt" / "tune-384").glob("lr-*-seed-7"))
