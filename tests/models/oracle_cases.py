@@ -81,6 +81,7 @@ CASES = {
     "ngpt-slerp": ngpt_case({"residual": "slerp"}, residual="slerp"),
     "ngpt-riemannian": ngpt_case({"residual": "riemannian"}, residual="riemannian"),
     "ngpt-add": ngpt_case({"residual": "add"}, residual="add"),
+    "ngpt-gated": ngpt_case({"residual": "gated"}, residual="gated"),
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
     "ngpt-half-rotary": ngpt_case({"rotary_fraction": 0.5}, rotary_fraction=0.5),
     **{

@@ -90,7 +90,8 @@ def test_an_mlp_without_width_is_refused(design, d_ff):
         make(design, d_ff=d_ff)
 
 
-RESIDUALS = [("ngpt", {"residual": r}) for r in ("lerp", "slerp", "riemannian", "lerp_nu", "add")]
+RULES = ("lerp", "slerp", "riemannian", "lerp_nu", "add", "gated")
+RESIDUALS = [("ngpt", {"residual": rule}) for rule in RULES]
 VARIANTS = [
     *((design, {}) for design in DESIGNS if design != "ngpt"),
     *RESIDUALS,

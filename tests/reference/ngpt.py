@@ -10,6 +10,7 @@ the hypersphere"; equation, section and table numbers are that paper's).
 | layers.{i}.W_u, W_nu      | W_u, W_nu          | [d_f, d]                       | rows       |
 | layers.{i}.W_oMLP         | W_oMLP             | [d, d_f]                       | columns    |
 | layers.{i}.alpha_A, alpha_M | stored alpha_A, alpha_M | [d], [] or absent         |            |
+| layers.{i}.w_A, w_M       | none               | [d], with "gated"              |            |
 | layers.{i}.s_qk           | stored s_qk        | [H_kv, d_k], [] or absent      |            |
 | layers.{i}.s_u, s_nu      | stored s_u, s_v    | [d_f], [] or absent            |            |
 | s_z                       | stored s_z         | [V], [] or absent              |            |
@@ -31,6 +32,8 @@ Decisions where the paper is silent or loose:
 - `residual="lerp_nu"` is the arm "nGPT with LERP correction" of the anGPT paper (Figure 5):
   nu(alpha) = (1 - 2 alpha + 2 alpha^2)^(-1/2) in place of Norm.
 - `residual="add"` is no paper's: h = Norm(h + alpha h_A), h_A as long as it comes.
+- `residual="gated"` is no paper's: as "add", but h_A (h_X, h_M) is first multiplied by the number
+  2 / (1 + exp(-w . h)), h the vector that the sublayer has read, w the layer's w_A (w_X, w_M).
 - s_qk acts after RoPE (section 2.3.2: RoPE, then equations 15, 16). A vector s_qk that differs
   within a rotated pair therefore makes scores depend on absolute positions, not on i - j alone:
   with document masks it matters whether positions restart (pass `positions` to say so).
@@ -87,7 +90,7 @@ class Settings:
     absolute_alpha: bool = True
     qk_norm: bool = True
     softmax_factor: float | None = None  # None: sqrt(d_k)
-    residual: str = "lerp"  # lerp | slerp | riemannian | lerp_nu | add
+    residual: str = "lerp"  # lerp | slerp | riemannian | lerp_nu | add | gated
     normalize_in_forward: bool = False
     tied: bool = False
     rotary_fraction: float = 1.0
@@ -128,7 +131,9 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "s_u": basics.scale_shape(s.s_u, (d_f,)),
         "s_nu": basics.scale_shape(s.s_nu, (d_f,)),
     }
-    cross = {"alpha_X": layer["alpha_A"]}
+    if s.residual == "gated":
+        layer |= {"w_A": (d,), "w_M": (d,)}
+    cross = {"alpha_X": layer["alpha_A"]} | ({"w_X": (d,)} if s.residual == "gated" else {})
     cross |= {f"cross.{name}": layer[name] for name in ("W_q", "W_k", "W_v", "W_o", "s_qk")}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
@@ -195,7 +200,7 @@ def slerp(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
 
 
 def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
-    """Move h towards `proposal` (h_A, h_X or h_M): a unit vector, with "add" of any length."""
+    """Move h towards `proposal` (h_A, h_X or h_M), a unit vector unless it is added as it is."""
     if residual == "lerp":  # equations 10, 11
         return unit(h + alpha * (proposal - h))
     if residual == "slerp":
@@ -204,7 +209,7 @@ def step(h: Tensor, proposal: Tensor, alpha: Tensor, residual: str) -> Tensor:
         return unit(h - alpha * (h * (h * proposal).sum(-1, keepdim=True) - proposal))
     if residual == "lerp_nu":
         return (h + alpha * (proposal - h)) * (1 - 2 * alpha + 2 * alpha * alpha) ** -0.5
-    if residual == "add":
+    if residual in ("add", "gated"):
         return unit(h + alpha * proposal)
     raise ValueError(residual)
 
@@ -225,14 +230,20 @@ def block(
     see_memory: Tensor | None = None,
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
-    proposed = unit if s.residual != "add" else torch.clone
-    h_A = proposed(attention(h, p, s, positions, see))
+
+    def proposed(read: Tensor, x: Tensor, w: str) -> Tensor:
+        if s.residual == "gated":
+            return x * 2 / (1 + torch.exp(-(read @ p[w])))[..., None]
+        return x if s.residual == "add" else unit(x)
+
+    h_A = proposed(h, attention(h, p, s, positions, see), "w_A")
     states = [step(h, h_A, rate(p, "alpha_A", s), s.residual)]
     if memory is not None and see_memory is not None:
         cross = under(p, "cross")
-        h_X = proposed(attention(states[-1], cross, s, positions, see_memory, memory))
+        h_X = attention(states[-1], cross, s, positions, see_memory, memory)
+        h_X = proposed(states[-1], h_X, "w_X")
         states.append(step(states[-1], h_X, rate(p, "alpha_X", s), s.residual))
-    h_M = proposed(mlp(states[-1], p, s))
+    h_M = proposed(states[-1], mlp(states[-1], p, s), "w_M")
     states.append(step(states[-1], h_M, rate(p, "alpha_M", s), s.residual))
     return states
 

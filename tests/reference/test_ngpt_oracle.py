@@ -14,7 +14,7 @@ V, D, D_F = 11, 8, 12
 PAPER = ngpt.paper(D, n_layers=2, n_heads=2)
 TOKENS = torch.tensor([[1, 5, 9, 2, 7], [3, 3, 0, 10, 4]])
 TARGETS = torch.tensor([[5, 9, 2, 7, 1], [3, 0, 10, -100, 8]])
-RESIDUALS = ["lerp", "slerp", "riemannian", "add"]
+RESIDUALS = ["lerp", "slerp", "riemannian", "add", "gated"]
 
 
 def tensors_for(settings: ngpt.Settings, seed: int = 0) -> dict[str, Tensor]:

@@ -53,6 +53,8 @@ NAMES = {
     "LN_v": "v_norm",
     "alpha_A.stored": "alpha_attention",
     "alpha_M.stored": "alpha_mlp",
+    "w_A.stored": "gate_attention",
+    "w_M.stored": "gate_mlp",
     "s_qk.stored": "qk_scale",
     "g.stored": "logit_gain",
     "gamma.gain": "head_scale",
@@ -83,12 +85,13 @@ def check_exportable(model: Transformer) -> None:
     """Raise a `UserError` with the reason for what the exported form does not have."""
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
-        "residual": "the residual '{}': its exported form has lerp, lerp_nu and add",
+        "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
     }
     config = model.config
-    carried = {"residual": ("lerp", "lerp_nu", "add"), "attention_factor": (False,)}
+    steps = ("lerp", "lerp_nu", "add", "gated")
+    carried = {"residual": steps, "attention_factor": (False,)}
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")

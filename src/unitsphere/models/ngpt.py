@@ -19,9 +19,10 @@ an extension of this project by the paper's own rule; the encoder's h, a unit ve
 
 The anGPT paper (arXiv 2505.22014, Figure 5) takes two of the norms away: `residual = "lerp_nu"`
 puts the constant ν(α) in place of the outer Norm, `bound = "ball"` is ‖w‖ ≤ 1 on the same axes.
-`residual = "add"` is this project's: h = Norm(h + α ⊙ h_A), without Norm(h_A), and so for h_M.
+Two are this project's: `residual = "add"`, h = Norm(h + α ⊙ h_A), without Norm(h_A), and so for
+h_M; and `residual = "gated"`, which takes h_A times 2σ(⟨w_A, h⟩) in its place, one number a token.
 One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν is the same model
-(but for "add").
+(but for these two).
 """
 
 import math
@@ -50,7 +51,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.attention import merge_heads, split_heads
 from unitsphere.ops.glu import swiglu
-from unitsphere.ops.residual import LONGEST, add_norm, lerp, riemannian, slerp
+from unitsphere.ops.residual import LONGEST, add_norm, gate, lerp, riemannian, slerp
 
 RESIDUALS = {
     "lerp": lerp_norm,
@@ -58,6 +59,7 @@ RESIDUALS = {
     "riemannian": riemannian,
     "lerp_nu": lerp,
     "add": add_norm,
+    "gated": add_norm,
 }
 
 
@@ -91,9 +93,9 @@ class NGPTConfig:
     """scale of the logits, [V]"""
     signed_alpha: bool = False
     """use α as it is instead of |α| (A.2)"""
-    residual: Literal["lerp", "slerp", "riemannian", "lerp_nu", "add"] = "lerp"
-    """how h moves: eq. 7, eq. 6, eq. 29 and 30 (A.4), by ν(α) instead of Norm (anGPT), or by
-    Norm(h + α ⊙ h_A) without Norm(h_A) (this project's)"""
+    residual: Literal["lerp", "slerp", "riemannian", "lerp_nu", "add", "gated"] = "lerp"
+    """how h moves: eq. 7, eq. 6, eq. 29 and 30 (A.4), by ν(α) instead of Norm (anGPT), by
+    Norm(h + α ⊙ h_A) without Norm(h_A) (this project's), or so with h_A times 2σ(⟨w_A, h⟩)"""
     qk_norm: bool = True
     """normalise q and k (eq. 15, 16); off leaves s_qk and √d_k as they are (Table 6)"""
     bound: Kind = "sphere"
@@ -227,12 +229,19 @@ class Rate(Scale):
             self.factor, self.signed = 1.0, True
 
 
+def gate_vector(config: NGPTConfig) -> Scale | None:
+    """w [d] of a sublayer's gate, from 0, so that the gate starts at 1; none unless "gated"."""
+    d = config.d_model
+    return Scale(ScaleConfig(init=0.0, scale=0.0), (d,), d) if config.residual == "gated" else None
+
+
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
 
     readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
     cross: Attention
     alpha_X: Rate
+    w_X: Scale | None
 
     def __init__(self, config: NGPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
@@ -240,15 +249,21 @@ class Block(nn.Module):
         self.residual = RESIDUALS[config.residual]
         self.attention, self.alpha_A = Attention(config, layer, std_out), Rate(config)
         self.mlp, self.alpha_M = MLP(config, std_out), Rate(config)
+        self.w_A, self.w_M = gate_vector(config), gate_vector(config)
         if cross:
             self.cross, self.alpha_X = Attention(config, layer, std_out), Rate(config)
+            self.w_X = gate_vector(config)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], unit vectors both."""
-        h = self.residual(h, self.attention(h, context), self.alpha_A())  # eq. 10
+        h = self.step(h, self.attention(h, context), self.alpha_A, self.w_A)  # eq. 10
         if across is not None:
-            h = self.residual(h, self.cross(h, across), self.alpha_X())
-        return self.residual(h, self.mlp(h), self.alpha_M())  # eq. 11
+            h = self.step(h, self.cross(h, across), self.alpha_X, self.w_X)
+        return self.step(h, self.mlp(h), self.alpha_M, self.w_M)  # eq. 11
+
+    def step(self, h: Tensor, x: Tensor, alpha: Rate, w: Scale | None) -> Tensor:
+        """h moved by the output x of a sublayer that read h."""
+        return self.residual(h, x if w is None else gate(h, x, w()), alpha())
 
 
 class NGPT(Transformer):

@@ -4,6 +4,7 @@
 |---|---|---|
 | `lerp_norm` | Norm(h + α ⊙ (Norm(x) − h)) | nGPT eq. 7, 10, 11 |
 | `add_norm` | Norm(h + α ⊙ x): x keeps its length | this project |
+| `gate` | 2σ(⟨w, h⟩)·x, in the place of x | this project |
 | `slerp` | sin((1−α)θ)/sin θ · h + sin(αθ)/sin θ · Norm(x), cos θ = ⟨h, Norm(x)⟩ | nGPT eq. 6 |
 | `riemannian` | Norm(h − α ⊙ (h⟨h, Norm(x)⟩ − Norm(x))) | nGPT eq. 29, 30 |
 | `lerp` | (h + α ⊙ (Norm(x) − h)) · ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2) | anGPT Table 1 |
@@ -89,6 +90,17 @@ def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     wide = torch.promote_types(h.dtype, torch.float32)
     step = alpha.to(wide) if isinstance(alpha, Tensor) else alpha
     return unit_norm(h.to(wide) + step * x.to(wide)).to(h.dtype)
+
+
+def gate(h: Tensor, x: Tensor, w: Tensor | float) -> Tensor:
+    """A sublayer's output x times 2σ(⟨w, h⟩), one number of 0 … 2 a token; w [d], 0 for x itself.
+
+    The h that the sublayer read decides how far it moves. Shape and dtype of x.
+    """
+    wide = torch.promote_types(h.dtype, torch.float32)
+    w = cast(w, wide) if isinstance(w, Tensor) else torch.full((), w, device=h.device, dtype=wide)
+    opened = 2 * torch.sigmoid(inner(cast(h, wide), w))
+    return cast(opened * x, x.dtype)
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:

@@ -13,6 +13,7 @@ from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import FP8_NEEDS, pick_precision
 from unitsphere.training.fp8 import use_fp8
+from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.live import Live
 from unitsphere.training.loop import Job
@@ -30,7 +31,8 @@ from unitsphere.training.schedule import warmup_steps
 def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
+    Raises UserError for fp8 on a device that has none, for sizes that do not fit the layout, and
+    for a tied head by frequency.
     """
     device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
@@ -65,6 +67,8 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     if cut:
         fill(model, config, device)
     optimizer = build_optimizer(model, config.optim)
+    if config.optim.head_by_frequency:
+        weigh_head(model, optimizer, batches, config.train.batch_tokens)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)

@@ -64,6 +64,9 @@ class OptimConfig:
     """peak rates by kind of parameter"""
     muon_head: bool = False
     """muon: train the output head by Muon too, unless it is tied to the embedding"""
+    head_by_frequency: bool = False
+    """muon_head: the gradient of the head's row of token v divided by √(V·p_v), p_v the token's
+    share of the training text, so that rare tokens are learned as common ones are"""
     beta1: float = 0.9
     """decay of the first moment"""
     beta2: float = 0.95
@@ -103,6 +106,11 @@ class OptimConfig:
             )
         if self.name != "muon" and self.muon_head:
             raise UserError(f"optim.muon_head is for optim.name 'muon', not '{self.name}'")
+        if self.head_by_frequency and not self.muon_head:
+            raise UserError(
+                "optim.head_by_frequency is for a head trained by Muon (optim.muon_head): Adam "
+                "evens out the rows by itself"
+            )
         if self.name != "muon" and self.adam_lr is not None:
             raise UserError(f"optim.adam_lr is for optim.name 'muon': with '{self.name}' set lr")
         if self.weight_decay and self.constraint.kind in ("hyperball", "cpr"):

@@ -62,7 +62,11 @@ VARIANTS = {
         "ngpt", model=SMALL | {"tied": True, "s_qk": "scalar", "s_z": "scalar"}
     ),
     "ngpt-grouped": Case("ngpt", model=SMALL | {"n_heads": 4, "n_kv_heads": 2}),
-    "ngpt-muon": Case("ngpt", model=SMALL, optim={"name": "muon", "muon_head": True}),
+    "ngpt-best": Case(
+        "ngpt",
+        model=SMALL | {"residual": "gated"},
+        optim={"name": "muon", "muon_head": True, "head_by_frequency": True},
+    ),
     "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
     "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),

@@ -27,9 +27,11 @@ LAYOUTS = {
 CASES = ARCHITECTURES | VARIANTS
 VARIANTS_ON = {
     "ddp": ["angpt-mlm-accumulated", "ngpt-seq2seq"],
-    "fsdp2": ["dyt-mlm-accumulated", "ngpt-seq2seq", "gpt-hyperball", "gpt-cpr"],
+    "fsdp2": [
+        "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
+    ],
     "tp": [
-        "gpt-plus-seq2seq", "ngpt-tied-scalar", "ngpt-grouped", "ngpt-muon", "ngpt-riemannian",
+        "gpt-plus-seq2seq", "ngpt-tied-scalar", "ngpt-grouped", "ngpt-best", "ngpt-riemannian",
         "angpt-sphere", "ngpt-frobenius", "gpt-cpr",
     ],
 }  # fmt: skip
@@ -117,6 +119,7 @@ def test_two_processes_learn_as_one_does(tmp_path):
 def test_four_processes_learn_as_one_does(tmp_path):
     copies = [("dyt-mlm-accumulated", "hsdp"), ("ngpt-tied-scalar", "ddp x tp")]
     copies += [("gpt-cpr", "fsdp2 x tp"), ("ngpt-frobenius", "fsdp2 x tp")]
+    copies += [("ngpt-best", "fsdp2 x tp")]
     check([(name, "fsdp2 x tp") for name in ARCHITECTURES] + copies, 4, tmp_path)
     alone, case = job_of(CASES["ngpt"]), CASES["ngpt"]
     losses(alone, range(20))

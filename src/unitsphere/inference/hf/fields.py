@@ -57,11 +57,13 @@ def _gpt_parts(config: Any, d_k: int) -> dict[str, Any]:
 
 
 def _ngpt_parts(config: Any, d_k: int) -> dict[str, Any]:
+    steps = {"lerp": "lerp_norm", "lerp_nu": "lerp_nu", "add": "add_norm", "gated": "add_norm"}
     return {
         "qk_norm": config.qk_norm,
         "qk_scale": True,
         "attention_scale": math.sqrt(d_k),
-        "step": {"lerp": "lerp_norm", "lerp_nu": "lerp_nu", "add": "add_norm"}[config.residual],
+        "step": steps[config.residual],
+        "residual_gate": config.residual == "gated",
     }
 
 

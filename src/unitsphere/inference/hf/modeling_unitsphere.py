@@ -58,6 +58,7 @@ class UnitsphereConfig(PreTrainedConfig):
     is_causal: bool = True
     block: str = "pre_norm"
     step: str = "lerp_norm"  # with block "step"
+    residual_gate: bool = False  # with block "step": F(h) times 2σ(⟨w, h⟩)
     norm: str = "rms"  # of a pre_norm block and of the last h: rms, dyt, layer or none
     norm_eps: float = 1e-6
     norm_bias: bool = False  # with dyt
@@ -310,11 +311,21 @@ def add_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
     return unit_norm(wide(h) + wide(alpha) * wide(x)).to(h.dtype)
 
 
+def gated(h: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
+    """2σ(⟨w, h⟩)·x, or x where there is no w: nGPT with residual "gated"."""
+    if w is None:
+        return x
+    return (2 * torch.sigmoid((wide(h) * wide(w)).sum(-1, keepdim=True)) * x).to(x.dtype)
+
+
 STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp, "add_norm": add_norm}
 
 
 class StepBlock(GradientCheckpointingLayer):
-    """h steps towards attention(h), then towards MLP(h), by `step`; there is no norm before."""
+    """h steps towards attention(h), then towards MLP(h), by `step`; there is no norm before.
+
+    With `residual_gate` each output is taken times 2σ(⟨w, h⟩) first, one number a token.
+    """
 
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
@@ -323,10 +334,16 @@ class StepBlock(GradientCheckpointingLayer):
         self.alpha_attention, self.alpha_mlp = (
             nn.Parameter(torch.full((config.hidden_size,), 0.05)) for _ in range(2)
         )
+        self.gate_attention = self.gate_mlp = None
+        if config.residual_gate:
+            self.gate_attention, self.gate_mlp = (
+                nn.Parameter(torch.zeros(config.hidden_size)) for _ in range(2)
+            )
 
     def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
-        h = self.step(h, self.self_attn(h, rotation, **kwargs)[0], self.alpha_attention)
-        return self.step(h, self.mlp(h), self.alpha_mlp)
+        x = gated(h, self.self_attn(h, rotation, **kwargs)[0], self.gate_attention)
+        h = self.step(h, x, self.alpha_attention)
+        return self.step(h, gated(h, self.mlp(h), self.gate_mlp), self.alpha_mlp)
 
 
 class NormFormerBlock(GradientCheckpointingLayer):
@@ -377,7 +394,7 @@ class UnitspherePreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         starts = {"qk_scale": 1.0, "logit_gain": math.sqrt(self.config.head_dim), "alpha": 0.5}
         starts |= {"alpha_attention": 0.05, "alpha_mlp": 0.05, "head_scale": 1.0}
-        starts |= {"residual_scale": 1.0}
+        starts |= {"residual_scale": 1.0, "gate_attention": 0.0, "gate_mlp": 0.0}
         for name, parameter in module.named_parameters(recurse=False):
             if name in starts:
                 init.constant_(parameter, starts[name])

@@ -1,0 +1,74 @@
+"""The head's gradient by how rare each token is, for Muon: `optim.head_by_frequency`.
+
+| what | formula |
+|---|---|
+| p_v | (1 − ε)·token v's share of the first 2²⁰ or so training targets + ε/V, ε = 0.02 |
+| gradient of row v | G_v ← G_v/√(V·p_v): 1 for a token of mean share, at most 1/√ε = 7 |
+
+The gradient of a row comes from the targets that are its token, so it is longer for common ones.
+Adam evens that out entry by entry. Muon makes all directions of the matrix equally long, and those
+are of common tokens' rows unless the rows are evened out before.
+This project's: docs/results/best-search.md.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unitsphere.data.batch import IGNORED
+from unitsphere.data.prefetch import Batches
+from unitsphere.errors import UserError
+from unitsphere.models.constraint import roles
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.project import own
+from unitsphere.training.hooks import StepHook, attach
+from unitsphere.training.parallel.fill import part_of
+
+COUNTED = 2**20
+"""Training tokens whose targets are counted."""
+UNIFORM = 0.02
+"""ε: the part of p that all tokens share."""
+
+
+class ByFrequency(StepHook):
+    """Multiplies each row of a head's gradient by that row's factor, [V]."""
+
+    def __init__(self, head: Tensor, factors: Tensor) -> None:
+        whole = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
+        self.head, self.factors = head, part_of(whole, head)
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """G_v ← G_v/√(V·p_v)."""
+        if self.head.grad is not None:
+            own(self.head.grad).mul_(self.factors)
+
+
+def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
+    """1/√(V·p_v) of each token v, [V]: the same in every process, and each time that a run starts.
+
+    Counts the targets of as many batches, from the first on, as have `COUNTED` tokens.
+    """
+    counts = torch.zeros(V, dtype=torch.int64)
+    for step in range(math.ceil(COUNTED / batch_tokens)):
+        targets = batches.batch(step).targets
+        counts += torch.bincount(targets[targets != IGNORED], minlength=V)
+    share = counts / counts.sum().clamp(min=1)
+    return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
+
+
+def weigh_head(
+    model: Transformer, optimizer: Optimizer, batches: Batches, batch_tokens: int
+) -> None:
+    """Give the optimizer the head's gradient by frequency from now on.
+
+    Raises UserError for a model whose head is its embedding.
+    """
+    heads = [name for name, role in roles(model).items() if role == "head"]
+    if not heads:
+        raise UserError(
+            "optim.head_by_frequency needs a head of its own: set model.tied false, or leave it out"
+        )
+    head = model.get_parameter(heads[0])
+    attach(optimizer, ByFrequency(head, row_factors(batches, batch_tokens, head.shape[0])))
