@@ -51,6 +51,7 @@ TRAINING = [
     "tests/training/test_frobenius.py",
     "tests/training/test_cpr.py",
     "tests/training/test_muon.py",
+    "tests/training/test_frequency.py",
     "tests/training/test_constraint_contract.py",
 ]
 SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.ops.norm import unit_norm
-from unitsphere.ops.residual import add_norm, lerp, lerp_norm, riemannian, slerp
+from unitsphere.ops.residual import add_norm, gate, lerp, lerp_norm, riemannian, slerp
 
 
 def pair(d=64, rows=8):
@@ -40,6 +40,24 @@ def test_add_norm_moves_less_by_what_is_shorter():
     assert (short > long).all()
     torch.testing.assert_close(add_norm(h, 2 * x, alpha), add_norm(h, x, 2 * alpha))
     assert add_norm(h.bfloat16(), x.float(), alpha.float()).dtype == torch.bfloat16
+
+
+def test_a_gate_is_one_number_a_token_that_starts_at_one():
+    h, x = pair()
+    assert torch.equal(gate(h, x, torch.zeros(64, dtype=torch.float64)), x)
+    assert torch.equal(gate(h, x, 0.0), x)
+    w = torch.linspace(-3, 3, 64, dtype=torch.float64)
+    factors = gate(h, x, w) / x
+    expected = 2 / (1 + torch.exp(-(h @ w)))
+    torch.testing.assert_close(factors, expected[:, None].expand_as(x))
+    torch.testing.assert_close(gate(h, x, 1e3 * h[0])[0], 2 * x[0])
+    assert gate(h.bfloat16(), x.bfloat16(), w.float()).dtype == torch.bfloat16
+
+
+def test_a_gates_gradients_are_those_of_finite_differences():
+    h, x = (t.requires_grad_() for t in pair(d=6, rows=3))
+    w = torch.linspace(-1, 1, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gate, (h, x, w))
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.8])
