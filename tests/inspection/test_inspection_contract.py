@@ -23,6 +23,7 @@ SILENT = {  # probe -> the architectures that have nothing to show
     "eigen_learning_rates": {*NORMS, "rezero"},
     "lambda_by_depth": set(ARCHITECTURES),  # a switch of NormFormer's
     "gain_norms": {"ngpt", "angpt", "rezero"},
+    "gates": set(ARCHITECTURES),  # a switch of nGPT's
     "learned_scales": set(),
 }
 

@@ -189,6 +189,19 @@ def test_input_norms_and_angles_of_known_turns():
     assert angles["mlp"]["values"] == pytest.approx([10, 90], rel=1e-4)
 
 
+def test_gates_of_known_vectors():
+    model = made("ngpt", residual="gated")
+    h = model.E_in.weight[batch().inputs]
+    fill(model, "blocks.0.w_A.stored", 3.0)
+    found = states.gates(model, trace(model, batch(), deep=False))
+    opened = 2 / (1 + torch.exp(-3 * h.sum(-1)))
+    assert found["attention"]["means"] == pytest.approx([opened.mean().item(), 1.0], rel=1e-5)
+    assert found["attention"]["quantiles"][0][-1] == pytest.approx(opened.max().item(), rel=1e-5)
+    assert found["mlp"]["means"] == [1.0, 1.0]
+    with pytest.raises(DoesNotApply, match="no sublayer has a gate"):
+        states.gates(made("ngpt"), trace(made("ngpt"), batch(), deep=False))
+
+
 def test_attention_that_looks_at_all_keys_alike_has_the_entropy_of_uniform_weights():
     model, time = made(), 6
     fill(model, "blocks.0.attention.W_q.weight", 0.0)

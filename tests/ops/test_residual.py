@@ -45,13 +45,21 @@ def test_add_norm_moves_less_by_what_is_shorter():
 def test_a_gate_is_one_number_a_token_that_starts_at_one():
     h, x = pair()
     assert torch.equal(gate(h, x, torch.zeros(64, dtype=torch.float64)), x)
-    assert torch.equal(gate(h, x, 0.0), x)
     w = torch.linspace(-3, 3, 64, dtype=torch.float64)
     factors = gate(h, x, w) / x
     expected = 2 / (1 + torch.exp(-(h @ w)))
     torch.testing.assert_close(factors, expected[:, None].expand_as(x))
     torch.testing.assert_close(gate(h, x, 1e3 * h[0])[0], 2 * x[0])
     assert gate(h.bfloat16(), x.bfloat16(), w.float()).dtype == torch.bfloat16
+
+
+def test_a_gate_is_as_exact_under_autocast():
+    h, x = (t.float() for t in pair())
+    w = 1e-3 * torch.ones(64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gate(h, x, w)
+    assert torch.equal(found, gate(h, x, w))
+    assert not torch.equal(found, x)
 
 
 def test_a_gates_gradients_are_those_of_finite_differences():

@@ -12,6 +12,7 @@ from run_folders import figures, weights
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
+from unitsphere.training.config import run_config_type
 from unitsphere.training.frequency import UNIFORM, row_factors, weigh_head
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.run import train
@@ -39,6 +40,20 @@ def test_a_row_counts_by_one_over_the_root_of_its_tokens_share(targets):
     for token in range(8):
         p = (1 - UNIFORM) * targets.count(token) / len(targets) + UNIFORM / 8
         assert found[token].item() == pytest.approx((8 * p) ** -0.5, rel=1e-5)
+
+
+def test_more_is_counted_for_a_larger_vocabulary():
+    asked = []
+
+    class Counting(Same):
+        def batch(self, step):
+            asked.append(step)
+            return super().batch(step)
+
+    row_factors(Counting([1]), 2**18, 4096)
+    assert asked == [0, 1, 2, 3]
+    row_factors(Counting([1]), 2**18, 8192)
+    assert asked[4:] == list(range(8))
 
 
 def test_no_target_at_all_is_no_frequency():
@@ -83,9 +98,11 @@ def test_copies_of_model_and_optimizer_keep_it():
 def test_it_needs_muon_on_a_head_of_its_own():
     with pytest.raises(UserError, match=r"head_by_frequency is for a head trained by Muon"):
         OptimConfig(name="muon", head_by_frequency=True)
-    model = build("ngpt", tied=True, **SMALL)
-    with pytest.raises(UserError, match=r"needs a head of its own: set model\.tied false"):
-        weigh_head(model, build_optimizer(model, OPTIM), Same([1]), 2**20)
+    for name in ARCHITECTURES:
+        config = run_config_type(name)()
+        tied = dataclasses.replace(config.model, tied=True)
+        with pytest.raises(UserError, match=r"for a head of its own: set model\.tied false"):
+            dataclasses.replace(config, model=tied, optim=OPTIM)
 
 
 def test_a_resumed_run_counts_the_same_tokens_and_is_the_uninterrupted_one(tiny, tmp_path):

@@ -229,6 +229,13 @@ PROBES: dict[str, Probe] = {
         "degrees",
         lambda s: states.sublayer_angles(s.trace),
     ),
+    "gates": Probe(
+        "Gates of the sublayers' outputs, over the tokens",
+        "this project",
+        "2σ(⟨w, h⟩)",
+        lambda s: states.gates(s.model, s.trace),
+        "distribution",
+    ),
     "angular_updates": Probe(
         "Angle by which a step turns the matrices' vectors",
         "this project (after Kosson et al. 2023)",

@@ -38,7 +38,7 @@ def eigen_learning_rates(model: Transformer) -> Values:
 
 
 def learned_scales(model: Transformer) -> Values:
-    """Every learned scale and gain: s_qk, s_u, s_ν, s_z, α, g; NormFormer's LN gains, γ and λ.
+    """Every learned scale and gain: s_qk, s_u, s_ν, s_z, α, w, g; NormFormer's LN gains, γ and λ.
 
     nGPT Figure 6 (middle, right) and 15, NormFormer Figure 4.
     """

@@ -3,7 +3,7 @@
 | probe | figure |
 |---|---|
 | `input_norms` | anGPT 1, C.1 |
-| `sublayer_angles`, `attention_entropy` | this project's |
+| `sublayer_angles`, `gates`, `attention_entropy` | this project's |
 | `state_rank`, `dead_units`, `logit_lens` | this project's |
 """
 
@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from unitsphere.data.batch import Batch
+from unitsphere.inspection.anatomy import layers_of, unless_none
 from unitsphere.inspection.measures import angle, effective_rank, singular
 from unitsphere.inspection.trace import Trace
-from unitsphere.inspection.values import DoesNotApply, Values, distribution, layers
+from unitsphere.inspection.values import DoesNotApply, Values, distribution, layers, whole
+from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import linear_cross_entropy
+from unitsphere.ops.residual import opening
 
+GATES = {"attention": "w_A", "cross": "w_X", "mlp": "w_M"}
+"""Sublayer -> the w of its gate in a block."""
 DEAD = 0.01
 """A unit this many times as strong as its layer's median one, or less, is dead."""
 
@@ -30,6 +35,19 @@ def input_norms(found: Trace) -> Values:
 def sublayer_angles(found: Trace) -> Values:
     """Mean angle in degrees by which each sublayer turns h."""
     return layers((m.sublayer, m.layer, angle(m.before, m.after).mean()) for m in found.moves)
+
+
+def gates(model: Transformer, found: Trace) -> Values:
+    """The numbers 2σ(⟨w, h⟩) that each sublayer's output is multiplied with, over the tokens."""
+    blocks = {layer.label: layer.block for layer in layers_of(model)}
+    seen = [
+        (move.sublayer, move.layer, opening(move.before, whole(w())))
+        for move in found.moves
+        if isinstance(w := getattr(blocks[move.layer], GATES[move.sublayer], None), Scale)
+    ]
+    return distribution(
+        unless_none(seen, "no sublayer has a gate: nGPT has with model.residual gated")
+    )
 
 
 def attention_entropy(found: Trace) -> Values:

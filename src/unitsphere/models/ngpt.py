@@ -263,7 +263,9 @@ class Block(nn.Module):
 
     def step(self, h: Tensor, x: Tensor, alpha: Rate, w: Scale | None) -> Tensor:
         """h moved by the output x of a sublayer that read h."""
-        return self.residual(h, x if w is None else gate(h, x, w()), alpha())
+        if w is not None:
+            x = gate(h, x, torch.as_tensor(w()))
+        return self.residual(h, x, alpha())
 
 
 class NGPT(Transformer):

@@ -92,15 +92,18 @@ def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     return unit_norm(h.to(wide) + step * x.to(wide)).to(h.dtype)
 
 
-def gate(h: Tensor, x: Tensor, w: Tensor | float) -> Tensor:
+def gate(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
     """A sublayer's output x times 2σ(⟨w, h⟩), one number of 0 … 2 a token; w [d], 0 for x itself.
 
     The h that the sublayer read decides how far it moves. Shape and dtype of x.
     """
+    return cast(opening(h, w) * x, x.dtype)
+
+
+def opening(h: Tensor, w: Tensor) -> Tensor:
+    """2σ(⟨w, h⟩), [..., 1], in fp32 or wider: autocast would take a product of vectors in bf16."""
     wide = torch.promote_types(h.dtype, torch.float32)
-    w = cast(w, wide) if isinstance(w, Tensor) else torch.full((), w, device=h.device, dtype=wide)
-    opened = 2 * torch.sigmoid(inner(cast(h, wide), w))
-    return cast(opened * x, x.dtype)
+    return 2 * torch.sigmoid((cast(h, wide) * cast(w, wide)).sum(-1, keepdim=True))
 
 
 def slerp(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:

@@ -31,8 +31,7 @@ from unitsphere.training.schedule import warmup_steps
 def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    Raises UserError for fp8 on a device that has none, for sizes that do not fit the layout, and
-    for a tied head by frequency.
+    Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
     """
     device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)

@@ -163,6 +163,11 @@ class RunConfig:
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
+        if self.optim.head_by_frequency and self.model.tied:
+            raise UserError(
+                "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "
+                "it out"
+            )
 
 
 @functools.cache

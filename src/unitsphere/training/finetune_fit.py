@@ -37,7 +37,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a classifier is trained, but for rate and seed; `optim` is the pre-training's."""
+    """How a classifier is trained, but for rate and seed.
+
+    `optim` is the pre-training's, of which head_by_frequency is for its head of tokens alone.
+    """
 
     optim: OptimConfig
     epochs: int

@@ -2,13 +2,18 @@
 
 | what | formula |
 |---|---|
-| p_v | (1 − ε)·token v's share of the first 2²⁰ or so training targets + ε/V, ε = 0.02 |
+| p_v | (1 − ε)·(token v's share of the targets counted) + ε/V, ε = 0.02 |
 | gradient of row v | G_v ← G_v/√(V·p_v): 1 for a token of mean share, at most 1/√ε = 7 |
 
 The gradient of a row comes from the targets that are its token, so it is longer for common ones.
 Adam evens that out entry by entry. Muon makes all directions of the matrix equally long, and those
 are of common tokens' rows unless the rows are evened out before.
 This project's: docs/results/best-search.md.
+
+p belongs to the training text, like its tokenizer: it is counted in the first batches, as many of
+them whatever the length of the run, so a short run counts more than it trains on. Rare tokens of a
+large vocabulary are counted roughly. The logged `grad_norm`, and clipping, are of the gradient
+before. A step with a closure, whose gradients come too late, is not served.
 """
 
 import math
@@ -19,7 +24,6 @@ from torch.optim import Optimizer
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.prefetch import Batches
-from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.project import own
@@ -27,7 +31,8 @@ from unitsphere.training.hooks import StepHook, attach
 from unitsphere.training.parallel.fill import part_of
 
 COUNTED = 2**20
-"""Training tokens whose targets are counted."""
+"""Training tokens whose targets are counted, or EACH·V if that is more."""
+EACH = 256
 UNIFORM = 0.02
 """ε: the part of p that all tokens share."""
 
@@ -46,12 +51,9 @@ class ByFrequency(StepHook):
 
 
 def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
-    """1/√(V·p_v) of each token v, [V]: the same in every process, and each time that a run starts.
-
-    Counts the targets of as many batches, from the first on, as have `COUNTED` tokens.
-    """
+    """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
-    for step in range(math.ceil(COUNTED / batch_tokens)):
+    for step in range(math.ceil(max(COUNTED, EACH * V) / batch_tokens)):
         targets = batches.batch(step).targets
         counts += torch.bincount(targets[targets != IGNORED], minlength=V)
     share = counts / counts.sum().clamp(min=1)
@@ -63,12 +65,8 @@ def weigh_head(
 ) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 
-    Raises UserError for a model whose head is its embedding.
+    Before `constrain`: what that takes out of gradients, it takes out of these.
     """
-    heads = [name for name, role in roles(model).items() if role == "head"]
-    if not heads:
-        raise UserError(
-            "optim.head_by_frequency needs a head of its own: set model.tied false, or leave it out"
-        )
-    head = model.get_parameter(heads[0])
+    (name,) = [name for name, role in roles(model).items() if role == "head"]
+    head = model.get_parameter(name)
     attach(optimizer, ByFrequency(head, row_factors(batches, batch_tokens, head.shape[0])))

@@ -65,8 +65,8 @@ class OptimConfig:
     muon_head: bool = False
     """muon: train the output head by Muon too, unless it is tied to the embedding"""
     head_by_frequency: bool = False
-    """muon_head: the gradient of the head's row of token v divided by √(V·p_v), p_v the token's
-    share of the training text, so that rare tokens are learned as common ones are"""
+    """muon_head: divide the gradient of the head's row of token v by √(V·p_v), p_v about v's share
+    of the training targets, so that rare tokens are learned as common ones are"""
     beta1: float = 0.9
     """decay of the first moment"""
     beta2: float = 0.95

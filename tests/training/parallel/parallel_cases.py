@@ -76,7 +76,7 @@ VARIANTS = {
 
 
 class Random:
-    """Random batches by step."""
+    """Random batches by step, of tokens that differ in how common they are."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -84,6 +84,7 @@ class Random:
     def batch(self, step: int) -> Batch:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(VOCABULARY, (ROWS, CONTEXT + 1), generator=generator)
+        tokens = tokens.square() // VOCABULARY  # some are rare, others common
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
         if self.objective != "clm":
             targets[: ROWS // 2, 2:] = IGNORED

@@ -7,7 +7,7 @@ d]; F is attention, then the MLP; Norm(x) = x/‖x‖):
 | block | formula | architectures |
 |---|---|---|
 | pre_norm | h = h + F(norm(h)) | gpt, lnscaling, dyt, rezero |
-| step | a step of h towards Norm(F(h)) by α: `STEPS` | ngpt, angpt |
+| step | a step of h by α towards Norm(F(h)), or along F(h), perhaps gated: `STEPS` | ngpt, angpt |
 | normformer | h = h + LN_a(attention(LN_1(h))); h = λ⊙h + MLP(LN_2(h)); or post-norm | normformer |
 
 Nothing is kept in buffers: positions are computed in each forward pass.
@@ -322,7 +322,7 @@ STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp, "add_norm": a
 
 
 class StepBlock(GradientCheckpointingLayer):
-    """h steps towards attention(h), then towards MLP(h), by `step`; there is no norm before.
+    """h steps by attention(h), then by MLP(h), as `step` says; there is no norm before.
 
     With `residual_gate` each output is taken times 2σ(⟨w, h⟩) first, one number a token.
     """
