@@ -47,4 +47,8 @@ def test_counts_of_the_switches_that_add_parameters():
         assert count("normformer", **numbers) - count("normformer") == extra
     across = count("normformer", "seq2seq", qkv_ln=True) - count("normformer", "seq2seq")
     assert across == 3 * 6 * L * d  # encoder, decoder, across
+    gated = {"residual": "gated"}
+    assert count("ngpt", **gated) - count("ngpt") == 2 * L * d
+    # encoder 2·L·d, decoder 3·L·d with the gate across
+    assert count("ngpt", "seq2seq", **gated) - count("ngpt", "seq2seq") == 5 * L * d
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d
