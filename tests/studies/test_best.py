@@ -46,6 +46,14 @@ def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
 
 
 @pytest.mark.parametrize("name", SIZES)
+def test_the_study_of_best_alone_is_two_arms_of_the_other(name):
+    (study, found), (small, own) = configs(name), configs(f"best-{name}")
+    assert own == {arm: found[arm] for arm in ("gpt-plus", "best")}
+    kept = {arm: study.arms[arm] for arm in own}
+    assert small == dataclasses.replace(study, arms=kept)
+
+
+@pytest.mark.parametrize("name", SIZES)
 def test_scales_start_by_width_and_depth(name):
     width, layers = SIZES[name]
     model = load_recipe(f"unitsphere/best-{name}").model
