@@ -60,7 +60,7 @@ def test_the_document_has_every_probe_and_checkpoint(found, runs):
     assert list(found["probes"]) == list(PROBES)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     silent = {name for name, probe in found["probes"].items() if not probe["applies"]}
-    assert silent == {"gain_norms", "lambda_by_depth"}
+    assert silent == {"gain_norms", "gates", "lambda_by_depth"}
     for name, probe in found["probes"].items():
         values = probe["values"]
         assert len(values["steps"]) == len(values["series"])
