@@ -72,6 +72,7 @@ def test_the_papers_sizes_are_those_of_ngpt_with_what_was_found(size):
     assert best.model.alpha.init == pytest.approx(1 / best.model.n_layers, rel=0.01)
     assert best.model.s_z.init == pytest.approx(best.model.d_model**0.5)
     assert (best.model.s_qk, best.model.residual) == (small.model.s_qk, "gated")
+    assert small.optim.head_by_frequency
     assert dataclasses.replace(best.optim, lr=small.optim.lr) == small.optim
 
 

@@ -31,8 +31,9 @@ from unitsphere.training.hooks import StepHook, attach
 from unitsphere.training.parallel.fill import part_of
 
 COUNTED = 2**20
-"""Training tokens whose targets are counted, or EACH·V if that is more."""
-EACH = 256
+"""Training tokens whose targets are counted, at least."""
+COUNTED_BY_V = 256
+"""At least this many for each token of the vocabulary."""
 UNIFORM = 0.02
 """ε: the part of p that all tokens share."""
 
@@ -53,7 +54,7 @@ class ByFrequency(StepHook):
 def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
-    for step in range(math.ceil(max(COUNTED, EACH * V) / batch_tokens)):
+    for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
         targets = batches.batch(step).targets
         counts += torch.bincount(targets[targets != IGNORED], minlength=V)
     share = counts / counts.sum().clamp(min=1)
