@@ -93,6 +93,7 @@ CASES = {
     "angpt-tied": ("angpt", {"tied": True}, angpt, angpt.Settings(L, H, tied=True)),
     "angpt-z1": ("angpt", {"z_gain": "1"}, angpt, angpt.Settings(L, H, z_gain="1")),
     "angpt-plain": ("angpt", {"nu_alpha": False}, angpt, angpt.Settings(L, H, residual="plain")),
+    "angpt-signed": angpt_case({"signed_alpha": True}, absolute_alpha=False),
     "angpt-exact": angpt_case({}, nu_acf="exact"),
     "angpt-3.74": angpt_case({"nu_acf": 3.74}),
     "angpt-gelu": angpt_case({"activation": "gelu"}, activation="gelu", nu_acf="exact"),

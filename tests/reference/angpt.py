@@ -23,7 +23,8 @@ stored and starts at sqrt(d_k).
 Decisions where the paper is silent or wrong:
 - nu(alpha) = (1 - 2 alpha + 2 alpha^2)^(-1/2): section 4.2's nu^-1 = sqrt(E|x|^2), not the text of
   section 4.3. `residual="plain"` leaves the factor out, `"norm"` uses Norm in its place.
-- alpha is used as stored, without absolute value (Table 1); `absolute_alpha` takes it.
+- alpha is used as its absolute value: section 4.2 gives the rule with alpha > 0; with
+  `absolute_alpha=False` as stored.
 - z carries a gain sqrt(d) by default (`z_gain="sqrt_d"`), as in nGPT's equation 21; `"1"` is the
   literal Table 1. The gain multiplies W_z h nu_uz, before the activation.
 - nu_acf "exact" is 1/sqrt(E f(x)^2), x ~ N(0, sigma^2), sigma the std of z for unit rows and
@@ -65,7 +66,7 @@ class Settings:
     nu_acf: str = "paper"  # paper | exact
     activation: str = "silu"  # silu | gelu | relu2 | relu
     residual: str = "nu"  # nu | plain | norm
-    absolute_alpha: bool = False
+    absolute_alpha: bool = True
     attention_factor: bool = False  # Appendix D
     rotary_fraction: float = 0.5
     tied: bool = False

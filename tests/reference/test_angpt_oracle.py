@@ -101,12 +101,11 @@ def test_norm_residual_stays_on_the_sphere() -> None:
 
 
 def test_absolute_alpha() -> None:
-    s = replace(PAPER, absolute_alpha=True)
-    tensors = tensors_for(s)
+    tensors, signed = tensors_for(PAPER), replace(PAPER, absolute_alpha=False)
     flipped = {n: -t if "alpha" in n else t for n, t in tensors.items()}
-    close(angpt.forward(flipped, s, TOKENS), angpt.forward(tensors, s, TOKENS))
-    plain = angpt.forward(tensors, PAPER, TOKENS)
-    assert not torch.allclose(angpt.forward(flipped, PAPER, TOKENS), plain)
+    close(angpt.forward(flipped, PAPER, TOKENS), angpt.forward(tensors, PAPER, TOKENS))
+    plain = angpt.forward(tensors, signed, TOKENS)
+    assert not torch.allclose(angpt.forward(flipped, signed, TOKENS), plain)
 
 
 def test_equal_g_agree_per_head_per_layer_and_fixed() -> None:

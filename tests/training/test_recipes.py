@@ -53,6 +53,15 @@ def test_every_recipe_comes_back_from_json(name, tmp_path):
     assert load_recipe(path) == config
 
 
+def test_an_angpt_saved_before_its_alpha_was_positive_keeps_its_meaning(tmp_path):
+    saved = to_dict(load_recipe("quickstart/angpt"))
+    del saved["model"]["signed_alpha"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    assert load_recipe(path).model.signed_alpha
+    assert not load_recipe("quickstart/angpt").model.signed_alpha
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="unknown recipe 'quikstart/ngpt'"):
         load_recipe("quikstart/ngpt")

@@ -11,6 +11,8 @@
 | residual | h = (h + α_M ⊙ (h_M − h))·ν(α_M) | `Block.forward` |
 | logits | z = s_z ⊙ (W_h h) | `ANGPT.head` |
 
+α is used as |α|: §4.2's rule h ← h + α(x − h) asks for α > 0 (`signed_alpha` takes α as it is).
+The paper gives neither α's nor s_z's init: 0.05 and 1 are nGPT's (its §2.6).
 ν_qkv = √(d/d_k), ν_p = √(d_k/d), ν_uz = √(d/d_f), ν_d = √(d_f/d), ν(α) = (1 − 2α + 2α²)^(−1/2),
 ν_acf = 1/√E f(z)² of the activation f = SiLU: 3.74 in the paper, 3.72035 by quadrature at std ½.
 The factor √d in z is what ν_acf presupposes: with unit rows and ‖h‖ = 1 it gives z the standard
@@ -21,7 +23,7 @@ query i's output by √r_i, r_i the number of keys that it sees.
 cancel, in the logits and in every gradient, and keep what lies between at unit variance (which
 matters for the range of fp16 and bf16). Of these factors only ν_uz on z changes the function.
 
-Constraint (§4.1): ‖w‖ ≤ 1 along the in axis (dim 1) of every matrix, embeddings per row; W_p
+Constraint (§4.2): ‖w‖ ≤ 1 along the in axis (dim 1) of every matrix, embeddings per row; W_p
 and W_d too, unlike nGPT. They start at length 1. Cross-attention is an extension of this project.
 """
 
@@ -56,7 +58,7 @@ from unitsphere.ops.residual import LONGEST, lerp, nu
 
 @dataclass(frozen=True)
 class ANGPTConfig:
-    """anGPT's numbers; the defaults are the paper's (Table F.2)."""
+    """anGPT's numbers; the defaults are the paper's (Table F.2), or nGPT's where it gives none."""
 
     vocab_size: int | None = None
     """V; none: as the tokenizer, rounded up to a multiple of 64"""
@@ -74,6 +76,8 @@ class ANGPTConfig:
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05, scale=0.01)
     """interpolation rates α_A and α_M (and α_X across), [d] per layer"""
+    signed_alpha: bool = False
+    """use α as it is instead of |α|: §4.2 asks for α > 0"""
     s_z: ScaleConfig = ScaleConfig(init=1.0, scale=0.01)
     """scale of the logits, [V]"""
     z_gain: Literal["sqrt_d", "1"] = "sqrt_d"
@@ -192,14 +196,19 @@ class MLP(nn.Module):
 
 
 class Rate(Scale):
-    """α, with the ν(α) that restores h's length, or 1 in its place."""
+    """|α|, or α itself if signed, with the ν(α) that restores h's length, or 1 in its place."""
 
     kept: Tensor | None
 
     def __init__(self, config: ANGPTConfig) -> None:
         super().__init__(config.alpha, (config.d_model,), config.d_model)
-        self.restores = config.nu_alpha
+        self.restores, self.signed = config.nu_alpha, config.signed_alpha
         self.register_buffer("kept", None, persistent=False)
+
+    def forward(self) -> Tensor | float:
+        """[d], a scalar tensor, or the constant."""
+        alpha = super().forward()
+        return alpha if self.signed else abs(alpha)
 
     def nu(self) -> Tensor | float:
         """ν(α): [d], a scalar tensor, or a constant."""
@@ -209,9 +218,12 @@ class Rate(Scale):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """ν(α) of a learned α, once for every token."""
-        if self.restores and self.stored is not None:
-            self.kept = None
+        """|α| in place of a learned α, and its ν(α), once for every token."""
+        if self.stored is None:
+            return
+        self.stored.copy_(self())
+        self.factor, self.signed, self.kept = 1.0, True, None
+        if self.restores:
             self.kept = torch.as_tensor(self.nu())
 
 

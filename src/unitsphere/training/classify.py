@@ -16,7 +16,7 @@ from unitsphere.models.registry import build_from
 from unitsphere.training.device import pick_device
 from unitsphere.training.finetune_fit import class_logits
 from unitsphere.training.finetune_folder import CONFIG, MODEL, TOKENIZER, load_weights
-from unitsphere.training.recipes import config_from
+from unitsphere.training.recipes import saved_config
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
     if not (path / MODEL).is_file():
         raise UserError(f"{path} holds no finished fine-tuning: it has no {MODEL}")
     saved = read_json(path / CONFIG)
-    run = config_from(saved["model"], str(path / CONFIG))
+    run = saved_config(saved["model"], str(path / CONFIG))
     body = build_from(
         run.architecture, run.model, pick_device(device), objective=saved["objective"]
     )

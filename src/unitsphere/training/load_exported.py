@@ -20,7 +20,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import RunConfig
-from unitsphere.training.recipes import config_from
+from unitsphere.training.recipes import saved_config
 
 MODEL_TYPE = "unitsphere"
 
@@ -35,7 +35,7 @@ def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenize
     own = read_json(path / "config.json").get(MODEL_TYPE)
     if own is None:
         raise UserError(f"{path}/config.json has lost its key '{MODEL_TYPE}': export the run again")
-    config = config_from(own, f"{path}/config.json")
+    config = saved_config(own, f"{path}/config.json")
     tensors = read_weights(path)
     model = load_exported(config.architecture, config.model, config.objective, tensors)
     return model.to(device).eval(), read_tokenizer(path), config

@@ -38,7 +38,7 @@ def load_recipe(name: str | Path) -> RunConfig:
     if name.endswith(".toml"):
         return config_from(read_toml(Path(name)), name)
     if name.endswith(".json"):
-        return config_from(read_json(Path(name)), name)
+        return saved_config(read_json(Path(name)), name)
     raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}")
 
 
@@ -50,3 +50,18 @@ def config_from(data: Any, where: str) -> RunConfig:
         return from_dict(run_config_type(data["architecture"]), data)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+EARLIER = {"angpt": {"signed_alpha": True}}
+"""Architecture -> what a model's key was before it existed, where its default is another."""
+
+
+def saved_config(data: Any, where: str) -> RunConfig:
+    """The config in a run's or an export's JSON; one written earlier keeps its meaning.
+
+    Raises UserError as `config_from` does.
+    """
+    if isinstance(data, Mapping) and isinstance(data.get("model"), Mapping):
+        earlier = EARLIER.get(str(data.get("architecture")), {})
+        data = {**data, "model": {**earlier, **data["model"]}}
+    return config_from(data, where)

@@ -1,0 +1,144 @@
+"""Tries chosen points of each arm on a split of its own: rates by role, the start, decay, warm-up.
+
+    .venv/bin/python benchmarks/tune_by_role.py benchmarks/tune-1m.toml
+
+`compare` tunes one rate. What a baseline needs besides, the start of its matrices and a rate of its
+own for each role, is searched here first: every point is a whole run, annealed to its end, scored
+on documents that no comparison reports (unitsphere.studies.tuning_split). The points are chosen by
+hand, each arm as many as the others; the file keeps all that were tried. Finished runs are reused.
+
+The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:
+
+    [points.gpt-plus]
+    491_520 = [                          # training tokens of these runs
+        { lr = 4e-3, others = 2.5 },     # others: optim.rates of embedding, head and scale
+        { lr = 4e-3, others = 2.5, "optim.weight_decay" = 0.3 },
+    ]
+
+Writes docs/results/NAME.json and .md, NAME being the TOML's.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unitsphere.config import flatten, read_toml
+from unitsphere.errors import Preempted, UserError
+from unitsphere.report.table import markdown
+from unitsphere.studies.arms import arm_config, tuning_run
+from unitsphere.studies.execute import Local, Record, execute
+from unitsphere.studies.plan import Planned
+from unitsphere.studies.provenance import provenance
+from unitsphere.studies.spec import Study, study_from
+from unitsphere.studies.tuning_split import tuning_data
+
+ROLES = ("embedding", "head", "scale")
+Point = dict[str, Any]
+
+
+def read(path: Path) -> tuple[Study, list[tuple[str, int, Point]]]:
+    """The study, and its points as (arm, tokens, what is set)."""
+    table = read_toml(path)
+    points = [
+        (arm, int(tokens), point)
+        for arm, budgets in table.pop("points").items()
+        for tokens, some in budgets.items()
+        for point in some
+    ]
+    return study_from(Study, table), points
+
+
+def keys_of(point: Point) -> dict[str, Any]:
+    """What a point sets beside `optim.lr`."""
+    keys = flatten({key: value for key, value in point.items() if key not in ("lr", "others")})
+    if "others" in point:
+        keys |= {f"optim.rates.{role}": float(point["others"]) for role in ROLES}
+    return keys
+
+
+def planned(study: Study, arm: str, tokens: int, point: Point, out: Path) -> Planned:
+    """The run of a point; points that set other keys lie in other folders."""
+    keys = keys_of(point)
+    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in keys.items()]
+    name = "+".join([arm, *words])
+    varied = replace(study.arms[arm], set={**study.arms[arm].set, **keys}, lr=float(point["lr"]))
+    alone = replace(study, arms={name: varied})
+    data = tuning_data(arm_config(alone, name), study.tune.fraction)
+    return tuning_run(out, alone, name, tokens, point["lr"], study.tune.seeds[0], data)
+
+
+def shown(point: Point) -> str:
+    """A point in a line."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in point.items())
+
+
+def page(path: Path, found: Mapping[str, Any]) -> str:
+    """All that was tried, best first, as Markdown."""
+    parts = [
+        f"# Points tried for {path.stem}\n",
+        "Nats per token on documents that no comparison reports, one seed. "
+        "`others`: what the rate of embedding, head and scales is multiplied with.\n",
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n",
+    ]
+    for arm, budgets in found["arms"].items():
+        for tokens, rows in budgets.items():
+            parts.append(f"## {arm}, {int(tokens):,} tokens\n")
+            cells = [
+                [shown(r["point"]), f"{r['loss']:.4f}" if r["loss"] else r["status"]] for r in rows
+            ]
+            parts.append(markdown(["point", "loss"], cells))
+    return "\n".join(parts)
+
+
+def document(
+    path: Path, points: Sequence[tuple[str, int, Point]], records: Sequence[Record]
+) -> dict[str, Any]:
+    """Each arm's points at each budget with their losses, best first."""
+    arms: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for (arm, tokens, point), record in zip(points, records, strict=True):
+        row = {"point": point, "status": record.status, "loss": record.loss}
+        arms.setdefault(arm, {}).setdefault(str(tokens), []).append(row)
+    for budgets in arms.values():
+        for rows in budgets.values():
+            rows.sort(key=lambda row: (row["loss"] is None, row["loss"]))
+    return {**provenance(f"python benchmarks/tune_by_role.py benchmarks/{path.name}"), "arms": arms}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what was not run before; write and print what came of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--out", type=Path, help="of the runs (default runs/NAME)")
+    parser.add_argument("--results", type=Path, default=Path("docs/results"))
+    parser.add_argument("--only", nargs="+", help="train the points of these arms only")
+    args = parser.parse_args(argv)
+    try:
+        study, points = read(args.study)
+        points = [p for p in points if not args.only or p[0] in args.only]
+        out = args.out or Path("runs") / args.study.stem
+        runs = [planned(study, arm, tokens, point, out) for arm, tokens, point in points]
+        records = execute(runs, Local(study.run.workers))
+    except UserError as error:
+        print(f"tune_by_role: error: {error}", file=sys.stderr)
+        return 2
+    except Preempted as stopped:
+        print(stopped, file=sys.stderr)
+        return 75
+    found = document(args.study, points, records)
+    args.results.mkdir(parents=True, exist_ok=True)
+    (args.results / f"{args.study.stem}.json").write_text(json.dumps(found, indent=2) + "\n")
+    text = page(args.study, found)
+    (args.results / f"{args.study.stem}.md").write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
