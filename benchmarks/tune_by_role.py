@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.config import flatten, read_toml
-from unitsphere.errors import Preempted, UserError
+from unitsphere.errors import UserError
 from unitsphere.report.table import markdown
 from unitsphere.studies.arms import arm_config, tuning_run
 from unitsphere.studies.execute import Local, Record, execute
+from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.plan import Planned
 from unitsphere.studies.provenance import provenance
 from unitsphere.studies.spec import Study, study_from
@@ -128,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tune_by_role: error: {error}", file=sys.stderr)
         return 2
-    except Preempted as stopped:
+    except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         return 75
     found = document(args.study, points, records)
