@@ -34,7 +34,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: $(CORE) ## train three small arms on the standard library's source and compare them
+quickstart: $(CORE) ## train four small arms on the standard library's source and compare them
 	@$(BIN)/unitsphere quickstart $(ARGS)
 
 .PHONY: test

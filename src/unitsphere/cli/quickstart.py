@@ -1,4 +1,4 @@
-"""`unitsphere quickstart`: three matched models, trained here and now, and what they gain."""
+"""`unitsphere quickstart`: four matched models, trained here and now, and what they gain."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Quickstart:
-    """Train GPT+, nGPT and anGPT on Python's own source text, and compare them.
+    """Train GPT+ by AdamW and by Muon, nGPT and anGPT on Python's own source text; compare them.
 
     No download, no account, no GPU; about four minutes on two cores. The same
     command again resumes arms that were stopped and reuses finished ones.

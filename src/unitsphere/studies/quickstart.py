@@ -1,4 +1,4 @@
-"""`unitsphere quickstart`: three matched arms on the standard library's source, and what they gain.
+"""`unitsphere quickstart`: four matched arms on the standard library's source, and what they gain.
 
 One arm a core, each an ordinary `unitsphere train` in a folder of its own. Calling it again goes
 on with arms that were interrupted, keeps those that finished, and says so.
@@ -25,7 +25,12 @@ from unitsphere.studies.runs import is_finished, train_job, wanted
 from unitsphere.training.folder import locked
 
 # The first is the baseline that the others are measured against.
-RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt")
+RECIPES = (
+    "quickstart/gpt-plus",
+    "quickstart/gpt-plus-muon",
+    "quickstart/ngpt",
+    "quickstart/angpt",
+)
 SAMPLE_LINES = 6
 
 
