@@ -13,6 +13,7 @@ The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:
     491_520 = [                          # training tokens of these runs
         { lr = 4e-3, others = 2.5 },     # others: optim.rates of embedding, head and scale
         { lr = 4e-3, others = 2.5, "optim.weight_decay" = 0.3 },
+        { lr = 4e-3, others = 3, seeds = [0, 1, 2] },        # seeds: those of `tune` if left out
     ]
 
 Writes docs/results/NAME.json and .md, NAME being the TOML's.
@@ -20,6 +21,7 @@ Writes docs/results/NAME.json and .md, NAME being the TOML's.
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +40,7 @@ from unitsphere.studies.spec import Study, study_from
 from unitsphere.studies.tuning_split import tuning_data
 
 ROLES = ("embedding", "head", "scale")
+BITS = "bits_per_byte"
 Point = dict[str, Any]
 
 
@@ -55,59 +58,80 @@ def read(path: Path) -> tuple[Study, list[tuple[str, int, Point]]]:
 
 def keys_of(point: Point) -> dict[str, Any]:
     """What a point sets beside `optim.lr`."""
-    keys = flatten({key: value for key, value in point.items() if key not in ("lr", "others")})
+    own = ("lr", "others", "seeds")
+    keys = flatten({key: value for key, value in point.items() if key not in own})
     if "others" in point:
         keys |= {f"optim.rates.{role}": float(point["others"]) for role in ROLES}
     return keys
 
 
-def planned(study: Study, arm: str, tokens: int, point: Point, out: Path) -> Planned:
-    """The run of a point; points that set other keys lie in other folders."""
+def planned(study: Study, arm: str, tokens: int, point: Point, out: Path) -> list[Planned]:
+    """The runs of a point, one a seed; points that set other keys lie in other folders."""
     keys = keys_of(point)
     words = [f"{key.rpartition('.')[2]}-{value}" for key, value in keys.items()]
     name = "+".join([arm, *words])
     varied = replace(study.arms[arm], set={**study.arms[arm].set, **keys}, lr=float(point["lr"]))
     alone = replace(study, arms={name: varied})
     data = tuning_data(arm_config(alone, name), study.tune.fraction)
-    return tuning_run(out, alone, name, tokens, point["lr"], study.tune.seeds[0], data)
+    seeds = point.get("seeds", study.tune.seeds)
+    return [tuning_run(out, alone, name, tokens, point["lr"], seed, data) for seed in seeds]
 
 
-def shown(point: Point) -> str:
-    """A point in a line."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in point.items())
+def row_of(point: Point, records: Sequence[Record]) -> dict[str, Any]:
+    """What came of a point: means over its seeds, None where one did not finish."""
+    row: dict[str, Any] = {"point": point, "statuses": [record.status for record in records]}
+    for name in ("loss", BITS):
+        values = [getattr(record, name) for record in records]
+        known = [value for value in values if value is not None]
+        row[name] = statistics.mean(known) if len(known) == len(values) else None
+        row[f"{name}_by_seed"] = values
+    return row
+
+
+def document(
+    path: Path, points: Sequence[tuple[str, int, Point]], rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Each arm's points at each budget with what came of them, best first."""
+    arms: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for (arm, tokens, _), row in zip(points, rows, strict=True):
+        arms.setdefault(arm, {}).setdefault(str(tokens), []).append(row)
+    for budgets in arms.values():
+        for some in budgets.values():
+            some.sort(key=lambda row: (row["loss"] is None, row["loss"]))
+    return {**provenance(f"python benchmarks/tune_by_role.py benchmarks/{path.name}"), "arms": arms}
 
 
 def page(path: Path, found: Mapping[str, Any]) -> str:
     """All that was tried, best first, as Markdown."""
     parts = [
         f"# Points tried for {path.stem}\n",
-        "Nats per token on documents that no comparison reports, one seed. "
-        "`others`: what the rate of embedding, head and scales is multiplied with.\n",
+        "Whole runs, annealed to their end, scored on documents that no comparison reports. "
+        "`others`: what the rate of embedding, head and scales is multiplied with. A mean has its "
+        "standard error where there are several seeds.\n",
         f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
         f"Machine: {found['machine']}, torch {found['torch']}\n",
     ]
     for arm, budgets in found["arms"].items():
         for tokens, rows in budgets.items():
             parts.append(f"## {arm}, {int(tokens):,} tokens\n")
-            cells = [
-                [shown(r["point"]), f"{r['loss']:.4f}" if r["loss"] else r["status"]] for r in rows
-            ]
-            parts.append(markdown(["point", "loss"], cells))
+            cells = [[shown(r["point"]), mean_cell(r, "loss"), mean_cell(r, BITS)] for r in rows]
+            parts.append(markdown(["point", "nats per token", "bits per byte"], cells))
     return "\n".join(parts)
 
 
-def document(
-    path: Path, points: Sequence[tuple[str, int, Point]], records: Sequence[Record]
-) -> dict[str, Any]:
-    """Each arm's points at each budget with their losses, best first."""
-    arms: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for (arm, tokens, point), record in zip(points, records, strict=True):
-        row = {"point": point, "status": record.status, "loss": record.loss}
-        arms.setdefault(arm, {}).setdefault(str(tokens), []).append(row)
-    for budgets in arms.values():
-        for rows in budgets.values():
-            rows.sort(key=lambda row: (row["loss"] is None, row["loss"]))
-    return {**provenance(f"python benchmarks/tune_by_role.py benchmarks/{path.name}"), "arms": arms}
+def shown(point: Point) -> str:
+    """A point in a line."""
+    words = [f"{key.rpartition('.')[2]} {value}" for key, value in point.items() if key != "seeds"]
+    return ", ".join(words)
+
+
+def mean_cell(row: Mapping[str, Any], name: str) -> str:
+    """Mean ± standard error, or what became of the runs."""
+    values = row[f"{name}_by_seed"]
+    if row[name] is None:
+        return ", ".join(status for status in row["statuses"] if status != "finished")
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
+    return f"{row[name]:.4f}{error}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,14 +149,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         points = [p for p in points if not args.only or p[0] in args.only]
         out = args.out or Path("runs") / args.study.stem
         runs = [planned(study, arm, tokens, point, out) for arm, tokens, point in points]
-        records = execute(runs, Local(study.run.workers))
+        records = iter(execute([run for some in runs for run in some], Local(study.run.workers)))
     except UserError as error:
         print(f"tune_by_role: error: {error}", file=sys.stderr)
         return 2
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         return 75
-    found = document(args.study, points, records)
+    rows = [
+        row_of(point, [next(records) for _ in some])
+        for (*_, point), some in zip(points, runs, strict=True)
+    ]
+    found = document(args.study, points, rows)
     args.results.mkdir(parents=True, exist_ok=True)
     (args.results / f"{args.study.stem}.json").write_text(json.dumps(found, indent=2) + "\n")
     text = page(args.study, found)

@@ -47,7 +47,8 @@ def test_points_are_run_once_ranked_and_written(tune, tmp_path, monkeypatch):
     study.write_text(
         f'[arms]\nngpt = "{recipes(tmp_path)[1]}"\n'
         "[tune]\nseeds = [100]\nfraction = 0.3\n"
-        "[points.ngpt]\n384 = [{ lr = 2e-2, others = 1 }, { lr = 1e-2, others = 2 }]\n"
+        "[points.ngpt]\n"
+        "384 = [{ lr = 2e-2, others = 1 }, { lr = 1e-2, others = 2, seeds = [0, 1] }]\n"
     )
     argv = [str(study), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert tune.main(argv) == 0
@@ -55,7 +56,11 @@ def test_points_are_run_once_ranked_and_written(tune, tmp_path, monkeypatch):
     assert {row["point"]["others"] for row in rows} == {1, 2}
     assert rows[0]["loss"] < rows[1]["loss"]
     page = (tmp_path / "results" / "tune-tiny.md").read_text(encoding="utf-8")
-    assert f"others {rows[0]['point']['others']} | {rows[0]['loss']:.4f} |" in page
-    assert len(executor.ran) == 2
+    for row in rows:
+        values = row["loss_by_seed"]
+        assert len(values) == (2 if row["point"]["others"] == 2 else 1)
+        assert row["loss"] == pytest.approx(sum(values) / len(values))
+        assert f"others {row['point']['others']} | {row['loss']:.4f} " in page
+    assert len(executor.ran) == 3
     assert tune.main(argv) == 0
-    assert len(executor.ran) == 2
+    assert len(executor.ran) == 3
