@@ -40,7 +40,7 @@ class ConstraintConfig:
     Frobenius norm; hyperball: the layers' matrices so, and their updates at lr times that (AdamH,
     MuonH); cpr: linear layers regularized by CPR"""
     riemannian: bool = False
-    """before the optimizer, project the weights' gradients on the tangent space of the spheres: this
+    """before the optimizer, project the weights' gradients on the spheres' tangent spaces: this
     project's own, no paper's"""
     cpr: CPRConfig = field(default_factory=CPRConfig)
     """Constrained Parameter Regularization's bounds"""
