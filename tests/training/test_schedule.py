@@ -70,20 +70,20 @@ def test_after_the_end_the_rate_stays_at_final(kind, end):
     [
         ({"end": 0.0}, "end must be a number above 0: 0"),
         ({"end": float("nan")}, "end must be a number above 0: nan"),
-        ({"end": 0.2, "warmup": 0.3}, r"end must be after the warm-up of 0\.3: 0\.2"),
-        ({"end": 200, "warmup": 300}, "end must be after the warm-up of 300: 200"),
-        ({"end": 0.5, "kind": "constant"}, "kind constant has none"),
-        ({"end": 0.5, "kind": "ramp"}, "kind ramp has none"),
+        ({"end": 0.2, "warmup": 0.3}, r"end 0\.2 comes before the warm-up of 0\.3"),
+        ({"end": 200, "warmup": 300}, "end 200 comes before the warm-up of 300"),
+        ({"end": 0.5, "kind": "constant"}, "end 0.5 is .* a constant schedule has none"),
+        ({"end": 0.5, "kind": "ramp"}, "end 0.5 is .* a ramp schedule has none"),
     ],
 )
 def test_an_end_that_cannot_be_is_refused(settings, message):
-    with pytest.raises(UserError, match=f"schedule.{message}|schedule.end .*{message}"):
+    with pytest.raises(UserError, match=f"schedule.{message}"):
         ScheduleConfig(**settings)
 
 
 def test_an_end_after_the_run_is_refused_with_the_config():
     data = {"architecture": "gpt", "train": {"steps": 300}, "schedule": {"end": 301.0}}
-    with pytest.raises(UserError, match=r"schedule\.end 301 is after the last of 300 steps"):
+    with pytest.raises(UserError, match=r"schedule\.end 301 is after the run's 300 steps"):
         config_from(data, "mine.toml")
 
 

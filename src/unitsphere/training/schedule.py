@@ -52,12 +52,14 @@ class ScheduleConfig:
             return
         if self.kind in ("constant", "ramp"):
             raise UserError(
-                f"schedule.end is where a decay ends, and kind {self.kind} has none: leave it out"
+                f"schedule.end {self.end:g} is where a decay ends, but a {self.kind} schedule has "
+                "none: set it to 1"
             )
         alike = (self.warmup >= 1) == (self.end > 1)  # both steps, or both fractions
         if alike and self.warmup >= self.end:
             raise UserError(
-                f"schedule.end must be after the warm-up of {self.warmup:g}: {self.end:g}"
+                f"schedule.end {self.end:g} comes before the warm-up of {self.warmup:g} is over: "
+                "make it larger, or schedule.warmup smaller"
             )
 
 
@@ -96,8 +98,8 @@ def decay_end(config: ScheduleConfig, steps: int) -> int:
     end = round(config.end if config.end > 1 else config.end * steps)
     if end > steps:
         raise UserError(
-            f"schedule.end {config.end:g} is after the last of {steps} steps: give a fraction of "
-            "the run, or leave it out"
+            f"schedule.end {config.end:g} is after the run's {steps} steps: give a fraction of the "
+            "run, or 1 for its end"
         )
     return end
 
