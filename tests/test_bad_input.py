@@ -130,7 +130,7 @@ MISTAKES = {
         [*TRAIN, "--model.d_model", str(10**30)],
         ["a model of these sizes cannot be built"],
     ),
-    "odd rotary size": ([*TRAIN, "--model.d_model", "34"], ["rotary", "17", "even"]),
+    "more than a head": ([*TRAIN, "--model.rotary_fraction", "2"], ["rotary_fraction", "2"]),
     "batch of no whole sequences": ([*TRAIN, "--train.batch_tokens", "100"], ["100", "32", "96"]),
     "another config": (
         ["train", "tiny.toml", "--out", "run", "--optim.lr", "2e-2"],

@@ -128,6 +128,8 @@ CASES = {
     "post-ln-learned": normformer_case(**normformer.POST_LN, positions="learned"),
     "normformer-post": normformer_case(norm="post", res_scale=True),
     "normformer-res-scale": normformer_case(res_scale=True),
+    "normformer-geglu": normformer_case(activation="geglu", ffn_ln=False),
+    "normformer-geglu-ln": normformer_case(activation="geglu"),
     "normformer-learned": normformer_case(positions="learned"),
     "normformer-rotary": normformer_case(positions="rotary"),
     **{

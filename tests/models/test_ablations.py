@@ -1,9 +1,11 @@
 """The ablation recipes against the papers' tables: what differs from the baseline, and no more."""
 
+import re
+
 import pytest
 
 from unitsphere.config import differences
-from unitsphere.training.recipes import load_recipe, recipe_names
+from unitsphere.training.recipes import load_recipe, recipe_folder, recipe_names
 
 SLOW, ROOT = 0.03125, 32.0  # 1/√d_model and √d_model at d_model = 1024
 
@@ -159,4 +161,58 @@ def test_normformer_tables_4_and_5():
             got = changes(found[f"table5-row{row:02d}"], base)
             assert int(got.pop("train.steps", "92500")) == round(steps * budget)
             assert got == {**wanted, **(dict.fromkeys(ADDITIONS, "False") if off else {})}, row
-    assert len(found) == len(TABLE_4) + 2 * len(TABLE_5)
+    geglu = changes(found["section5-geglu"], base)
+    assert geglu == {"activation": "'geglu'", "ffn_ln": "False", "d_ff": "2048"}
+    assert len(found) == len(TABLE_4) + 2 * len(TABLE_5) + 1
+
+
+TABLE_2 = {  # beside another row: what differs
+    "gpt-125m-gpt3-lr": ("gpt-125m", {"optim.lr": "0.0006"}),
+    "gpt-355m-gpt3-lr": ("gpt-355m", {"optim.lr": "0.0003"}),
+    "gpt-1.3b-gpt3-lr": ("gpt-1.3b", {"optim.lr": "0.0002"}),
+    "gpt-2.7b-relu2": ("gpt-2.7b", {"activation": "'relu2'", "train.steps": "230000"}),
+    "gpt-2.7b-relu2-high-lr": ("gpt-2.7b-relu2", {"optim.lr": "0.0006"}),
+    "normformer-125m-res-scale": (
+        "normformer-125m",
+        {"res_scale": "True", "train.steps": "539000"},
+    ),
+    "normformer-355m-res-scale": (
+        "normformer-355m",
+        {"res_scale": "True", "train.steps": "550000"},
+    ),
+    "normformer-2.7b-relu2": ("normformer-2.7b", {"train.steps": "222000"}),
+    "normformer-mlm-125m-res-scale": ("normformer-mlm-125m", {"res_scale": "True"}),  # Table 3
+}
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_normformer_tables_2_and_3(name):
+    base, wanted = TABLE_2[name]
+    found = changes(*(load_recipe(f"normformer2021/{n}") for n in (name, base)))
+    found.pop("schedule.end", None)
+    assert found == wanted
+
+
+def test_gpt3_s_decay_ends_after_260_billion_tokens_in_the_recipes_that_follow_it():
+    recipes = [load_recipe(n) for n in recipe_names() if n.startswith("normformer2021/")]
+    follows = [config for config in recipes if config.schedule.kind == "cosine"]
+    assert len(follows) == 16
+    for config in follows:
+        tokens = config.train.steps * config.train.batch_tokens
+        assert config.schedule.end * tokens == pytest.approx(min(260e9, tokens), rel=2e-3)
+        assert config.schedule.final == 0.1
+
+
+CITED = r"Table|§|Appendix|script|Baseline: none|NormFormer\+ResScale"
+PAPER_S = ("[model]", "[data]", "[data.mask]", "[optim]", "[schedule]")
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("normformer2021/")])
+def test_every_value_of_the_normformer_paper_s_recipes_cites_its_source(name):
+    section = ""
+    for line in (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines():
+        section = line if line.startswith("[") else section
+        key = line.partition(" = ")[0]
+        if " = " in line and (section.startswith(PAPER_S) or key in ("steps", "batch_tokens")):
+            comment = line.partition("#")[2] or section.partition("#")[2]
+            assert re.search(CITED, comment), line

@@ -1,10 +1,13 @@
 """What every architecture of the registry promises, however it is built inside."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, declarations
+from unitsphere.models.parts import rotary_size
 from unitsphere.models.registry import ARCHITECTURES, architecture, build
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -119,9 +122,21 @@ def test_sizes_that_cannot_be_are_refused(name):
 
 
 @pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt", "rezero", "lnscaling", "dyt"])
-def test_an_odd_rotary_size_is_refused(name):
-    with pytest.raises(UserError, match=r"rotary size 3 .* must be even"):
-        build(name, vocab_size=50, d_model=6, n_layers=1, n_heads=2, rotary_fraction=1.0)
+def test_rope_rotates_the_largest_even_number_of_dimensions(name):
+    sizes = {"vocab_size": 50, "n_layers": 1, "n_heads": 2}
+    model = build(name, **sizes, d_model=14, rotary_fraction=1.0)
+    assert model.d_rot == 6
+    assert model(torch.arange(5)[None]).isfinite().all()
+    for d_k, fraction, d_rot in [(64, 0.5, 32), (20, 0.4, 8), (10, 0.5, 4), (14, 0.5, 6)]:
+        size = {**sizes, "d_model": 2 * d_k, "rotary_fraction": fraction}
+        assert build(name, **size, device="meta").d_rot == d_rot
+    with pytest.raises(UserError, match=r"rotary_fraction must be between 0 and 1: 1\.5"):
+        build(name, **sizes, d_model=16, rotary_fraction=1.5)
+
+
+def test_a_rotary_size_is_not_lost_to_rounding():
+    exact = [2 * int(Fraction(n, 100) * 200 / 2) for n in range(101)]
+    assert [rotary_size(200, n / 100) for n in range(101)] == exact
 
 
 def test_an_unknown_architecture_names_the_nearest():

@@ -42,6 +42,7 @@ def test_counts_of_the_switches_that_add_parameters():
     for numbers, extra in (
         ({"res_scale": True}, L * d),
         ({"qkv_ln": True}, 6 * L * d),
+        ({"activation": "geglu"}, L * (d * f + f)),
         ({"positions": "learned", "max_positions": P}, P * d),
     ):
         assert count("normformer", **numbers) - count("normformer") == extra

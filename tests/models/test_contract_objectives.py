@@ -182,5 +182,31 @@ def test_dropout_drops_in_training_alone():
     kept = embedded != 0
     assert 0.4 < kept.double().mean() < 0.6
     torch.testing.assert_close(embedded[kept], 2 * whole[kept])
-    with pytest.raises(UserError, match=r"model\.dropout must be at least 0 and below 1: 1\.0"):
-        build("normformer", **SMALL, dropout=1.0)
+    for name in ("dropout", "attention_dropout"):
+        with pytest.raises(UserError, match=rf"model\.{name} must be at least 0 and below 1: 1\.0"):
+            build("normformer", **SMALL, **{name: 1.0})
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("objective", ["clm", "mlm", "seq2seq"])
+def test_attention_dropout_drops_weights_in_training_alone(norm, objective):
+    model, plain = (
+        build("normformer", objective=objective, **SMALL, norm=norm, attention_dropout=p)
+        for p in (0.5, 0.0)
+    )
+    plain.load_state_dict(model.state_dict())
+    source = {"source": tokens()} if objective == "seq2seq" else {}
+
+    def loss(model, seed=0):
+        torch.manual_seed(seed)
+        return model.loss(tokens(), tokens(), **source)
+
+    assert not torch.equal(loss(model), loss(plain))
+    assert not torch.equal(loss(model), loss(model, seed=1))
+    assert torch.equal(loss(model), loss(model))
+    assert torch.equal(loss(model.eval()), loss(plain))
+
+
+def test_designs_without_attention_dropout_refuse_it():
+    with pytest.raises(UserError, match="has no setting 'attention_dropout'"):
+        build("gpt", **SMALL, attention_dropout=0.5)

@@ -4,7 +4,7 @@ import pytest
 
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import ARCHITECTURES, build_from, count_parameters
-from unitsphere.training.recipes import load_recipe
+from unitsphere.training.recipes import load_recipe, recipe_names
 
 
 def count(recipe):
@@ -77,6 +77,49 @@ def test_normformer_paper_s_masked_models():
     roberta = d * d + d + 2 * d + V + 2 * d
     assert round((count("normformer2021/gpt-mlm-125m") + roberta) / 1e6, 2) == 125.42
     assert abs((count("normformer2021/normformer-mlm-125m") + roberta) / 1e6 - 125.50) < 0.01
+    scaled = count("normformer2021/normformer-mlm-125m-res-scale") + roberta
+    assert abs(scaled / 1e6 - 125.51) < 0.01
+
+
+NORMFORMER = {  # Table 2, in millions, of each recipe beside those above
+    "gpt-125m-gpt3-lr": (124.4, 124_377_600),
+    "gpt-355m-gpt3-lr": (354.7, 354_740_224),
+    "gpt-1.3b-gpt3-lr": (1313.5, 1_313_460_224),
+    "gpt-2.7b-relu2": (2648.7, 2_648_724_480),
+    "gpt-2.7b-relu2-high-lr": (2648.7, 2_648_724_480),
+    "normformer-125m-res-scale": (124.5, 124_479_120),
+    "normformer-355m-res-scale": (355.0, 355_010_944),
+    "normformer-2.7b-relu2": (2649.5, 2_649_544_704),
+}
+
+
+@pytest.mark.parametrize("recipe", NORMFORMER)
+def test_normformer_paper_s_other_rows(recipe):
+    printed, exact = NORMFORMER[recipe]
+    assert count(f"normformer2021/{recipe}") == exact
+    assert round(exact / 1e6, 1) == printed
+
+
+def test_a_2_7b_with_res_scale_is_not_what_table_2_counts():
+    config = load_recipe("normformer2021/normformer-2.7b").model
+    scales = config.n_layers * config.d_model
+    assert round((count("normformer2021/normformer-2.7b") + scales) / 1e6, 1) == 2649.6
+    assert config.activation == "relu2"
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("normformer2021/")])
+def test_the_normformer_paper_s_vocabulary_has_50257_entries(name):
+    config = load_recipe(name)
+    assert config.data.tokenizer == "bpe:50257"
+    assert config.model.vocab_size == 51_200  # by the counts
+
+
+def test_geglu_has_as_many_weights_as_the_mlp_that_it_replaces():
+    base = load_recipe("normformer2021/ablations/table4-row3-no-ffn-ln").model
+    more = count("normformer2021/ablations/section5-geglu") - count(
+        "normformer2021/ablations/table4-row3-no-ffn-ln"
+    )
+    assert more == base.n_layers * (2 * 2048 - base.d_ff)  # biases
 
 
 def test_normformer_extra_at_12_layers_of_768():

@@ -73,6 +73,17 @@ def test_windows_and_shared_keys_are_carried(design, objective, name):
     assert (made(x).logits - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item())
 
 
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_the_exported_form_drops_attention_weights_in_training_alone(kernel):
+    model = scattered(make("normformer", attention_dropout=0.5)).float()
+    made, *_ = exported("normformer", fold_(model))
+    made.set_attn_implementation(kernel)
+    x = tokens(2, 7)
+    torch.testing.assert_close(made(x).logits, model(x))
+    made.train()
+    assert not torch.equal(made(x).logits, made(x).logits)
+
+
 def test_an_encoder_decoder_is_refused():
     with pytest.raises(UserError, match="seq2seq"):
         exported_tensors("ngpt", make("ngpt", "seq2seq"))

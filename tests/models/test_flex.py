@@ -6,6 +6,7 @@ from design_cases import make, scattered, tokens
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as flex
 
+from unitsphere.errors import UserError
 from unitsphere.models import trunk
 from unitsphere.ops import attention as attentions
 
@@ -69,3 +70,17 @@ def test_the_blocks_are_made_once_for_all_layers(on_blocks, monkeypatch):
     assert [type(mask).__name__ for mask in made] == ["BlockMask"]
     model(tokens(2, TIME), model.new_cache(2, TIME))  # compiling would cost more than a prompt
     assert type(made[-1]).__name__ == "Tensor"
+
+
+@PLAIN_FLEX
+def test_weights_are_dropped_under_a_mask_that_is_not_in_blocks(on_blocks, monkeypatch):
+    made, create = [], trunk.visible
+    monkeypatch.setattr(trunk, "visible", lambda *a: made.append(create(*a)) or made[-1])
+    model = make("normformer", **NARROW, attention_dropout=0.5).requires_grad_(False)
+    on_blocks()
+    for training, kind in ((True, "Tensor"), (False, "BlockMask")):
+        model.train(training)(tokens(2, TIME))
+        assert type(made[-1]).__name__ == kind
+    q = torch.zeros(2, 4, TIME, 8)
+    with pytest.raises(UserError, match="FlexAttention drops no weights"):
+        attentions.attention(q, q, q, 1.0, made[-1], causal=False, dropout=0.5)

@@ -49,6 +49,19 @@ def test_a_head_of_keys_serves_its_group_of_queries(kind, H_kv):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["all", "mask", "causal"])
+def test_dropout_leaves_out_weights_and_raises_the_others(kind):
+    q, k, _ = heads(H_kv=4, n_keys=5 if kind == "causal" else 7)
+    identity = torch.eye(k.shape[-2], dtype=k.dtype).expand(2, 4, -1, -1)
+    given = (q, k, identity, 0.3, MASK if kind == "mask" else None, kind == "causal")
+    weights = attention(*given)
+    torch.manual_seed(0)
+    dropped = attention(*given, dropout=0.25)
+    kept = dropped != 0
+    assert 0.65 < (kept & (weights != 0)).sum() / (weights != 0).sum() < 0.85
+    torch.testing.assert_close(dropped, torch.where(kept, weights / 0.75, 0))
+
+
 def test_what_needs_the_compiler_is_compiled_once_and_is_part_of_what_is_being_compiled():
     def double(x):
         return 2 * x

@@ -20,6 +20,7 @@ transformer pretraining with extra normalization", sections 1 and 2).
 | layers.{i}.LN_a.gain, LN_a.bias         | LN      | [d]            | post_attn_ln          |
 | layers.{i}.LN_2.gain, LN_2.bias         | LN      | [d]            | always                |
 | layers.{i}.W_1, b_1                     | W_1     | [d_f, d]; [d_f]| always                |
+| layers.{i}.W_3, b_3                     |         | [d_f, d]; [d_f]| activation="geglu"    |
 | layers.{i}.LN_f.gain, LN_f.bias         | LN      | [d_f]          | ffn_ln                |
 | layers.{i}.W_2, b_2                     | W_2     | [d, d_f]; [d]  | always                |
 | layers.{i}.lambda                       | lambda_resid | [d]       | res_scale             |
@@ -45,6 +46,7 @@ Decisions where the paper is silent:
 - gamma is one per query head, with fewer heads of keys and values too.
 - lambda multiplies the residual of the feed-forward sublayer alone, with cross-attention too.
 - Post-LN has no final LN; the extra operations may be combined with it, inside MHA and FFN.
+- GeGLU (section 5) as in Shazeer 2020, with biases like every matrix here.
 - The softmax factor is 1/sqrt(d_k); the head has no bias; GELU is exact (erf).
 """
 
@@ -70,7 +72,7 @@ class Settings:
     head_scale: bool = True
     res_scale: bool = True
     qkv_ln: str = "off"  # off | width | head
-    activation: str = "gelu"  # gelu | relu2 | relu
+    activation: str = "gelu"  # gelu | relu2 | relu | geglu
     positions: str = "sinusoidal"  # sinusoidal | learned | rotary
     rotary_fraction: float = 1.0
     scale_embedding: bool = True
@@ -109,6 +111,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int, T_max: int) -> dict[str
     s = settings
     layer = norm_shapes("LN_1", d) | norm_shapes("LN_2", d) | attention_shapes(s, d)
     layer |= {"W_1": (d_f, d), "b_1": (d_f,), "W_2": (d, d_f), "b_2": (d,)}
+    layer |= {"W_3": (d_f, d), "b_3": (d_f,)} if s.activation == "geglu" else {}
     layer |= norm_shapes("LN_f", d_f) if s.ffn_ln else {}
     layer |= {"lambda": (d,)} if s.res_scale else {}
     cross = norm_shapes("LN_X", d)
@@ -194,8 +197,12 @@ def attention(
 
 
 def feed_forward(x: Tensor, p: Tensors, s: Settings) -> Tensor:
-    """W_2 LN_f(sigma(W_1 x + b_1)) + b_2."""
-    y = basics.ACTIVATIONS[s.activation](linear(x, p["W_1"], p["b_1"]))
+    """W_2 LN_f(sigma(W_1 x + b_1)) + b_2; geglu: sigma(..) is GELU(W_1 x + b_1) * (W_3 x + b_3)."""
+    y = linear(x, p["W_1"], p["b_1"])
+    if s.activation == "geglu":
+        y = basics.ACTIVATIONS["gelu"](y) * linear(x, p["W_3"], p["b_3"])
+    else:
+        y = basics.ACTIVATIONS[s.activation](y)
     y = layer_norm(y, p, "LN_f", s.eps) if s.ffn_ln else y
     return linear(y, p["W_2"], p["b_2"])
 

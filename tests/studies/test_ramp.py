@@ -209,6 +209,12 @@ def test_adam_s_own_rate_climbs_with_muon_s(study, tmp_path):
     assert run.config.optim.adam_lr == pytest.approx(0.016 / usual.lr)
 
 
+def test_a_recipe_whose_decay_ends_early_climbs_to_the_last_step(tmp_path):
+    table = {"arms": {"gpt": "normformer2021/gpt-125m"}, "steps": STEPS}
+    schedule = climbing(tmp_path, study_from(RampStudy, table), "gpt", 0).config.schedule
+    assert (schedule.kind, schedule.end) == ("ramp", 1.0)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

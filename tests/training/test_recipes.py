@@ -1,11 +1,12 @@
 import dataclasses
 import json
+import re
 
 import pytest
 
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
-from unitsphere.models.registry import ARCHITECTURES, build_from
+from unitsphere.models.registry import ARCHITECTURES, count_parameters
 from unitsphere.training.config import FREE_KEYS, RunConfig, TrainConfig, run_config_type
 from unitsphere.training.recipes import load_recipe, recipe_names
 
@@ -107,12 +108,26 @@ def test_the_keys_that_may_change_on_resume_exist():
 ANGPT = [n for n in recipe_names() if n.startswith("angpt2025/")]
 
 
+def parameters(config):
+    return sum(count_parameters(config.architecture, config.model).values())
+
+
 @pytest.mark.parametrize("name", ANGPT)
 def test_beta2_is_99_below_100m_parameters_as_in_the_angpt_paper(name):
     config = load_recipe(name)
-    model = build_from(config.architecture, config.model, "meta")
-    parameters = sum(p.numel() for p in model.parameters())
-    assert config.optim.beta2 == (0.99 if parameters < 100e6 else 0.95)
+    assert config.optim.beta2 == (0.99 if parameters(config) < 100e6 else 0.95)
+
+
+BUDGETS = [
+    n for n in recipe_names() if re.match(r"angpt2025/[^/]*$|unitsphere/.*-([\d.]+b|\d{2,}m)", n)
+]
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_budget_is_20_tokens_a_parameter(name):
+    config = load_recipe(name)
+    tokens = config.train.steps * config.train.batch_tokens
+    assert tokens == pytest.approx(20 * parameters(config), rel=0.01)
 
 
 def test_a_recipe_sets_optimizer_and_constraint(recipe):

@@ -35,7 +35,7 @@ def gradients(architecture, objective, how, **numbers):
     [
         ("ngpt", "clm", {}),
         ("angpt", "mlm", {}),
-        ("normformer", "clm", {"dropout": 0.3}),
+        ("normformer", "clm", {"dropout": 0.3, "attention_dropout": 0.3}),
         ("gpt", "seq2seq", {"qk_norm": True}),
     ],
 )

@@ -43,7 +43,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(
 
 def test_resuming_with_dropout_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     config = tiny("normformer", "mlm", sample_every=5, micro_batch=3)
-    model = dataclasses.replace(config.model, dropout=0.2)
+    model = dataclasses.replace(config.model, dropout=0.2, attention_dropout=0.2)
     check_resumed(dataclasses.replace(config, model=model), tmp_path)
     assert figures(tmp_path / "whole") != figures(train(config, tmp_path / "without").out)
 

@@ -3,6 +3,7 @@ import itertools
 import pytest
 
 from unitsphere.errors import UserError
+from unitsphere.training.recipes import config_from
 from unitsphere.training.schedule import ScheduleConfig, factor
 
 
@@ -54,6 +55,36 @@ def test_the_last_step_still_learns():
 
 def test_a_warmup_longer_than_the_run_only_warms_up():
     assert factors(steps=10, warmup=100)[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+@pytest.mark.parametrize("end", [80, 0.8])
+def test_after_the_end_the_rate_stays_at_final(kind, end):
+    rates = factors(kind=kind, warmup=20, final=0.1, end=end)
+    assert rates[:80] == factors(steps=80, kind=kind, warmup=20, final=0.1, decay=0.25)
+    assert rates[80:] == pytest.approx([0.1] * 20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"end": 0.0}, "end must be a number above 0: 0"),
+        ({"end": float("nan")}, "end must be a number above 0: nan"),
+        ({"end": 0.2, "warmup": 0.3}, r"end 0\.2 comes before the warm-up of 0\.3"),
+        ({"end": 200, "warmup": 300}, "end 200 comes before the warm-up of 300"),
+        ({"end": 0.5, "kind": "constant"}, "end 0.5 is .* a constant schedule has none"),
+        ({"end": 0.5, "kind": "ramp"}, "end 0.5 is .* a ramp schedule has none"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(UserError, match=f"schedule.{message}"):
+        ScheduleConfig(**settings)
+
+
+def test_an_end_after_the_run_is_refused_with_the_config():
+    data = {"architecture": "gpt", "train": {"steps": 300}, "schedule": {"end": 301.0}}
+    with pytest.raises(UserError, match=r"schedule\.end 301 is after the run's 300 steps"):
+        config_from(data, "mine.toml")
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,12 @@ class Watched:
         """The context's."""
         return self.context.keys_values(layer, h, project)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """The context's, after its weights were told."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
+        """The context's, after its weights were told, of which none is dropped."""
         keys = k.shape[-2]
         identity = torch.eye(keys, dtype=v.dtype, device=v.device).expand(*k.shape[:2], keys, keys)
         self.told(self.context.attend(q, k, identity, scale), self.context.keys_seen(k))
-        return self.context.attend(q, k, v, scale)
+        return self.context.attend(q, k, v, scale, dropout)
 
     def keys_seen(self, k: Tensor) -> Tensor:
         """The context's."""

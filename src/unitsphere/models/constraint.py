@@ -108,7 +108,7 @@ def overridden(model: nn.Module, kind: Kind) -> list[Constraint]:
     """Every matrix, embedding and head under `kind`, whatever the model declares of it.
 
     Along the axis that the model declares; where it declares none, along the in axis (dim 1), as
-    anGPT does for all of its matrices (§4.1), with radius 1.
+    anGPT does for all of its matrices (§4.2), with radius 1.
     """
     found = []
     for name, declared in declarations(model).items():

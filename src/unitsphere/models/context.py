@@ -84,8 +84,8 @@ class Context(Protocol):
         """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`."""
         ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """softmax(q kᵀ·scale + M) v, [batch, H, queries, d_k]."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
+        """softmax(q kᵀ·scale + M) v, [batch, H, queries, d_k]; `dropout`: of the weights."""
         ...
 
     def keys_seen(self, k: Tensor) -> Tensor:
@@ -119,10 +119,10 @@ class SelfContext:
         k = cast(k, v.dtype)
         return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """Causal attention, or as the mask says. A single query is the last: it sees every key."""
         causal = self.causal and self.mask is None and q.shape[-2] > 1
-        return attention(cast(q, v.dtype), k, v, scale, self.mask, causal)
+        return attention(cast(q, v.dtype), k, v, scale, self.mask, causal, dropout)
 
     def keys_seen(self, k: Tensor) -> Tensor:
         """By the mask, or by causality."""
@@ -158,9 +158,9 @@ class CrossContext:
             self.cache.memory[layer] = found
         return found
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """Attention over the memory's real tokens."""
-        return attention(cast(q, v.dtype), k, v, scale, self.memory.mask, causal=False)
+        return attention(cast(q, v.dtype), k, v, scale, self.memory.mask, False, dropout)
 
     def keys_seen(self, k: Tensor) -> Tensor:
         """The memory's real tokens."""

@@ -39,6 +39,7 @@ NAMES = {
     "W_1": "up_proj",
     "W_nu": "gate_proj",
     "W_z": "gate_proj",
+    "W_3": "gate_proj",
     "W_oMLP": "down_proj",
     "W_d": "down_proj",
     "W_2": "down_proj",

@@ -7,6 +7,7 @@
 | | a = W_o Concat(γ_i·head_i) + b_o, heads of q, k, v, /√d_k | `head_scale`: γ [H] |
 | residual | h' = h + LN_a(a) | `post_attn_ln`: LN_a |
 | MLP | m = W_2 LN_f(σ(W_1 LN_2(h') + b_1)) + b_2 | `ffn_ln`: LN_f |
+| GeGLU | GELU(W_1 x + b_1) ⊙ (W_3 x + b_3) in place of σ(W_1 x + b_1) | `activation` |
 | residual | h'' = λ ⊙ h' + m | `res_scale`: λ [d] |
 | logits | z = E LN(h) | |
 
@@ -18,7 +19,9 @@ h' = LN_X(h' + LN_aX(a)) with those of the encoder's h, which ends in a LN.
 
 γ acts on the heads before W_o; LN_q, LN_k, LN_v ("+ 3 More LN", §5) on the full width.
 γ and λ start at 1; LN has gain and bias, eps 1e-5; every Linear has a bias; E is tied.
-The paper does not give the matrices' start: N(0, 0.02²), outputs ÷√(2L), as in GPT.
+The paper does not give the matrices' start: N(0, 0.02²), outputs ÷√(2L), as in GPT. Training drops
+shares of h's start and of each sublayer's output (`dropout`), and of attention's weights
+(`attention_dropout`); evaluation and decoding drop nothing.
 """
 
 import math
@@ -79,14 +82,17 @@ class NormFormerConfig:
     """LN_q, LN_k, LN_v: layer norms of the queries, keys and values (Table 4: + 3 More LN)"""
     norm: Literal["pre", "post"] = "pre"
     """layer norm before each sublayer, or after each residual sum (the Post-LN baseline)"""
-    activation: Literal["gelu", "relu2"] = "gelu"
-    """σ of the MLP; ReLU² in the 2.7B runs"""
+    activation: Literal["gelu", "relu2", "geglu"] = "gelu"
+    """σ of the MLP; relu2: ReLU², in the 2.7B runs; geglu: the gated unit that §5 tries instead of
+    LN_f, with a third matrix"""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     """added sinusoids, added learned vectors P, or RoPE on q and k"""
     max_positions: int = 2048
     """rows of P: the longest sequence with learned positions"""
     dropout: float = 0.0
     """share of the embedding's and each sublayer's outputs that training drops (Table 5: 0.1)"""
+    attention_dropout: float = 0.0
+    """share of the attention weights that training drops (RoBERTa and the authors' script: 0.1)"""
     init_std: float = 0.02
     """standard deviation of the initial matrices"""
     norm_eps: float = 1e-5
@@ -95,8 +101,11 @@ class NormFormerConfig:
     """use the input embedding as output head"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.dropout must be at least 0 and below 1: {self.dropout}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(
+                    f"model.{name} must be at least 0 and below 1: {getattr(self, name)}"
+                )
 
 
 class Ones(nn.Module):
@@ -147,13 +156,14 @@ class Attention(nn.Module):
             LayerNorm(width, config.norm_eps) if config.qkv_ln else nn.Identity()
             for width in (d, d_kv, d_kv)
         )
-        self.rotary = config.positions == "rotary"
+        self.rotary, self.dropout = config.positions == "rotary", config.attention_dropout
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = self.placed(split_heads(self.LN_q(self.W_q(x)), self.n_heads), context)
         k, v = context.keys_values(self.layer, x, self.keys_values)
-        heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k))
+        dropout = self.dropout if self.training else 0.0
+        heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k), dropout=dropout)
         return self.W_o(merge_heads(self.gamma(heads)))
 
     def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
@@ -168,10 +178,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W_2 LN_f(σ(W_1 x + b_1)) + b_2."""
+    """W_2 LN_f(σ(W_1 x + b_1)) + b_2; with GeGLU W_3 makes the gate."""
 
     cuts: ClassVar[dict[str, Cut]] = {
         "W_1": "columns",
+        "W_3": "columns",
         "W_2": "rows",
         "LN_f": "gathered",
     }
@@ -180,14 +191,21 @@ class MLP(nn.Module):
         super().__init__()
         d, std = config.d_model, config.init_std
         d_ff = mlp_size(config.d_ff, d)
-        self.activation = ACTIVATIONS[config.activation]
+        gated = config.activation == "geglu"
+        self.activation = ACTIVATIONS["gelu" if gated else config.activation]
         self.W_1 = Linear(d, d_ff, std=std, bound=None, bias=True)
+        self.W_3 = Linear(d, d_ff, std=std, bound=None, bias=True) if gated else None
         self.W_2 = Linear(d_ff, d, std=std_out, bound=None, bias=True)
         self.LN_f = LayerNorm(d_ff, config.norm_eps) if config.ffn_ln else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        return self.W_2(self.LN_f(self.activation(self.W_1(x))))
+        return self.W_2(self.LN_f(self.units(x)))
+
+    def units(self, x: Tensor) -> Tensor:
+        """The hidden units before LN_f, [..., d_ff]."""
+        units = self.activation(self.W_1(x))
+        return units if self.W_3 is None else units * self.W_3(x)
 
 
 class Block(nn.Module):
@@ -247,7 +265,7 @@ class NormFormer(Transformer):
         d, V = config.d_model, vocabulary(config.vocab_size)
         self.d_k = head_size(d, config.n_heads)
         self.root_d = math.sqrt(d)
-        self.positions = config.positions
+        self.positions, self.attention_dropout = config.positions, config.attention_dropout
         self.d_rot = rotary_size(self.d_k, 1.0 if config.positions == "rotary" else 0.0)
         if config.positions == "learned":
             self.max_length = config.max_positions

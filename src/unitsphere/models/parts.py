@@ -315,14 +315,13 @@ def mlp_size(d_ff: int | None, d_model: int) -> int:
 
 
 def rotary_size(d_k: int, fraction: float) -> int:
-    """How many dimensions of a head RoPE rotates; a `UserError` unless that is even."""
-    d_rot = round(d_k * fraction)
-    if not 0 <= fraction <= 1 or d_rot % 2:
-        raise UserError(
-            f"rotary size {d_rot} (rotary_fraction {fraction} of a head of {d_k}) must be even "
-            "and within the head: change model.rotary_fraction, model.d_model or model.n_heads"
-        )
-    return d_rot
+    """How many dimensions of a head RoPE rotates: the largest even number up to d_k·fraction.
+
+    Raises UserError for a fraction that is not between 0 and 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise UserError(f"model.rotary_fraction must be between 0 and 1: {fraction}")
+    return 2 * int(round(d_k * fraction, 6) // 2)  # 100 · 0.58 is a little less than 58
 
 
 def vocabulary(size: int | None) -> int:

@@ -48,6 +48,7 @@ class Transformer(nn.Module):
     d_rot: int  # rotated dimensions of a head; 0 for none
     rope_base: float = 10000.0
     max_length: int | None = None  # the longest sequence that has positions; none: any
+    attention_dropout: float = 0.0  # share of attention's weights that training drops
 
     def __init__(self, config: Any, objective: Objective) -> None:
         super().__init__()
@@ -183,7 +184,8 @@ class Transformer(nn.Module):
         if left_padding is not None:  # one table a row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
         sight = Sight(causal, self._window(past + new), documents)
-        blocks = cache is None and takes_blocks(tokens.device, self.d_k, wide)
+        drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
+        blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
         see = visible(sight, new, past + new, tokens.device, left_padding, mask, blocks)
         return SelfContext(positions, table, see, causal, cache)
 

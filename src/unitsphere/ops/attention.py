@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from unitsphere.errors import UserError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -47,14 +49,21 @@ def takes_blocks(device: torch.device, d_k: int, dtype: torch.dtype) -> bool:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | BlockMask | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | BlockMask | None,
+    causal: bool,
+    dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q kᵀ · scale + M) v (nGPT eq. 13), with H_kv heads of keys for H of queries.
 
     q is [batch, H, queries, d_k]; k and v are [batch, H_kv, keys, d_k], H_kv a divisor of H: head
     i of the queries looks at head i // (H/H_kv) of the keys. `mask` is true where a query may
     look, broadcast to [batch, H, queries, keys], or is that in blocks. `causal` needs no mask:
-    query i looks at keys 0..i.
+    query i looks at keys 0..i. `dropout` is the share of the softmax's weights that is dropped, the
+    others growing by 1/(1 − dropout); blocks go without: a `UserError`.
 
     Groups are left to the kernels, which read a key once for its group. Only under a mask on a
     GPU are k and v repeated: not in every version of torch does SDPA's kernel for masks take
@@ -62,11 +71,13 @@ def attention(
     """
     grouped = q.shape[-3] != k.shape[-3]
     if isinstance(mask, BlockMask):
+        if dropout:
+            raise UserError("FlexAttention drops no weights: give a mask of booleans instead")
         flex = compiled(flex_attention)
         return flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
     if grouped and mask is not None and q.is_cuda:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
         grouped = False
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        q, k, v, mask, dropout, is_causal=causal, scale=scale, enable_gqa=grouped
     )

@@ -64,7 +64,7 @@ def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> 
 
 @torch.no_grad()
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
-    """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT Table 1)."""
+    """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT §4.2)."""
     factor = length(weight, dim).reciprocal_().mul_(radius).clamp_(max=1)
     own(weight).mul_(factor)
     return weight
@@ -72,9 +72,9 @@ def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def project_tangent_(gradient: Tensor, weight: Tensor, dim: Axes) -> Tensor:
-    """g ← g − w⟨w, g⟩/⟨w, w⟩ for every vector along `dim`: the part that turns w (nGPT A.4).
+    """g ← g − w⟨w, g⟩/⟨w, w⟩ for every vector along `dim`: the part that turns w.
 
-    The gradient of a zero vector stays.
+    This is the project's own, not a paper's. The gradient of a zero vector stays.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     w = weight.to(wide)

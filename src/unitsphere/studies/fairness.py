@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from unitsphere.config import did_you_mean, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
-from unitsphere.training.schedule import fall_begins
+from unitsphere.training.schedule import decay_end, fall_begins
 
 SAME = {
     "data": (
@@ -65,7 +65,7 @@ SAME = {
     "precision": ("train.precision",),
 }
 """Keys that must be the same in all arms, by the name of the refusal."""
-SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.decay")
+SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.end", "schedule.decay")
 SPIKES = ("train.on_spike", "train.spike_sigma")
 SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
 SPEED += ("inspect.", "parallel.")
@@ -132,7 +132,7 @@ def un_annealed(config: RunConfig) -> str:
         return f'schedule.kind is "{schedule.kind}"'
     if schedule.final > FLOOR:
         return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
-    falls = steps - fall_begins(schedule, steps)
+    falls = decay_end(schedule, steps) - fall_begins(schedule, steps)
     if falls < FALL * steps - 1e-6:  # 1 − 0.95 is not 0.05
         return f"the rate falls over {max(falls, 0):g} of {steps} steps"
     return ""

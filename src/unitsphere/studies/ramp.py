@@ -113,6 +113,7 @@ def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
         "schedule.kind": "ramp",
         "schedule.start": study.start / study.peak,
         "schedule.warmup": 0.0,
+        "schedule.end": 1.0,
         "train.steps": study.steps,
         "train.seed": seed,
         "train.log_every": 1,

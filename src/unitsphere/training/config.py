@@ -16,7 +16,7 @@ from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute
-from unitsphere.training.schedule import ScheduleConfig
+from unitsphere.training.schedule import ScheduleConfig, decay_end
 from unitsphere.training.stop import seconds_of
 
 Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
@@ -163,6 +163,7 @@ class RunConfig:
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
+        decay_end(self.schedule, self.train.steps)  # refuses one after the run
         if self.optim.head_by_frequency and self.model.tied:
             raise UserError(
                 "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "

@@ -40,7 +40,8 @@ class ConstraintConfig:
     Frobenius norm; hyperball: the layers' matrices so, and their updates at lr times that (AdamH,
     MuonH); cpr: linear layers regularized by CPR"""
     riemannian: bool = False
-    """before the optimizer, project gradients on the tangent space of the spheres"""
+    """before the optimizer, project the weights' gradients on the spheres' tangent spaces: this
+    project's own, no paper's"""
     cpr: CPRConfig = field(default_factory=CPRConfig)
     """Constrained Parameter Regularization's bounds"""
 
@@ -76,6 +77,7 @@ class Projection(StepHook):
 class Tangent(StepHook):
     """Riemannian gradients: takes out of each gradient what would change its vector's length.
 
+    This is the project's own (nGPT's A.4 is about steps of h, not about gradients of weights).
     For gradients that `backward` left before the step; those of a closure come too late for it.
     """
 
@@ -83,7 +85,7 @@ class Tangent(StepHook):
         self.held = held
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
-        """g ← g − w⟨w, g⟩/⟨w, w⟩ (nGPT A.4)."""
+        """g ← g − w⟨w, g⟩/⟨w, w⟩."""
         for weight, dim in self.held:
             if weight.grad is not None:
                 project_tangent_(weight.grad, weight, dim)

@@ -7,7 +7,7 @@ from pathlib import Path
 from unitsphere.training.checkpoint import State
 from unitsphere.training.log import read_metrics
 from unitsphere.training.loop import Job
-from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.schedule import decay_end, warmup_steps
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ def headline(job: Job, out: Path, state: State, recipe: str) -> str:
         f"{train.batch_tokens:,} tokens{start}, {job.precision} on {job.model.device}, in {out}"
     )
     warmup = warmup_steps(job.config.schedule, train.steps)
-    if warmup > train.steps:
-        line += f"; the warm-up of {warmup} steps is longer than the run: set schedule.warmup"
+    end = decay_end(job.config.schedule, train.steps)
+    if warmup > end:
+        over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
+        line += f"; the warm-up of {warmup} steps is longer than {over}: set schedule.warmup"
     if job.precision == "bf16-storage":
         line += "; weights stored in bf16 lose small updates: not recommended"
     return line

@@ -1,5 +1,6 @@
 """The learning rate over a run: warm-up, then cosine, linear, warmup-stable-decay or constant.
 
+The decay may end before the run does (`end`): GPT-3's cosine ends after 260 of 300 billion tokens.
 Or a ramp, which climbs to the last step: how high until the loss diverges (`unitsphere lr-ramp`)?
 """
 
@@ -21,8 +22,11 @@ class ScheduleConfig:
     """steps of linear warm-up if 1 or more, else a fraction of the run"""
     final: float = 0.0
     """last rate divided by the peak"""
+    end: float = 1.0
+    """where the rate has come down to `final`, at which it then stays: steps if above 1, else a
+    fraction of the run; 1: the end of the run"""
     decay: float = 0.2
-    """wsd: fraction of the run over which the rate falls"""
+    """wsd: fraction of the run over which the rate falls, up to `end`"""
     start: float = 0.0
     """ramp: first rate divided by the peak, and each a ratio above the one before; 0: each the same
     amount above the one before, from 0"""
@@ -36,15 +40,34 @@ class ScheduleConfig:
             raise UserError(f"schedule.decay must be above 0 and at most 1: {self.decay}")
         if not 0 <= self.start < 1:
             raise UserError(f"schedule.start must be at least 0 and below 1: {self.start}")
+        self.check_end()
         if self.kind == "ramp" and self.warmup:
             raise UserError(f"schedule.warmup must be 0 for a ramp, which is one: {self.warmup}")
+
+    def check_end(self) -> None:
+        """A `UserError` for an end that cannot be, as far as one sees without the run's length."""
+        if not 0 < self.end < math.inf:
+            raise UserError(f"schedule.end must be a number above 0: {self.end}")
+        if self.end == 1:
+            return
+        if self.kind in ("constant", "ramp"):
+            raise UserError(
+                f"schedule.end {self.end:g} is where a decay ends, but a {self.kind} schedule has "
+                "none: set it to 1"
+            )
+        alike = (self.warmup >= 1) == (self.end > 1)  # both steps, or both fractions
+        if alike and self.warmup >= self.end:
+            raise UserError(
+                f"schedule.end {self.end:g} comes before the warm-up of {self.warmup:g} is over: "
+                "make it larger, or schedule.warmup smaller"
+            )
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The rate divided by its peak for update `step` (0 … steps−1) of a run of `steps` updates.
 
-    With a warm-up of w steps the factors start at 1/w, 2/w, …; the last update has a rate one
-    step short of `final`, so no update is lost to a rate of zero.
+    With a warm-up of w steps the factors start at 1/w, 2/w, …; the last update of the run, if the
+    decay takes up to there, has a rate one step short of `final`: none is lost to a rate of zero.
     """
     if config.kind == "ramp":
         return ramp(config.start, step, steps)
@@ -54,7 +77,7 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     if config.kind == "constant":
         return 1.0
     start = fall_begins(config, steps)
-    progress = min(max((step - start) / max(steps - start, 1), 0.0), 1.0)
+    progress = min(max((step - start) / max(decay_end(config, steps) - start, 1), 0.0), 1.0)
     if config.kind == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return 1 - progress * (1 - config.final)
@@ -63,7 +86,22 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
 def fall_begins(config: ScheduleConfig, steps: int) -> float:
     """The step from which the rate of a run of `steps` updates falls (cosine, linear, wsd)."""
     warmup = warmup_steps(config, steps)
-    return max(warmup, steps * (1 - config.decay)) if config.kind == "wsd" else warmup
+    falls = steps * (1 - config.decay) - (steps - decay_end(config, steps))
+    return max(warmup, falls) if config.kind == "wsd" else warmup
+
+
+def decay_end(config: ScheduleConfig, steps: int) -> int:
+    """The step of a run of `steps` updates from which on the rate is `final` (cosine, linear, wsd).
+
+    Raises UserError if it is after the run.
+    """
+    end = round(config.end if config.end > 1 else config.end * steps)
+    if end > steps:
+        raise UserError(
+            f"schedule.end {config.end:g} is after the run's {steps} steps: give a fraction of the "
+            "run, or 1 for its end"
+        )
+    return end
 
 
 def ramp(start: float, step: int, steps: int) -> float:

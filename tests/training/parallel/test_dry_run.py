@@ -82,6 +82,16 @@ def test_recomputing_keeps_less(tiny):
     assert kept[0] < kept[1] < kept[2]
 
 
+def test_attention_dropout_is_forecast_as_a_gpu_s_kernels_keep_it(tiny):
+    found = []
+    for share in (0.0, 0.1):
+        config = resolve(tiny("normformer"), None)
+        model = dataclasses.replace(config.model, attention_dropout=share)
+        config = dataclasses.replace(config, model=model)
+        found.append(forecast(config, build_from("normformer", model, "meta"), SINGLE))
+    assert found[0] == found[1]
+
+
 def test_as_many_rows_as_fit(tiny):
     config = resolve(tiny("gpt", batch_tokens=32 * 12), None)
     model = build_from("gpt", config.model)

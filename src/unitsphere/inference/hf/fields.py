@@ -90,6 +90,7 @@ def _normformer_parts(config: Any, d_k: int) -> dict[str, Any]:
         "residual_scale": config.res_scale,
         "post_norm": config.norm == "post",
         "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
     }
 
 

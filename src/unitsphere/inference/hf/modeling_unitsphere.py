@@ -78,6 +78,7 @@ class UnitsphereConfig(PreTrainedConfig):
     residual_scale: bool = False
     post_norm: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0  # of attention's weights
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = False
@@ -100,7 +101,7 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": relu2}
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "geglu": F.gelu, "relu2": relu2}
 
 
 class RMSNorm(nn.Module):
@@ -173,6 +174,7 @@ def eager_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ·scaling + mask) v as [batch, time, heads, head_dim], and the weights."""
@@ -181,7 +183,7 @@ def eager_attention(
     logits = query @ key.transpose(2, 3) * scaling
     if attention_mask is not None:
         logits = logits + attention_mask
-    weights = wide(logits).softmax(-1).to(query.dtype)
+    weights = F.dropout(wide(logits).softmax(-1), dropout).to(query.dtype)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -241,6 +243,7 @@ class Attention(nn.Module):
             self.config._attn_implementation or "eager", eager_attention
         )
         kwargs |= {"scaling": self.scaling, "sliding_window": self.config.sliding_window}
+        kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
         y, weights = attend(self, q, k, v, attention_mask, **kwargs)
         y = y.reshape(*x.shape[:-1], -1, self.head_dim)
         if self.config.head_scale:
@@ -263,17 +266,20 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """down(LN_f(f(up(x)))), with biases."""
+    """down(LN_f(f(up(x)))), or down(LN_f(GELU(up(x)) ⊙ gate(x))) with geglu; with biases."""
 
     def __init__(self, config: UnitsphereConfig) -> None:
         super().__init__()
         d, d_ff = config.hidden_size, config.intermediate_size
         self.up_proj, self.down_proj = nn.Linear(d, d_ff), nn.Linear(d_ff, d)
+        self.gate_proj = nn.Linear(d, d_ff) if config.hidden_act == "geglu" else None
         self.norm = make_norm(config, d_ff) if config.mlp_norm else nn.Identity()
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.norm(self.activation(self.up_proj(x))))
+        units = self.activation(self.up_proj(x))
+        units = units if self.gate_proj is None else units * self.gate_proj(x)
+        return self.down_proj(self.norm(units))
 
 
 class PreNormBlock(GradientCheckpointingLayer):

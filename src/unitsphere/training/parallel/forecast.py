@@ -147,7 +147,10 @@ def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> in
 
 def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) -> int:
     """Bytes that a forward pass in fp32 of so many layers keeps."""
-    sizes = dataclasses.replace(config.model, n_layers=n_layers)
+    changes: dict[str, Any] = {"n_layers": n_layers}
+    if hasattr(config.model, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
+        changes["attention_dropout"] = 0.0
+    sizes = dataclasses.replace(config.model, **changes)
     model = build_from(config.architecture, sizes, "meta", objective=config.objective)
     if layout.degrees.tp > 1:
         share_matrices(model, layout)
