@@ -47,7 +47,6 @@ def test_what_is_folded_is_gone(case):
     assert not any(".s_u." in name or ".s_nu." in name or "s_z" in name for name in names)
     learned = [m for m in model.modules() if isinstance(m, Scale) and m.stored is not None]
     assert {scale.factor for scale in learned} == {1.0}
-    assert not any(m.turned for m in model.modules() if isinstance(m, Linear))
     assert {c.parameter for c in constraints(model)} == {"E_in.weight"}
 
 
