@@ -12,7 +12,7 @@ from reference import angpt, dyt, gpt, lnscaling, ngpt, normformer, rezero
 from reference.basics import Scale
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.parts import ScaleConfig, turned
+from unitsphere.models.parts import ScaleConfig
 from unitsphere.models.registry import build
 
 V, D, L, H, D_FF, T_MAX = 23, 16, 2, 2, 40, 9
@@ -231,7 +231,7 @@ def setup(case, objective="clm"):
     generator = torch.Generator().manual_seed(2)
     role = roles(model)
     with torch.no_grad():
-        for name, p in shown(model).items():  # views of what is stored
+        for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             if role[name] == "scale" and p.any():  # some change their sign, none its magnitude
                 p.mul_(1 + 0.6 * noise)
@@ -244,17 +244,11 @@ def setup(case, objective="clm"):
         else oracle.shapes(settings, V, D, D_FF)
     )
     tensors = {}
-    for name, p in shown(model).items():
+    for name, p in model.named_parameters():
         key = oracle_name(architecture, name)
         tensors[key] = p.detach().double().reshape(shapes[key]).clone().requires_grad_()
     assert tensors.keys() == shapes.keys()
     return model, oracle, settings, tensors
-
-
-def shown(model, of=lambda p: p):
-    """Name -> what `of` makes of a parameter, with W upright however it is stored."""
-    flat = turned(model)
-    return {n: of(p).t() if n in flat else of(p) for n, p in model.named_parameters()}
 
 
 def batch(rows=2, time=7):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unitsphere.inference.generate import generate
 from unitsphere.models.constraint import constraints
 from unitsphere.models.folding import fold_
-from unitsphere.models.parts import Linear, Scale
+from unitsphere.models.parts import Scale
 from unitsphere.models.registry import build
 from unitsphere.ops import linear
 
@@ -47,7 +47,6 @@ def test_what_is_folded_is_gone(case):
     assert not any(".s_u." in name or ".s_nu." in name or "s_z" in name for name in names)
     learned = [m for m in model.modules() if isinstance(m, Scale) and m.stored is not None]
     assert {scale.factor for scale in learned} == {1.0}
-    assert not any(m.turned for m in model.modules() if isinstance(m, Linear))
     assert {c.parameter for c in constraints(model)} == {"E_in.weight"}
 
 

@@ -1,4 +1,4 @@
-"""Bounded vectors are rows of what is stored, and nobody outside sees how W is stored."""
+"""A weight is W [out, in] wherever it is: as a parameter, in a state_dict and in a checkpoint."""
 
 import copy
 
@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch.optim import Adam
 
 from unitsphere.models.constraint import constraints
-from unitsphere.models.parts import Linear, turned
-from unitsphere.models.registry import build
+from unitsphere.models.registry import ARCHITECTURES, build
+from unitsphere.ops.project import length
 from unitsphere.training.constraint import ConstraintConfig, constrain
 from unitsphere.training.muon import Muon
 from unitsphere.training.optim import OptimConfig, build_optimizer
@@ -23,26 +23,37 @@ def ngpt():
     return build("ngpt", **SMALL)
 
 
-def test_every_bounded_vector_is_contiguous():
-    model = ngpt()
-    for c in constraints(model):
-        weight = model.get_parameter(c.parameter)
-        assert weight.is_contiguous()
-        assert c.dim == weight.dim() - 1
-    assert turned(model) == {
+SQUARE = {"vocab_size": 16, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 16}
+
+
+@pytest.mark.parametrize("sizes", [SMALL, SQUARE], ids=["oblong", "square"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_state_dict_has_the_parameters_as_they_are(name, sizes):
+    model = build(name, **sizes)
+    state = model.state_dict()
+    tokens = TOKENS % sizes["vocab_size"]
+    for key, parameter in model.named_parameters():
+        assert torch.equal(state[key], parameter), key
+        assert parameter.is_contiguous(), key
+    assert torch.equal(torch.func.functional_call(model, state, (tokens,)), model(tokens))
+    halves = {key: tensor / 2 for key, tensor in state.items()}
+    with torch.no_grad():
+        expected = torch.func.functional_call(model, halves, (tokens,))
+        model.load_state_dict(halves)
+        assert torch.equal(model(tokens), expected)
+
+
+def test_columns_of_w_o_are_bounded():
+    bounds = {c.parameter: c.dim for c in constraints(ngpt())}
+    assert ngpt().blocks[0].mlp.W_oMLP.weight.shape == (16, 24)  # [out, in]
+    assert {name for name, dim in bounds.items() if dim == 0} == {
         f"blocks.{i}.{name}.weight" for i in range(2) for name in ("attention.W_o", "mlp.W_oMLP")
     }
 
 
-def test_a_state_dict_has_w_as_it_is_written(tmp_path):
+def test_a_saved_state_dict_opens_elsewhere(tmp_path):
     model, other = ngpt(), build("ngpt", seed=1, **SMALL)
-    state = model.state_dict()
-    assert state["blocks.0.mlp.W_oMLP.weight"].shape == (16, 24)  # [out, in]
-    x = torch.randn(3, 24)
-    torch.testing.assert_close(
-        model.blocks[0].mlp.W_oMLP(x), x @ state["blocks.0.mlp.W_oMLP.weight"].T
-    )
-    save_file(state, tmp_path / "model.safetensors")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(other(TOKENS), model(TOKENS))
 
@@ -64,15 +75,6 @@ def test_a_missing_matrix_is_named():
         ngpt().load_state_dict(state)
 
 
-def test_the_start_is_the_same_as_stored_upright():
-    """Drawn as W [out, in], so that a seed gives the model that it always gave."""
-    linear = ngpt().blocks[0].mlp.W_oMLP
-    plain = Linear(24, 16, std=linear.std, bound=None)
-    for module in (linear, plain):
-        module.reset(torch.Generator().manual_seed(5))
-    assert torch.equal(linear.matrix(), plain.matrix())
-
-
 def trained(seed=0, **optim):
     model = build("ngpt", seed=seed, **SMALL)
     optimizer = build_optimizer(model, OptimConfig(lr=0.02, **optim))
@@ -84,19 +86,24 @@ def trained(seed=0, **optim):
     return model, optimizer
 
 
-def test_checkpoints_have_moments_in_the_shape_of_w(tmp_path):
-    model, optimizer = trained()
-    write_tensors(tmp_path, model, optimizer)
-    files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
-    tensors = {name: tensor for file in files for name, tensor in file.items()}
-    name = "blocks.1.mlp.W_oMLP.weight"
-    assert torch.equal(tensors[f"model.{name}"], model.state_dict()[name])
-    moment = optimizer.state[model.get_parameter(name)]["exp_avg"]
-    assert tensors[f"optim.{name}.exp_avg"].shape == (16, 24)
-    assert torch.equal(tensors[f"optim.{name}.exp_avg"], moment.t())
-    other, fresh = trained(seed=3)
-    load_model(tmp_path, other)
-    load_optimizer(tmp_path, other, fresh)
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_a_checkpoint_has_every_tensor_as_out_by_in(name, tmp_path):
+    """Every release has written W and its moments so: a file made by hand opens."""
+    model, optimizer = trained(name=name)
+    write_tensors(tmp_path / "written", model, optimizer)
+    files = [load_file(path) for path in sorted((tmp_path / "written").glob("*.safetensors"))]
+    written = {name: tensor for file in files for name, tensor in file.items()}
+    by_hand = {f"model.{name}": p.detach().clone() for name, p in model.named_parameters()}
+    for key, p in model.named_parameters():
+        by_hand |= {f"optim.{key}.{e}": v.clone() for e, v in optimizer.state[p].items()}
+    moment = "momentum_buffer" if name == "muon" else "exp_avg"
+    assert by_hand[f"optim.blocks.1.mlp.W_oMLP.weight.{moment}"].shape == (16, 24)
+    torch.testing.assert_close(written, by_hand, rtol=0, atol=0)
+    (tmp_path / "old").mkdir()
+    save_file(by_hand, tmp_path / "old" / "model-00001-of-00001.safetensors")
+    other, fresh = trained(seed=3, name=name)
+    load_model(tmp_path / "old", other)
+    load_optimizer(tmp_path / "old", other, fresh)
     for key, p in other.named_parameters():
         twin = model.get_parameter(key)
         assert torch.equal(p, twin)
@@ -105,8 +112,7 @@ def test_checkpoints_have_moments_in_the_shape_of_w(tmp_path):
 
 
 @pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
-def test_muon_moves_a_turned_matrix_as_an_upright_one(adjust_lr):
-    """One step on W_oMLP stored as Wᵀ, and on the same W and gradient stored as W."""
+def test_muon_moves_an_output_matrix_by_its_out_and_in(adjust_lr):
     config = OptimConfig(
         name="muon", lr=0.02, adjust_lr=adjust_lr, weight_decay=0.1,
         constraint=ConstraintConfig(kind="none"),
@@ -114,12 +120,20 @@ def test_muon_moves_a_turned_matrix_as_an_upright_one(adjust_lr):
     model = ngpt()
     model.loss(TOKENS, TOKENS.roll(-1, 1)).backward()
     weight = model.blocks[0].mlp.W_oMLP.weight
-    upright = torch.nn.Parameter(weight.detach().t().contiguous())
-    upright.grad = weight.grad.t().contiguous()
+    alone = torch.nn.Parameter(weight.detach().clone())
+    alone.grad = weight.grad.clone()
     build_optimizer(model, config).step()
-    Muon([upright], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn=adjust_lr).step()
-    torch.testing.assert_close(weight.t(), upright, rtol=0, atol=1e-7)
-    assert (upright - model.state_dict()["blocks.0.mlp.W_oMLP.weight"]).abs().max() < 1e-7
+    Muon([alone], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn=adjust_lr).step()
+    assert torch.equal(weight, alone)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (300, 200)])
+def test_lengths_of_columns_are_those_of_rows_of_the_transpose(shape):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        found, rows = length(weight, 0), length(weight.t().contiguous(), 1)
+        assert found.dtype == rows.dtype == torch.promote_types(dtype, torch.float32)
+        torch.testing.assert_close(found, rows.t(), rtol=1e-6, atol=0)
 
 
 def test_a_plain_loop_keeps_the_columns_of_w_o_on_the_sphere():

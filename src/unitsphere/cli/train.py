@@ -10,14 +10,18 @@ from tyro.conf import arg
 
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
 from unitsphere.cli.layout import show_dry_run
-from unitsphere.cli.parse import parse
+from unitsphere.cli.parse import options, parse
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
 
-USAGE = """\
+FORMS = """\
+A number of the model may follow its width d and its depth L, in a recipe and
+as an option: "sqrt(d)", "0.5*sqrt(d)", "1/sqrt(d)", "1/L", and the like."""
+
+USAGE = f"""\
 usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
 
 Train a recipe: one that is shipped (unitsphere params lists them), or a TOML
@@ -49,7 +53,9 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
                          process each), .tasks, .cpus, .memory (GB), .time,
                          .partition, .account, .qos, .constraint, .name
   --optim.lr             peak learning rate
-  --model.d_model        width; also --model.n_layers, --model.n_heads"""
+  --model.d_model        width; also --model.n_layers, --model.n_heads
+
+{FORMS}"""
 
 
 @dataclasses.dataclass
@@ -152,21 +158,55 @@ def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
 def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunConfig", Path]:
     """The recipe's config with the options applied, and the run folder."""
     kind = type(recipe)
+    from unitsphere.studies.runs import with_overrides
+
     keys = [f.name for f in dataclasses.fields(kind)]
     help_out = "run folder: a new one, or one of this very config to go on with"
     out_field = ("out", Annotated[Path, arg(metavar="RUN", help=help_out)], default_out(name))
     arguments: Any = dataclasses.make_dataclass("Train", [out_field], bases=(kind,), frozen=True)
     start = arguments(**{key: getattr(recipe, key) for key in keys})
+    forms, rest = take_forms(kind, argv)
     parsed = parse(
         arguments,
-        argv,
+        rest,
         f"train {name}",
         default=start,
         about=f"Train {name}; the defaults are this recipe's.\n\n"
-        f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine",
+        f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine\n\n{FORMS}",
         flags_take_values=True,
     )
-    return kind(**{key: getattr(parsed, key) for key in keys}), parsed.out
+    config = kind(**{key: getattr(parsed, key) for key in keys})
+    return with_overrides(config, forms), parsed.out
+
+
+def take_forms(kind: type["RunConfig"], argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The numbers of the model that are given by its sizes ("sqrt(d)"), and all other words."""
+    from unitsphere.training.sized import is_number
+
+    numbers = {k for k, of in options(kind).items() if k.startswith("model.") and is_number(of)}
+    forms, rest, words = {}, [], iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if not name.startswith("--") or key not in numbers:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        forms.pop(key, None)  # the last one counts
+        if value and value != "None" and not reads_as_number(value):
+            forms[key] = value
+        else:
+            rest += [name, value] if value else [name]
+    return forms, rest
+
+
+def reads_as_number(text: str) -> bool:
+    """Whether Python reads a number in it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def default_out(recipe: str) -> Path:

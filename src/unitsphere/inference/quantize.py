@@ -9,7 +9,7 @@
 
 Integers are symmetric, their scale is largest/q. Only weights are rounded: products are of what
 they come back as (`dequantised`), in the model's precision, so that the loss is that of a kernel
-which does the same. Rows are those of W [d_out, d_in] as it is used, however it is stored.
+which does the same. Rows are those of W [d_out, d_in].
 """
 
 import math
@@ -89,9 +89,7 @@ def quantize_(
     }
     before = {name: module.matrix().clone() for name, module in chosen.items()}
     for name, module in chosen.items():
-        after = dequantised(before[name], form, module.bound)
-        turned = isinstance(module, Linear) and module.turned
-        module.weight.copy_(after.t() if turned else after)
+        module.weight.copy_(dequantised(before[name], form, module.bound))
     if renormalize:
         for constraint in constraints(model):
             if constraint.parameter.removesuffix(".weight") in chosen:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +35,6 @@ class Linear(nn.Module):
     `bound` must be given: None says that W is free; its `dim` is an axis of W. `input_bound` says
     beyond what no element of x lies, for FP8; `fp8`, set by `training.fp8.use_fp8`, makes the
     products in FP8.
-
-    The parameter is W, or Wᵀ where W is bounded along dim 0 (`turned`): bounded vectors are rows of
-    what is stored, so that a projection runs along the memory and shards of rows hold whole
-    vectors. A state_dict has W either way.
     """
 
     fp8: Bounded | None = None
@@ -55,15 +51,11 @@ class Linear(nn.Module):
         role: Role = "matrix",
     ) -> None:
         super().__init__()
-        self.turned = bound is not None and bound.dim == 0
-        self.weight = nn.Parameter(torch.empty((d_in, d_out) if self.turned else (d_out, d_in)))
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
-        self.std, self.bound = std, replace(bound, dim=1) if bound else None
+        self.std, self.bound = std, bound
         self.input_bound = input_bound
         self.role: Role = role
-        if self.turned:
-            self.register_state_dict_post_hook(_show_turned)
-            self.register_load_state_dict_pre_hook(_take_turned)
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
         """[..., d_in] -> [..., d_out], times `scale` [d_out] if there is one (and then no bias)."""
@@ -76,52 +68,23 @@ class Linear(nn.Module):
 
     def matrix(self) -> Tensor:
         """W [d_out, d_in] as the forward pass uses it."""
-        used = as_used(self.weight, self.bound)
-        return used.t() if self.turned else used
+        return as_used(self.weight, self.bound)
 
-    @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
         """W from N(0, std²), b = 0."""
-        drawn = torch.empty_like(self.matrix(), memory_format=torch.contiguous_format)
-        nn.init.normal_(drawn, std=self.std, generator=generator)
-        self.weight.copy_(drawn.t() if self.turned else drawn)
+        nn.init.normal_(self.weight, std=self.std, generator=generator)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     @torch.no_grad()
     def absorb(self, scale: Tensor | float) -> None:
-        """W ← scale ⊙ W as it is used, no longer bounded nor turned: see `models.folding`."""
-        folded = fold(self.matrix(), scale)
-        if self.turned:
-            self.weight, self.turned = nn.Parameter(folded.contiguous()), False
-        else:
-            self.weight.copy_(folded)
+        """W ← scale ⊙ W as it is used, no longer bounded: see `models.folding`."""
+        self.weight.copy_(fold(self.matrix(), scale))
         self.bound = None
 
     def declare(self) -> dict[str, Declaration]:
-        """The stored weight by its role and bound; a bias is free."""
+        """W by its role and bound; a bias is free."""
         return {"weight": Declaration(self.role, self.bound), "bias": Declaration("bias")}
-
-
-def _show_turned(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """What is stored as Wᵀ leaves as W."""
-    if module.turned:
-        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
-
-
-def _take_turned(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """W comes back as Wᵀ; a missing one is torch's to name."""
-    if module.turned and f"{prefix}weight" in state:
-        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().contiguous()
-
-
-def turned(model: nn.Module) -> set[str]:
-    """The names of a model's parameters that are stored as the transpose of what they are."""
-    return {
-        f"{prefix}.weight" if prefix else "weight"
-        for prefix, module in model.named_modules()
-        if isinstance(module, Linear) and module.turned
-    }
 
 
 class Embedding(nn.Module):

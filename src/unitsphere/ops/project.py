@@ -18,13 +18,20 @@ Axes = int | tuple[int, ...]
 
 def length(weight: Tensor, dim: Axes) -> Tensor:
     """‖w‖ for every vector along `dim`, that axis kept with size 1; of the vectors held `own`."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
     if not placements(weight):  # the usual case, and small matrices wait for Python
-        return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
+        return _norm(weight, dim)
     if not is_cut(weight, dim):
-        weight = own(weight)
-    found = torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
-    return own(_complete(found))
+        return _norm(own(weight), dim)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return own(_complete(torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)))
+
+
+def _norm(weight: Tensor, dim: Axes) -> Tensor:
+    """`length` of an ordinary tensor."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    if dim == 0 and weight.device.type == "cpu":  # where vector_norm takes 5 to 10 times as long
+        return weight.to(wide).square().sum(0, keepdim=True).sqrt_()
+    return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
 
 
 def own(tensor: Tensor) -> Tensor:

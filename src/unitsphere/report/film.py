@@ -15,7 +15,6 @@ from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
 from unitsphere.inspection.values import Series, Values
-from unitsphere.models.parts import turned
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
@@ -26,7 +25,7 @@ from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.load_exported import is_exported
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.tensors import empty_tensors, load_model, read_tensors, turn
+from unitsphere.training.tensors import empty_tensors, load_model, read_tensors
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""
@@ -193,14 +192,12 @@ def starts_alike(run: Path, device: torch.device) -> bool:
 
 
 def moments_of(folder: Path, model: Transformer) -> dict[str, Tensor]:
-    """Adam's first moment by parameter, as the parameter is stored; none of what Muon trains."""
+    """Adam's first moment by parameter; none of what Muon trains."""
     ends = ".exp_avg"
     empty = empty_tensors(folder, "optim.")
     wanted = {name: tensor for name, tensor in empty.items() if name.endswith(ends)}
     read_tensors(folder, wanted)
-    transposed = turned(model)
-    found = {name.removeprefix("optim.").removesuffix(ends): t for name, t in wanted.items()}
-    return {name: turn(t) if name in transposed else t for name, t in found.items()}
+    return {name.removeprefix("optim.").removesuffix(ends): t for name, t in wanted.items()}
 
 
 def probed_batch(config: RunConfig, device: torch.device) -> tuple[Batch | None, str]:

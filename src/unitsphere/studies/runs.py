@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import from_dict, to_dict
+from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.studies.executor import Job
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, read_config
 from unitsphere.training.decide import resolve
 from unitsphere.training.folder import check_same, saved_config
 from unitsphere.training.recipes import load_recipe
@@ -44,7 +44,7 @@ def with_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig
             if not isinstance(table, dict):
                 raise UserError(f"unknown key '{key}': '{section}' has no keys of its own")
         table[last] = value
-    return from_dict(type(config), data)
+    return read_config(type(config), data)
 
 
 def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, steps: int) -> Job:

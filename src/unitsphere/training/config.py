@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from unitsphere.config import field_types, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.kernels import Mode
@@ -17,6 +19,7 @@ from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute
 from unitsphere.training.schedule import ScheduleConfig, decay_end
+from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
 
 Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
@@ -159,6 +162,7 @@ class RunConfig:
     inspect: InspectConfig = field(default_factory=InspectConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", at_sizes(self.model))
         if self.data.document_mask and self.objective != "clm":
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
@@ -190,3 +194,11 @@ def run_config_type(name: str) -> type[RunConfig]:
     )
     made.__doc__ = f"All settings of a run of {name}."
     return cast(type[RunConfig], made)
+
+
+def read_config(kind: type[RunConfig], data: Mapping[str, Any]) -> RunConfig:
+    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)")."""
+    model = data.get("model")
+    if isinstance(model, Mapping):
+        data = {**data, "model": read_forms(field_types(kind)["model"], model)}
+    return from_dict(kind, data)

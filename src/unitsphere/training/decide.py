@@ -18,6 +18,7 @@ from unitsphere.training.folder import (
 from unitsphere.training.parallel.agree import check_alike, everywhere
 from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
+from unitsphere.training.sized import as_saved
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
@@ -51,7 +52,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that goes on keeps what it decided.
 
     The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
-    the objective.
+    the objective. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
     tokens, context = config.train.batch_tokens, config.data.context
@@ -64,6 +65,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         )
     precision = decide_precision(config, saved)
     model = replace(config.model, vocab_size=model_vocabulary(config))
+    if saved is not None:
+        model = as_saved(model, saved.model)
     check_model(replace(config, model=model))
     return replace(
         config,

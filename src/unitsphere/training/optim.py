@@ -1,7 +1,7 @@
 """Optimizers from declared roles: Muon on matrices alone, weight decay never on gains."""
 
 import math
-from collections.abc import Container, Mapping, Set
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -11,7 +11,6 @@ from torch.optim import Adam, AdamW, Optimizer
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import MATRICES, Role, roles
-from unitsphere.models.parts import turned
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.muon import Muon, MuonAdam
@@ -138,8 +137,7 @@ def build_optimizer(model: Transformer | Classifier, config: OptimConfig) -> Opt
     adam = build_adam(model, config, rest)
     optimizer: Optimizer = adam
     if matrices:
-        flat = {parameters[name] for name in turned(model)}
-        optimizer = MuonAdam(build_muon(config, matrices, flat), adam)
+        optimizer = MuonAdam(build_muon(config, matrices), adam)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
@@ -181,24 +179,15 @@ def build_adam(
     )
 
 
-def build_muon(
-    config: OptimConfig, matrices: Mapping[Parameter, Role], flat: Set[Parameter]
-) -> Muon:
-    """Muon over matrices, of which those in `flat` are stored as their transpose.
-
-    Orthogonalising a transpose gives the transpose; of the rates "original" alone tells out from
-    in, √max(1, out/in), and of a transpose it would take the other: √(out/in) makes up for that.
-    """
-    groups: dict[tuple[float, float], list[Parameter]] = {}
+def build_muon(config: OptimConfig, matrices: Mapping[Parameter, Role]) -> Muon:
+    """Muon over matrices of the roles given: a group for each rate."""
+    groups: dict[float, list[Parameter]] = {}
     for matrix, role in matrices.items():
-        rows, columns = matrix.shape
-        swapped = matrix in flat and config.adjust_lr == "original"
-        turn = math.sqrt(columns / rows) if swapped else 1.0
-        key = config.lr * turn * config.rates.of(role), config.weight_decay / turn
-        groups.setdefault(key, []).append(matrix)
+        groups.setdefault(config.lr * config.rates.of(role), []).append(matrix)
     return Muon(
-        [{"params": held, "lr": lr, "weight_decay": decay} for (lr, decay), held in groups.items()],
+        [{"params": held, "lr": lr} for lr, held in groups.items()],
         lr=config.lr,
+        weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
         ns_steps=config.ns_steps,

@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import did_you_mean, from_dict, read_json, read_toml
+from unitsphere.config import did_you_mean, read_json, read_toml
 from unitsphere.errors import UserError
-from unitsphere.training.config import RunConfig, run_config_type
+from unitsphere.training.config import RunConfig, read_config, run_config_type
 
 
 def recipe_folder() -> Path:
@@ -47,7 +47,7 @@ def config_from(data: Any, where: str) -> RunConfig:
     if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), str):
         raise UserError(f'{where}: the top level must hold architecture = "<name>"')
     try:
-        return from_dict(run_config_type(data["architecture"]), data)
+        return read_config(run_config_type(data["architecture"]), data)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 

@@ -40,21 +40,16 @@ def check_states(
     folder: Path,
     stored: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
-    transposed: set[str],
     optimizer: Optimizer,
 ) -> None:
     """Raise UserError unless `stored`, `optim.<parameter>.<state>` -> a tensor of that shape and
     dtype, is all or nothing of what the optimizer keeps of each of `parameters`.
-
-    Of those in `transposed` a checkpoint has the transpose.
     """
     found: dict[str, set[str]] = {}
     for name, tensor in stored.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
         found.setdefault(parameter, set()).add(key)
         weight = parameters.get(parameter)
-        if weight is not None and parameter in transposed:
-            weight = weight.t()
         if weight is None or not fits(key, tensor, weight):
             raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
     kept = kept_of(optimizer)

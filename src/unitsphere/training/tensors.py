@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.models.parts import turned
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.states import check_states
 
@@ -61,26 +60,18 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped.
-
-    Moments have the shape that the parameter has in a state_dict, however it is stored.
-    """
-    found, transposed = {}, turned(model)
+    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped."""
+    found = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"optimizer state '{key}' of {name} is not a tensor: {value!r}")
-            found[f"optim.{name}.{key}"] = turn(value) if name in transposed else value
+            found[f"optim.{name}.{key}"] = value
     return found
 
 
-def turn(value: Tensor) -> Tensor:
-    """The transpose of a moment; a count stays."""
-    return value.t().contiguous()
-
-
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Fill the model's tensors from a complete checkpoint.
+    """Fill the model's tensors, in place, from a complete checkpoint.
 
     Raises UserError if the names or shapes are not those of the model.
     """
@@ -94,8 +85,6 @@ def load_model(folder: Path, model: nn.Module) -> None:
             "it was written by another version of the model"
         )
     read_tensors(folder, tensors)
-    loaded = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    model.load_state_dict(loaded, strict=False)  # names were compared; tied ones come once
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -103,14 +92,13 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
 
     Raises UserError if that is not what such an optimizer keeps.
     """
-    parameters, transposed = dict(model.named_parameters()), turned(model)
+    parameters = dict(model.named_parameters())
     stored = empty_tensors(folder, "optim.", "meta")
-    check_states(folder, stored, parameters, transposed, optimizer)
+    check_states(folder, stored, parameters, optimizer)
     tensors: dict[str, Tensor] = {}
     for name, shape in stored.items():
         parameter, _, _ = name.removeprefix("optim.").rpartition(".")
         of = parameters[parameter].detach()
-        of = of.t() if parameter in transposed else of
         if of.shape == shape.shape:  # then it is spread over processes as the parameter is
             tensors[name] = torch.empty_like(of, dtype=shape.dtype)
         else:
@@ -119,8 +107,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         parameter, _, key = name.removeprefix("optim.").rpartition(".")
-        value = turn(tensor) if parameter in transposed else tensor
-        states.setdefault(parameter, {})[key] = value
+        states.setdefault(parameter, {})[key] = tensor
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     packed = optimizer.state_dict()

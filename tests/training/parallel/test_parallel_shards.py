@@ -59,7 +59,7 @@ def sharded_projections(rank: int) -> None:
 
 
 def project_in_silence(rank: int) -> None:
-    """FSDP2 cuts rows, and a model's constrained vectors are rows: each is whole in a process."""
+    """FSDP2 cuts between a model's constrained vectors: each is whole in a process."""
     for name in ("ngpt", "angpt"):
         job = job_of(CASES[name], FSDP2, rank)
         losses(job, range(2))
@@ -70,7 +70,6 @@ def project_in_silence(rank: int) -> None:
                 weight.mul_(3)
             with CommDebugMode() as spoken:
                 constraint.project_(weight)
-            assert constraint.dim == 1
             assert spoken.get_total_counts() == 0, constraint.parameter
             lengths = whole_of(weight).norm(dim=constraint.dim)
             if constraint.kind == "sphere":

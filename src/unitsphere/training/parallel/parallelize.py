@@ -19,10 +19,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from unitsphere.models.constraint import MATRICES, declarations, roles
+from unitsphere.models.constraint import MATRICES, constraints, declarations, roles
 from unitsphere.models.trunk import Transformer
+from unitsphere.ops.project import own
 from unitsphere.training.compiling import compile_blocks
 from unitsphere.training.config import Precision
 from unitsphere.training.parallel.layout import Layout
@@ -62,18 +64,26 @@ def parallelize(
 def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
-    Matrices alone are cut. Gains, scales and biases stay whole and in fp32 in every process:
-    `gradients.settle` sums their gradients.
+    Matrices alone are cut, and between constrained vectors: by rows, or by columns where those are
+    columns and can be cut evenly, so that a process projects its own. Gains, scales and biases stay
+    whole and in fp32 in every process: `gradients.settle` sums their gradients.
     """
     assert layout.mesh is not None
     several = layout.degrees.dp_replicate > 1
     mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
     role = roles(model)
     small = {p for name, p in model.named_parameters() if role[name] not in MATRICES}
+    columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
+
+    def between(weight: nn.Parameter) -> Shard | None:
+        even = own(weight).shape[-1] % layout.degrees.dp_shard == 0
+        return Shard(1) if weight in columns and even else None
+
+    cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
     policy = policy_of(model, precision)
     for block in [*model.blocks, *(model.encoder or [])]:
-        fully_shard(block, mesh=mesh, ignored_params=small, mp_policy=policy)
-    fully_shard(model, mesh=mesh, ignored_params=small, mp_policy=REDUCED)
+        cut(block, mp_policy=policy)
+    cut(model, mp_policy=REDUCED)
     assert isinstance(model, FSDPModule)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -61,7 +61,7 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
 def check_even(part: nn.Module, name: str, cut: Cut, parts: int) -> None:
     """Raise UserError unless the part can be cut evenly."""
     for parameter in part.parameters(recurse=False):
-        axis = stored_axis(part, 1 if cut == "rows" else 0)
+        axis = 1 if cut == "rows" else 0
         if cut != "gathered" and axis < parameter.dim() and parameter.shape[axis] % parts:
             raise UserError(
                 f"parallel.tp {parts} does not divide {name}'s {parameter.shape[axis]} {cut}: "
@@ -76,11 +76,6 @@ def check_heads(attention: Headed, parts: int) -> None:
             f"parallel.tp {parts} does not divide {attention.n_heads} heads of queries and "
             f"{attention.n_kv_heads} of keys: take another parallel.tp or model.n_heads"
         )
-
-
-def stored_axis(part: nn.Module, axis: int) -> int:
-    """The axis of what is stored for one of W: a Linear may store Wᵀ."""
-    return 1 - axis if isinstance(part, Linear) and part.turned else axis
 
 
 def cut_columns(linear: nn.Module, mesh: DeviceMesh) -> None:
@@ -157,9 +152,8 @@ def placed(axis: int) -> Callable[[str, nn.Module, DeviceMesh], None]:
 
     def place(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for local, parameter in list(module.named_parameters(recurse=False)):
-            along = stored_axis(module, axis)
-            if along < parameter.dim():
-                cut = distribute_tensor(parameter.data, mesh, [Shard(along)], src_data_rank=None)
+            if axis < parameter.dim():
+                cut = distribute_tensor(parameter.data, mesh, [Shard(axis)], src_data_rank=None)
                 module.register_parameter(local, nn.Parameter(cut))
 
     return place
