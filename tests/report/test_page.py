@@ -137,7 +137,7 @@ def test_runs_in_a_folder_without_results_stand_beside_each_other(tmp_path):
     make_run(tmp_path / "study" / "runs" / "a" / "seed-0", "quickstart/ngpt")
     make_run(tmp_path / "study" / "runs" / "b" / "seed-0", "quickstart/gpt-plus", 300, until=60)
     page = page_of(tmp_path / "study")
-    assert page.answer == "1 of 2 runs that have begun are finished; no result yet."
+    assert page.answer == "1 of 2 runs that have started are finished; no result yet."
     table = next(b for s in page.sections for b in s.blocks if isinstance(b, Table))
     assert [row[:3] for row in table.rows] == [
         ["a/seed-0", "200", "200"],

@@ -1,7 +1,9 @@
 """A run folder as it lies there, whatever of it is missing: for the page, never for training."""
 
+import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import read_json
+from unitsphere.config import flatten, read_json
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
@@ -21,6 +23,14 @@ from unitsphere.training.log import HEADER, METRICS, SAMPLES, read_metrics
 from unitsphere.training.recipes import config_from
 
 Json = Mapping[str, Any]
+
+Folders = Path | Sequence[Path]
+"""A run, a study or a folder of runs; or several."""
+
+MOST_NAMED = 2
+"""Data sets, and tokenizers, that the first screen names."""
+LONG = 48
+"""Characters of a path that is shown in full."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,11 @@ class Run:
         return shlex.join(["unitsphere", *words[1:]])
 
 
+def listed(folders: Folders) -> list[Path]:
+    """One folder or several as a list."""
+    return [folders] if isinstance(folders, Path) else list(folders)
+
+
 def document(path: Path) -> Json:
     """A JSON object from a file; empty if the file is missing, torn or another thing."""
     if not path.is_file():
@@ -148,6 +163,49 @@ def runs_below(folder: Path) -> list[Path]:
     found = {path.parent for path in folder.rglob(METRICS)}
     found |= {path.parent for path in folder.rglob(CONFIG) if is_run(path.parent)}
     return sorted(found - {folder})
+
+
+def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
+    """Runs by (name, folder): those whose configs differ only in the seed are one arm.
+
+    Every other run is an arm of its own, called as the run is.
+    """
+    runs = [Run(name, name, folder) for name, folder in named]
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(without_keys(run, "train.seed") or run.name, []).append(run)
+    arms: dict[str, str] = {}
+    for several in alike.values():
+        common = os.path.commonprefix([run.name for run in several])
+        name = re.sub(r"[\W_]*(seed)?[\W_]*$", "", common) if len(several) > 1 else common
+        if not name or name in arms.values():
+            name = several[0].name
+        arms |= {run.name: name for run in several}
+    return [dataclasses.replace(run, arm=arms[run.name]) for run in runs]
+
+
+def without_keys(run: Run, *keys: str) -> str:
+    """A run's config without some keys, as text that is the same for the same; empty without one."""
+    kept = {key: value for key, value in flatten(run.settings).items() if key not in keys}
+    return json.dumps(kept, sort_keys=True) if kept else ""
+
+
+def data_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The data sets and tokenizers that the runs' configs name, for the first screen."""
+    found = []
+    for key, name in (("source", "data"), ("tokenizer", "tokenizer")):
+        told = [run.settings.get("data", {}).get(key) for run in runs]
+        values = list(dict.fromkeys(compact(value) for value in told if value))
+        if values:
+            few = ", ".join(shortened(value) for value in values[:MOST_NAMED])
+            more = len(values) - MOST_NAMED
+            found.append((name, f"{few} and {more} more" if more > 0 else few))
+    return found
+
+
+def shortened(source: str) -> str:
+    """A long path by its last parts."""
+    return source if len(source) <= LONG else f"…/{'/'.join(Path(source).parts[-2:])}"
 
 
 def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
