@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
+from unitsphere.training.folder import read_evaluations
 
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -256,6 +258,21 @@ def test_eval_reports_tasks_with_standard_errors(capsys):
     share = found["tasks"]["piqa"]["metrics"]["acc"]
     spread = math.sqrt(share["value"] * (1 - share["value"]) / 4)
     assert share["standard_error"] == pytest.approx(spread)
+    (kept,) = read_evaluations(Path("run"))
+    assert (kept["step"], kept["tokens"], kept["tasks"]) == (30, 30 * 384, found["tasks"])
+
+
+def test_a_checkpoint_is_evaluated_and_kept_with_its_run(capsys, tmp_path):
+    shutil.copytree("run", tmp_path / "run")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-00000030")
+    (tmp_path / "run" / "tasks.jsonl").unlink(missing_ok=True)
+    for _ in range(2):  # the second in the place of the first
+        options = ["--tasks", "copa", "--task-data", "data", "--limit", "2"]
+        found = printed(capsys, "eval", str(checkpoint), *options)
+    (kept,) = read_evaluations(tmp_path / "run")
+    assert kept["tasks"] == found["tasks"]
+    assert main(["eval", str(checkpoint.with_name("step-00000029")), "--tasks", "copa"]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 def test_eval_of_text_and_of_a_task_file_beside_its_data(capsys):

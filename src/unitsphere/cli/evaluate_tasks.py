@@ -66,7 +66,7 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
 
 
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
-    """Add the figures to the run's tasks.jsonl; of an exported model, which has no step, nothing."""
+    """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
     from unitsphere.training.checkpoint import load_state
     from unitsphere.training.folder import add_evaluation
     from unitsphere.training.load import chosen_checkpoint, run_and_checkpoint

@@ -42,7 +42,8 @@ class Subject:
     """All that a probe may look at, made when one does; `no_batch` says why there is none.
 
     moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. step: the
-    number of this one. recorded: what the run recorded while it trained. against: whether there is a second run at all, which may have no `base` to compare this step with.
+    number of this one. recorded: what the run recorded while it trained. against: whether there is
+    a second run at all, which may have no `base` to compare this step with.
     """
 
     model: Transformer

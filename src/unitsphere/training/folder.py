@@ -116,7 +116,9 @@ def read_evaluations(out: Path) -> list[dict[str, Any]]:
     path = out / EVALUATIONS
     lines = path.read_bytes().splitlines() if path.is_file() else []
     found = [record for record in map(parse, lines) if record is not None]
-    return [r for r in found if isinstance(r.get("tokens"), int) and isinstance(r.get("tasks"), dict)]
+    return [
+        r for r in found if isinstance(r.get("tokens"), int) and isinstance(r.get("tasks"), dict)
+    ]
 
 
 def add_evaluation(out: Path, found: dict[str, Any]) -> None:

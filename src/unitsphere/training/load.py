@@ -31,9 +31,10 @@ class LoadedRun(NamedTuple):
 def load_run(path: Path | str, device: str = "auto", trainable: bool = False) -> LoadedRun:
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
-    `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is in eval mode and wants no gradients, unless it shall be `trainable`.
-    Raises UserError if it is neither, or has no complete checkpoint yet; for an exported folder
-    that shall be trainable.
+    `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is
+    in eval mode and wants no gradients, unless it shall be `trainable`. Raises UserError if it is
+    none of these, or has no complete checkpoint yet; for an exported folder that shall be
+    trainable.
     """
     path, wanted = run_and_checkpoint(Path(path))
     if not (path / CONFIG).is_file():

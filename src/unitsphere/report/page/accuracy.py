@@ -1,4 +1,4 @@
-"""Accuracy on tasks over training tokens (nGPT Figures 3 and 8), from what `eval --tasks` recorded."""
+"""Accuracy on tasks over training tokens (nGPT Figures 3 and 8), from what `eval --tasks` kept."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from unitsphere.report.page.curves import round_off
 from unitsphere.report.page.parts import Figure, Figures, Section, Series, Table
-from unitsphere.report.page.runs import Run, is_number, without_keys
+from unitsphere.report.page.runs import Run, common_name, is_number, without_keys
 from unitsphere.training.folder import read_evaluations
 
 AVERAGE = "average"
@@ -30,7 +30,11 @@ def by_budget(runs: Sequence[Run]) -> dict[str, list[Run]]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(without_keys(run, "train.seed", "train.steps") or run.name, []).append(run)
-    return {several[0].arm: several for several in alike.values()}
+    names = [common_name([run.name for run in several]) for several in alike.values()]
+    return {
+        name if name and names.count(name) == 1 else several[0].arm: several
+        for name, several in zip(names, alike.values(), strict=True)
+    }
 
 
 def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> list[Section]:

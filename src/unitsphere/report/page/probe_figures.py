@@ -101,9 +101,7 @@ def in_panel(line: Series, began: str, ended: str) -> Series:
     )
 
 
-def overlay_figures(
-    name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool
-) -> list[Figure]:
+def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool) -> list[Figure]:
     """A probe of several arms at their last step: a panel per series, a line per arm.
 
     spread: the series' distributions over all layers (nGPT Figure 15) in place of their means by

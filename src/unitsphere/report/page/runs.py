@@ -1,9 +1,9 @@
 """A run folder as it lies there, whatever of it is missing: for the page, never for training."""
 
 import dataclasses
+import itertools
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -176,16 +176,28 @@ def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
         alike.setdefault(without_keys(run, "train.seed") or run.name, []).append(run)
     arms: dict[str, str] = {}
     for several in alike.values():
-        common = os.path.commonprefix([run.name for run in several])
-        name = re.sub(r"[\W_]*(seed)?[\W_]*$", "", common) if len(several) > 1 else common
+        name = common_name([run.name for run in several])
         if not name or name in arms.values():
             name = several[0].name
         arms |= {run.name: name for run in several}
     return [dataclasses.replace(run, arm=arms[run.name]) for run in runs]
 
 
+def common_name(names: Sequence[str]) -> str:
+    """What names have in common at their start, without what is left of a seed or a number.
+
+    >>> common_name(["ngpt/seed-0", "ngpt/seed-1"]), common_name(["gpt-120", "gpt-1240"])
+    ('ngpt', 'gpt')
+    """
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in alike)
+    if common in names:
+        return common
+    return re.sub(r"[\W_]*(seed|(?<=[\W_])s|\d*)[\W_]*$", "", common)
+
+
 def without_keys(run: Run, *keys: str) -> str:
-    """A run's config without some keys, as text that is the same for the same; empty without one."""
+    """A run's config without some keys as text, equal for equal configs; empty without one."""
     kept = {key: value for key, value in flatten(run.settings).items() if key not in keys}
     return json.dumps(kept, sort_keys=True) if kept else ""
 
@@ -193,14 +205,25 @@ def without_keys(run: Run, *keys: str) -> str:
 def data_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """The data sets and tokenizers that the runs' configs name, for the first screen."""
     found = []
-    for key, name in (("source", "data"), ("tokenizer", "tokenizer")):
-        told = [run.settings.get("data", {}).get(key) for run in runs]
-        values = list(dict.fromkeys(compact(value) for value in told if value))
+    for name, read in (("data", source_of), ("tokenizer", tokenizer_of)):
+        values = list(dict.fromkeys(value for run in runs if (value := read(run))))
         if values:
             few = ", ".join(shortened(value) for value in values[:MOST_NAMED])
             more = len(values) - MOST_NAMED
             found.append((name, f"{few} and {more} more" if more > 0 else few))
     return found
+
+
+def source_of(run: Run) -> str:
+    """The source of a run's data; empty if it is not known."""
+    return compact(run.settings.get("data", {}).get("source") or "")
+
+
+def tokenizer_of(run: Run) -> str:
+    """A run's tokenizer, or how many entries it has where the config names none."""
+    entries = run.settings.get("model", {}).get("vocab_size")
+    named = run.settings.get("data", {}).get("tokenizer")
+    return compact(named or (f"{entries:,} entries" if isinstance(entries, int) else ""))
 
 
 def shortened(source: str) -> str:

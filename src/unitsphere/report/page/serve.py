@@ -107,7 +107,11 @@ def serve(folders: Folders, port: int) -> None:
     """Serve until Ctrl-C, which ends with a line."""
     with server(folders, port) as serving:
         address = f"http://{HOST}:{serving.server_address[1]}/"
-        print(f"{' '.join(map(str, listed(folders)))} at {address} until Ctrl-C", file=sys.stderr, flush=True)
+        print(
+            f"{' '.join(map(str, listed(folders)))} at {address} until Ctrl-C",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
             serving.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

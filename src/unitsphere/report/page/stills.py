@@ -116,7 +116,7 @@ def draw_panel(axes: "Axes", panel: Panel, figure: Figure) -> None:
     for mark in figure.marks:
         if axis in mark.x and (mark.group in named or not small):
             draw_mark(axes, mark, axis)
-    axes.tick_params(labelsize=7 if small else 9)
+    axes.tick_params(labelsize=7 if small else 9, labelbottom=True)
     if figure.ticks:
         every = -(-len(figure.ticks) // MOST_LAYERS) if is_numbered(figure) else 1
         names = [plain(name) for name in figure.ticks.values()][::every]

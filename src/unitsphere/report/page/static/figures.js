@@ -71,7 +71,8 @@ class Group {
 class View {
   constructor(group, node, place, figure, number) {
     const { title, series, behind } = figure.panels[number];
-    const of = (numbers) => numbers.map((one) => figure.series[one]);
+    const lone = figure.alike && figure.panels.length > 1; // needs no dashes to tell it apart
+    const of = (numbers) => numbers.map((one) => figure.series[one]).map((one) => (lone ? { ...one, colour: one.colour % 6 } : one));
     const shown = of(series).map((one) => one.group);
     this.group = group;
     this.node = node;

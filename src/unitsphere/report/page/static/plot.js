@@ -69,6 +69,7 @@ function drawMarks(u, figure, state) {
   const { ctx } = u, scale = devicePixelRatio, taken = [];
   ctx.save();
   ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
   ctx.textBaseline = "bottom";
   ctx.lineJoin = "round";
   for (const mark of figure.marks) {
@@ -211,7 +212,7 @@ function plotOptions(figure, columns, state, width, hooks, whole) {
   const height = Math.max(hooks.small ? 150 : 220, Math.min(380, Math.round(width * (hooks.small ? 0.6 : 0.5))));
   const log = (on) => (on ? { distr: 3, log: 10 } : {});
   const words = figure.ticks.length ? wordTicks(figure, width - 74) : null;
-  const under = words ? words.axis : { size: 28, ...numberTicks("x", state.logX, figure.places[state.axis]) };
+  const under = words ? words.axis : { size: 28, space: hooks.small ? 36 : 50, ...numberTicks("x", state.logX, figure.places[state.axis]) };
   return {
     width,
     height: height + (words ? words.axis.size - 28 : 0),
