@@ -267,7 +267,7 @@ def test_only_runs_that_differ_in_the_seed_are_one_arm(several):
 def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_path, capsys):
     chosen = [several[name] for name in ("ngpt-s0", "ngpt-rate")]
     page = page_of(chosen)
-    assert page.answer.startswith("Of 2 runs ngpt-rate is lowest: ")
+    assert page.answer.startswith("Of 2 runs ngpt-s0 is lowest: ")
     assert page.caveats == ["The runs differ in optim.lr (see Settings)."]
     assert dict(page.facts) == {"data": "stdlib", "tokenizer": "1,024 entries"}
     out = tmp_path / "page.html"
