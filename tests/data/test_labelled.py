@@ -56,6 +56,42 @@ def test_cola_with_and_without_a_header(write):
     assert read(plain, "cola")[0] == ("The car honked.", None, "1", 1)
 
 
+def test_mnli_as_glue_ships_it_and_as_its_authors_do(write, capsys):
+    names = "index\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
+    rows = "0\tfiction\t(a)\ta\tb\tneutral\tcontradiction\n1\tfiction\t(c)\tc\td\tneutral\t-\n"
+    assert read(write("train.tsv", names + rows), "mnli") == [("a", "b", "2", 2)]
+    assert "1 lines without a label or text are left out" in capsys.readouterr().err
+    own = {"gold_label": "entailment", "sentence1": "a", "sentence2": "b", "genre": "x"}
+    hub = {"premise": "a", "hypothesis": "b", "label": 1, "idx": 0}
+    text = "".join(json.dumps(row) + "\n" for row in (own, hub))
+    assert [row[2] for row in read(write("mnli.jsonl", text), "mnli")] == ["0", "1"]
+
+
+def test_qnli_and_qqp_as_glue_ships_them(write, capsys):
+    text = "index\tquestion\tsentence\tlabel\n0\tWho ?\tMe .\tnot_entailment\n"
+    assert read(write("qnli.tsv", text), "qnli") == [("Who ?", "Me .", "1", 2)]
+    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    text = head + "1\t2\t3\tWhy ?\tHow ?\t1\n4\t5\t6\tbroken\n7\t8\t9\tSo ?\t\t0\n"
+    assert read(write("qqp.tsv", text), "qqp") == [("Why ?", "How ?", "1", 2)]
+    assert "2 lines" in capsys.readouterr().err
+    row = {"question1": "a", "question2": "b", "label": 0}
+    assert read(write("qqp.jsonl", json.dumps(row)), "qqp") == [("a", "b", "0", 1)]
+
+
+def test_wsc_as_superglue_ships_it_and_flat(write):
+    target = {"span1_index": 0, "span1_text": "Mark", "span2_index": 3, "span2_text": "him"}
+    text = "Mark told Pete: him, not himself."
+    marked = "Mark told Pete: *him*, not himself."
+    rows = [
+        {"text": text, "target": target, "idx": 0, "label": False},
+        {"text": text, **target, "label": 1},
+    ]
+    path = write("wsc.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert read(path, "wsc") == [(marked, "Mark", "0", 1), (marked, "Mark", "1", 2)]
+    elsewhere = {"text": text, "target": target | {"span2_index": 1}, "label": True}
+    assert read(write("odd.jsonl", json.dumps(elsewhere)), "wsc") == [(text, "Mark", "1", 1)]
+
+
 def test_jsonl_with_labels_as_numbers_and_as_names(write):
     rows = [
         {"sentence1": "a", "sentence2": "b", "label": 1, "idx": 0},

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
+from unitsphere.training.folder import read_evaluations
 
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -74,13 +76,41 @@ ITEMS = {
         "distractor3": "mat",
         "correct_answer": "green",
     },
+    "storycloze": {
+        **{f"InputSentence{n}": f"{{0}} sang song {n}." for n in range(1, 5)},
+        "RandomFifthSentenceQuiz1": ENDS[0],
+        "RandomFifthSentenceQuiz2": ENDS[1],
+        "AnswerRightEnding": 2,
+    },
+    "wsc273": {
+        "text": "{0} saw the dog.  It ran with his mat.",
+        "pronoun": "his",
+        "pronoun_loc": -1,
+        "options": ["The cat", "Ann"],
+        "label": 1,
+    },
+    "wsc": {
+        "text": "the dog sat with {0}, so it ran .",
+        "target": {"span1_text": "the dog", "span2_text": "it", "span2_index": -1},
+        "label": True,
+    },
     "translation": {"source": "{0}", "target": ENDS[0]},
     "text": {"text": "{0} sat on the mat. Ünïcode too! " * 12},
 }
 
 
-def filled(value, word: str):
-    return value.replace("{0}", word) if isinstance(value, str) else value
+OTHERS = ("storycloze", "wsc", "wsc273")
+"""Tasks that are not among those of zero_shot."""
+
+
+def filled(task: str, word: str) -> dict:
+    """An item of a task; the places of pronouns are those in the words that it has."""
+    item = {k: v.replace("{0}", word) if isinstance(v, str) else v for k, v in ITEMS[task].items()}
+    if task == "wsc273":
+        item["pronoun_loc"] = item["text"].replace("  ", " ").index("his")
+    if task == "wsc":
+        item["target"] = item["target"] | {"span2_index": item["text"].split().index("it")}
+    return item
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +124,9 @@ def folder(tmp_path_factory) -> Path:
         assert main(["train", "tiny.toml", "--out", "run"]) == 0
         assert main(["export", "run", "--out", "hf"]) == 0
         Path("data").mkdir()
-        for task, item in ITEMS.items():
+        for task in ITEMS:
             name = {"text": "texts", "translation": "pairs"}.get(task, f"{task}_val")
-            rows = [{key: filled(value, word) for key, value in item.items()} for word in WORDS]
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            lines = "".join(json.dumps(filled(task, word)) + "\n" for word in WORDS)
             Path("data", f"{name}.jsonl").write_text(lines)
     return folder
 
@@ -131,7 +160,7 @@ def pairs(folder, ours) -> dict[str, tuple[list[dict], list[dict]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for tasks, data in [
-            (["zero_shot"], "data"),
+            (["zero_shot", *OTHERS], "data"),
             (["translation"], "data/pairs.jsonl"),
             (["text"], "data/texts.jsonl"),
         ]:
@@ -163,6 +192,27 @@ def test_every_item_is_that_of_the_export_through_the_harness_s_backend(pairs, t
         for metric in ("acc", "acc_norm"):
             assert one.get(metric) == two.get(metric)
     assert len({tuple(numbers(one["resps"])) for one in mine}) > 1  # items differ
+
+
+def asked(pairs, task: str) -> list[tuple[str, str]]:
+    """Context and continuation of each answer to a task's first item."""
+    (document,) = [one for one in pairs[task][0] if one["doc_id"] == 0]
+    return [tuple(one) for one in document["arguments"]]
+
+
+def test_the_cloze_and_the_schemas_are_asked_as_the_harness_does(pairs):
+    story = " ".join(f"the cat sang song {n}." for n in range(1, 5))
+    assert asked(pairs, "storycloze") == [(story, f" {end}") for end in ENDS[:2]]
+    scored = [one["target"] for one in pairs["storycloze"][0]]
+    assert {int(target) for target in scored} == {1}
+    begin = "the cat saw the dog. It ran with "
+    rest = "  mat."  # the harness puts a space before what follows the pronoun
+    assert asked(pairs, "wsc273") == [(f"{begin}the cat's", rest), (f"{begin}Ann's", rest)]
+    question = 'Question: In the passage above, does the pronoun "*it*" refer to "*the dog*"?'
+    passage = "Passage: the dog sat with the cat, so *it* ran."
+    prompt = f"{passage}\n{question}\nAnswer:"
+    assert asked(pairs, "wsc") == [(prompt, " no"), (prompt, " yes")]
+    assert {int(one["target"]) for one in pairs["wsc"][0]} == {1}
 
 
 def test_translations_are_those_of_the_export(pairs):
@@ -199,7 +249,7 @@ def test_eval_reports_tasks_with_standard_errors(capsys):
     options = ["--task-data", "data", "--limit", "5"]
     found = printed(capsys, "eval", "run", "--tasks", "zero_shot", *options)
     assert found["loss"] is None
-    assert set(found["tasks"]) == set(ITEMS) - {"translation", "text"}
+    assert set(found["tasks"]) == set(ITEMS) - {"translation", "text", *OTHERS}
     assert set(found["tasks"]["piqa"]["metrics"]) == {"acc", "acc_norm"}
     for task in found["tasks"].values():
         assert task["items"] == 5
@@ -208,6 +258,21 @@ def test_eval_reports_tasks_with_standard_errors(capsys):
     share = found["tasks"]["piqa"]["metrics"]["acc"]
     spread = math.sqrt(share["value"] * (1 - share["value"]) / 4)
     assert share["standard_error"] == pytest.approx(spread)
+    (kept,) = read_evaluations(Path("run"))
+    assert (kept["step"], kept["tokens"], kept["tasks"]) == (30, 30 * 384, found["tasks"])
+
+
+def test_a_checkpoint_is_evaluated_and_kept_with_its_run(capsys, tmp_path):
+    shutil.copytree("run", tmp_path / "run")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-00000030")
+    (tmp_path / "run" / "tasks.jsonl").unlink(missing_ok=True)
+    for _ in range(2):  # the second in the place of the first
+        options = ["--tasks", "copa", "--task-data", "data", "--limit", "2"]
+        found = printed(capsys, "eval", str(checkpoint), *options)
+    (kept,) = read_evaluations(tmp_path / "run")
+    assert kept["tasks"] == found["tasks"]
+    assert main(["eval", str(checkpoint.with_name("step-00000029")), "--tasks", "copa"]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 def test_eval_of_text_and_of_a_task_file_beside_its_data(capsys):
@@ -235,7 +300,7 @@ def test_translation_of_a_file_with_other_fields_as_a_table(capsys):
         (["--tasks", "helaswag"], "unknown task 'helaswag' (did you mean 'hellaswag'?)"),
         (["--tasks", "gone.yaml"], "no such task file: gone.yaml"),
         (["--tasks", "piqa"], "no file piqa*.jsonl: give --task_data"),
-        (["--tasks", "text", "--task-data", "data"], "11 files in data fit *.jsonl"),
+        (["--tasks", "text", "--task-data", "data"], "14 files in data fit *.jsonl"),
         (["--tasks", "piqa", "--task-data", "gone"], "gone: no such file or folder"),
         (["--tasks", "piqa", "--context", "8", "16"], "--tasks takes one --context"),
         (["--shots", "3"], "--shots is of --tasks"),
@@ -285,5 +350,5 @@ def test_the_tasks_read_the_official_validation_files(ours):
     lm = HarnessLM(ours.model, ours.text, max_length=1024)
     found = figures(run_tasks(lm, ["zero_shot"], data=data, limit=4))
     assert {name: one["items"] for name, one in found.items()} == dict.fromkeys(
-        set(ITEMS) - {"translation", "text"}, 4
+        set(ITEMS) - {"translation", "text", *OTHERS}, 4
     )

@@ -9,6 +9,7 @@ import torch
 
 from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
+from unitsphere.inspection import updates
 from unitsphere.inspection.anatomy import embeddings_of, layers_of, matrices_of
 from unitsphere.inspection.probes import PROBES, Base, Subject, inspect
 from unitsphere.inspection.trace import trace
@@ -54,8 +55,26 @@ def subject(name, objective="clm", **numbers):
     model.loss(given.inputs, given.targets, **given.keywords()).backward()
     optimizer.step()
     moments = {key: optimizer.state[p]["exp_avg"] for key, p in model.named_parameters()}
-    base = Base(build("gpt", objective=objective, **SMALL), given)
-    return Subject(model, given, moments=moments, before=before, base=base)
+    other = build("gpt", objective=objective, **SMALL)
+    return Subject(
+        model,
+        given,
+        moments=moments,
+        before=before,
+        step=1,
+        recorded=recorded(model, given),
+        base=Base(other, given, recorded(other, given)),
+    )
+
+
+def recorded(model, given):
+    """What a run of one step would have recorded of its gradients."""
+    gradients = updates.gradients_of(model, given)
+    probes = {
+        name: {1: getattr(updates, name)(model, gradients.by_name)}
+        for name in ("gradient_norms", "second_fc_gradients")
+    }
+    return updates.Recorded({1: gradients.loss}, probes)
 
 
 def check(found):

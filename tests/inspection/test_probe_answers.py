@@ -288,6 +288,24 @@ def test_gradient_ratio_is_over_each_run_s_loss_and_meets_by_place():
     assert all(series["values"] == [4.0, 4.0] for series in found.values())
 
 
+def test_mean_gradient_ratio_is_of_the_means_over_the_steps_of_both():
+    model, base = made("ngpt"), made("angpt")
+
+    def record(of, norms: dict[int, float], loss: float) -> updates.Recorded:
+        points = {
+            s: layers((m.name, m.layer, n) for m in matrices_of(of)) for s, n in norms.items()
+        }
+        return updates.Recorded(dict.fromkeys(norms, loss), {"gradient_norms": points})
+
+    ours = record(model, {1: 100.0, 2: 6.0, 3: 12.0, 5: 100.0}, 3.0)
+    theirs = record(base, {2: 2.0, 3: 4.0, 4: 100.0}, 2.0)
+    found = updates.mean_gradient_ratio(model, ours, base, theirs, after=1, last=4)
+    assert {m.name for m in matrices_of(model)} == set(found)
+    assert all(series["values"] == [2.0, 2.0] for series in found.values())  # (2 + 4)/(1 + 2)
+    with pytest.raises(DoesNotApply, match="no step in common"):
+        updates.mean_gradient_ratio(model, ours, base, theirs, after=3, last=5)
+
+
 def test_moment_variance_and_its_share_of_the_whole_training():
     model = made()
     moments = {

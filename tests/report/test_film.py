@@ -19,6 +19,7 @@ from unitsphere.report.probe_pictures import history_of
 from unitsphere.training.config import TrainConfig, run_config_type
 from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.load import load_run
+from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
 
 SIZE = {"d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -60,12 +61,14 @@ def test_the_document_has_every_probe_and_checkpoint(found, runs):
     assert list(found["probes"]) == list(PROBES)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     silent = {name for name, probe in found["probes"].items() if not probe["applies"]}
-    assert silent == {"gain_norms", "gates", "lambda_by_depth"}
+    assert silent == {"gain_norms", "gates", "lambda_by_depth", "mean_gradient_ratio"}
+    assert "--inspect.probes gradient_norms" in found["probes"]["mean_gradient_ratio"]["why"]
     for name, probe in found["probes"].items():
         values = probe["values"]
         assert len(values["steps"]) == len(values["series"])
         assert (probe["why"] == "") == probe["applies"]
-        late = {"moment_variance", "angular_updates"}  # nothing was stepped before step 0
+        late = {"moment_variance", "angular_updates", "mean_gradients_by_layer"}
+        # nothing was stepped before step 0
         steps = [] if name in silent else [2, 4] if name in late else [0, 2, 4]
         assert values["steps"] == steps
 
@@ -195,6 +198,17 @@ def test_a_picture_over_steps_shows_the_live_records_and_relative_shares(found):
     shares = [scene["W_q"]["values"][1] for scene in history.scenes]
     assert sum(shares) == pytest.approx(1, rel=1e-4)
     assert history_of("logit_lens", found["probes"]["logit_lens"]["values"]).over_steps is False
+
+
+def test_means_are_over_the_steps_since_the_checkpoint_before(found, runs):
+    values = found["probes"]["mean_gradients_by_layer"]["values"]
+    records = {record["step"]: record for record in read_metrics(runs / "ngpt")}
+
+    def mean(layer: int) -> float:
+        key = f"probe/second_fc_gradients/W_oMLP/{layer}"
+        return sum(records[step][key] / records[step]["loss"] for step in (3, 4))
+
+    assert values["series"][-1]["W_oMLP"]["values"] == pytest.approx([mean(0) / mean(1), 1])
 
 
 def test_the_table_has_means_of_first_and_last_and_the_layers_ends(found):

@@ -10,12 +10,18 @@ from report.made_up import NASTY, make_quickstart, make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report.budgets import BudgetCurve
+from unitsphere.report.page.accuracy import accuracy_sections
+from unitsphere.report.page.compare import budget_figure
 from unitsphere.report.page.curves import POINTS
 from unitsphere.report.page.kinds import page_of
-from unitsphere.report.page.parts import Figures, Table, sort_value
-from unitsphere.report.page.render import figure_rows
+from unitsphere.report.page.parts import Figure, Figures, Series, Table, sort_value
+from unitsphere.report.page.render import figure_json, figure_rows
+from unitsphere.report.page.runs import by_arm, in_arms
+from unitsphere.report.page.stills import still
 from unitsphere.report.page.thin import places, smoothed
 from unitsphere.report.page.write import build, write_page
+from unitsphere.training.folder import add_evaluation, read_evaluations
 
 
 class Elements(HTMLParser):
@@ -137,7 +143,7 @@ def test_runs_in_a_folder_without_results_stand_beside_each_other(tmp_path):
     make_run(tmp_path / "study" / "runs" / "a" / "seed-0", "quickstart/ngpt")
     make_run(tmp_path / "study" / "runs" / "b" / "seed-0", "quickstart/gpt-plus", 300, until=60)
     page = page_of(tmp_path / "study")
-    assert page.answer == "1 of 2 runs that have begun are finished; no result yet."
+    assert page.answer == "1 of 2 runs that have started are finished; no result yet."
     table = next(b for s in page.sections for b in s.blocks if isinstance(b, Table))
     assert [row[:3] for row in table.rows] == [
         ["a/seed-0", "200", "200"],
@@ -201,6 +207,137 @@ def test_every_figure_has_its_data_as_a_table(quickstart):
         assert {len(row) for row in rows} == {1 + len(figure.series)}
         last = [f"{series.y[-1]:.5g}" for series in figure.series]
         assert rows[-1][1:] == last
+
+
+def lines(count: int) -> Figure:
+    """A figure of lines, each with a value at a place that the others lack."""
+    series = [Series(f"arm {i}", {"step": [0, i + 1]}, [1.0, 2.0 + i], i) for i in range(count)]
+    return Figure("some", "Some", "value", {"step": "steps"}, series)
+
+
+def test_a_table_under_a_plot_carries_no_value_forward():
+    assert figure_rows(lines(2)) == [["0", "1", "1"], ["1", "2", ""], ["2", "", "3"]]
+
+
+def test_more_than_six_lines_become_small_plots_with_the_others_behind():
+    assert [panel.title for panel in lines(6).panels()] == [""]
+    panels = lines(7).panels()
+    assert [panel.title for panel in panels] == [f"arm {i}" for i in range(7)]
+    assert all(len(panel.series) == 1 and len(panel.behind) == 6 for panel in panels)
+    assert figure_json(lines(7))["panels"][2] == {
+        "title": "arm 2",
+        "series": [2],
+        "behind": [0, 1, 3, 4, 5, 6],
+    }
+    svg = still(lines(7)).decode()
+    assert all(f"arm {i}" in svg for i in range(7))
+
+
+def change(run: Path, key: str, value: object) -> Path:
+    """Another value in a run's config."""
+    config = json.loads((run / "config.json").read_text())
+    section, _, name = key.partition(".")
+    config[section][name] = value
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> dict[str, Path]:
+    """Two seeds of a run, one with another rate, and one of another architecture."""
+    root = tmp_path_factory.mktemp("several")
+    for name in ("ngpt-s0", "ngpt-s1", "ngpt-rate"):
+        make_run(root / name, "quickstart/ngpt", steps=40)
+    make_run(root / "gpt", "quickstart/gpt-plus", steps=40)
+    change(root / "ngpt-s1", "train.seed", 1)
+    change(root / "ngpt-rate", "optim.lr", 0.5)
+    return {path.name: path for path in root.iterdir()}
+
+
+def test_only_runs_that_differ_in_the_seed_are_one_arm(several):
+    arms = by_arm(in_arms(sorted(several.items())))
+    told = {arm: [run.name for run in runs] for arm, runs in arms.items()}
+    assert told == {"gpt": ["gpt"], "ngpt-rate": ["ngpt-rate"], "ngpt": ["ngpt-s0", "ngpt-s1"]}
+    page = page_of(several["gpt"].parent)
+    caption = next(f.caption for f in page.figures() if f.name == "loss")
+    assert "ngpt-rate" in caption
+    assert caption.startswith("Last, means: gpt ")
+
+
+def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_path, capsys):
+    chosen = [several[name] for name in ("ngpt-s0", "ngpt-rate")]
+    page = page_of(chosen)
+    assert page.answer.startswith("Of 2 runs ngpt-s0 is lowest: ")
+    assert page.caveats == ["The runs differ in optim.lr (see Settings)."]
+    assert dict(page.facts) == {"data": "stdlib", "tokenizer": "1,024 entries"}
+    out = tmp_path / "page.html"
+    assert main(["report", *map(str, chosen), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "Runs"
+    assert "optim.lr" in out.read_text()
+    assert f"unitsphere report {chosen[0]} {chosen[1]}" in out.read_text()
+    assert main(["report", *map(str, chosen), "--samples", "1"]) == 2
+    assert "--samples writes texts of one run" in capsys.readouterr().err
+
+
+def test_losses_on_other_data_are_not_to_be_compared(several, tmp_path):
+    other = make_run(tmp_path / "other", "quickstart/ngpt", steps=40)
+    page = page_of([several["ngpt-s0"], change(other, "data.source", "books.jsonl")])
+    assert any("of other text or tokens: data.source" in line for line in page.caveats)
+    assert dict(page.facts)["data"] == "stdlib, books.jsonl"
+
+
+def test_a_quickstart_s_speedup_is_drawn_between_its_curves(quickstart):
+    figure = next(f for f in page_of(quickstart).figures() if f.name == "val-bits-per-byte")
+    base, ngpt = figure.series
+    (mark,) = figure.marks
+    first = next(x for x, y in zip(ngpt.x["step"], ngpt.y, strict=True) if y <= base.y[-1])
+    assert mark.x["step"] == (200, first)
+    assert mark.y == base.y[-1]
+    assert mark.text == f"ngpt ×{200 / first:.2f}"
+    assert mark.text in still(figure).decode()
+
+
+def test_a_study_s_budgets_are_the_ticks_and_its_speedup_an_arrow():
+    curves = [
+        BudgetCurve(name, [245760, 983040], [[5.0 - i], [4.0 - i]])
+        for i, name in enumerate(("gpt", "ngpt"))
+    ]
+    speedup = {"arm": "ngpt", "tokens": {"median": 2.0}, "to": {"tokens": 983040, "loss": 4.0}}
+    figure = budget_figure(curves, ["gpt", "ngpt"], {"speedups": [speedup], "provenance": {}})
+    assert figure.places == {"tokens": [245760, 983040]}
+    (mark,) = figure.marks
+    assert (mark.x["tokens"], mark.y, mark.text) == ((983040, 491520), 4.0, "ngpt ×2.00")
+    svg = still(figure).decode()
+    assert ">246k<" in svg
+    assert ">983k<" in svg
+    assert "ngpt ×2.00" in svg
+
+
+def test_accuracy_over_budgets_and_checkpoints_is_a_line_per_arm(several, tmp_path):
+    def evaluate(run: Path, step: int, **scores: float) -> None:
+        tasks = {
+            task: {"items": 9, "shots": 0, "metrics": {"acc": {"value": v, "standard_error": 0.1}}}
+            for task, v in scores.items()
+        }
+        add_evaluation(run, {"step": step, "tokens": 10 * step, "context": 8, "tasks": tasks})
+
+    short, long = (make_run(tmp_path / f"ngpt-{n}", "quickstart/ngpt", steps=n) for n in (20, 40))
+    evaluate(short, 20, piqa=0.5, sciq=0.3)
+    evaluate(long, 40, piqa=0.1)
+    evaluate(long, 40, piqa=0.7)  # in the place of the one before
+    evaluate(long, 40, sciq=0.5)
+    evaluate(long, 30, piqa=0.6)  # a checkpoint
+    assert len(read_evaluations(long)) == 3
+    (section,) = accuracy_sections(in_arms([("ngpt-20", short), ("ngpt-40", long)]))
+    figures, table = section.blocks
+    lines = {(line.legend, line.panel): line for line in figures.figures[0].series}
+    assert list(lines) == [("ngpt", "piqa"), ("ngpt", "sciq"), ("ngpt", "average")]
+    piqa = lines["ngpt", "piqa"]
+    assert (piqa.x["tokens"], piqa.y) == ([200, 300, 400], [0.5, 0.6, 0.7])
+    assert (piqa.low[0], piqa.high[0]) == (0.4, 0.6)
+    assert lines["ngpt", "average"].y == [0.4, 0.6]
+    assert table.rows[1] == ["ngpt", "300", "0.6000", "", ""]
+    assert accuracy_sections(in_arms(list(several.items()))) == []
 
 
 def test_long_lines_keep_their_spikes(tmp_path):

@@ -70,6 +70,40 @@ def test_each_form_has_its_figure(inspected):
     assert (key.low, key.high) == ([2, 4, 6], [4, 8, 12])
 
 
+def test_probes_of_several_arms_are_drawn_over_each_other(inspected, tmp_path):
+    other = make_run(tmp_path / "gpt", "quickstart/gpt-plus", steps=100)
+    (other / "inspect").mkdir()
+    document = json.loads((inspected / "inspect" / "inspect.json").read_text())
+    values = document["probes"]["few"]["values"]
+    values["series"] = [layers(1), layers(5, ("W_q", "W_k"))]
+    (other / "inspect" / "inspect.json").write_text(json.dumps(document))
+    figures = {figure.name: figure for figure in page_of([inspected, other]).figures()}
+    few = figures["overlay-few-W_q"]  # W_k is of one arm
+    assert [(line.name, line.y) for line in few.series] == [
+        ("run", [2, 4, 6]),
+        ("gpt", [5, 10, 15]),
+    ]
+    assert "at steps: run 100, gpt 100" in few.caption
+    steps = figures["overlay-steps"]
+    assert [panel.title for panel in steps.panels()] == ["W_q", "W_k", "W_v"]
+    assert [line.name for line in steps.panels()[1].series] == ["run", "gpt"]
+    spread = figures["overlay-spread-spread-input"]
+    assert [line.y for line in spread.series] == [[0.25, 0.75]] * 2
+    assert "run-few" in figures  # each run's own stay
+
+
+def test_more_than_three_series_have_a_panel_each(inspected):
+    path = inspected / "inspect" / "inspect.json"
+    document = json.loads(path.read_text())
+    names = ("a", "b", "c", "d")
+    document["probes"]["few"]["values"]["series"] = [layers(1, names), layers(2, names)]
+    path.write_text(json.dumps(document))
+    figure = next(f for f in page_of(inspected).figures() if f.name == "run-few")
+    panels = figure.panels()
+    assert [panel.title for panel in panels] == [*names]
+    assert [line.legend for line in panels[3].series] == ["step 100", "step 0"]
+
+
 def test_what_does_not_apply_says_why(inspected):
     section = next(s for s in page_of(inspected).sections if s.name == "probes")
     folded = next(block for block in section.blocks if isinstance(block, Folded))

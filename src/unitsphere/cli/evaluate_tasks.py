@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.cli.output import print_table
@@ -38,7 +39,10 @@ def check_task_options(args: "Eval") -> None:
 
 
 def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
-    """Task -> items, shots and metrics with their standard errors; the model in fp32."""
+    """Task -> items, shots and metrics with their standard errors; the model in fp32.
+
+    A run keeps them too, in tasks.jsonl: `report` draws accuracy over training tokens from it.
+    """
     from unitsphere.inference.lm_eval_tasks import figures, quiet, run_tasks
 
     with quiet():
@@ -47,7 +51,7 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
     context = args.context[0] if args.context else run.config.data.context
     lm = HarnessLM(run.model.float(), run.tokenizer, context)
     print(f"tasks: {', '.join(args.tasks)}", file=sys.stderr, flush=True)
-    return figures(
+    found = figures(
         run_tasks(
             lm,
             args.tasks,
@@ -57,6 +61,25 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
             limit=args.limit,
         )
     )
+    keep(args.run, context, found)
+    return found
+
+
+def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
+    """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
+    from unitsphere.training.checkpoint import load_state
+    from unitsphere.training.folder import add_evaluation
+    from unitsphere.training.load import chosen_checkpoint, run_and_checkpoint
+
+    folder, wanted = run_and_checkpoint(path)
+    if not (folder / "checkpoints").is_dir():
+        return
+    state = load_state(chosen_checkpoint(folder, wanted))
+    record = {"step": state.step, "tokens": state.tokens, "context": context, "tasks": dict(found)}
+    try:
+        add_evaluation(folder, record)
+    except OSError as error:
+        print(f"cannot keep the figures in {folder}: {error.strerror}", file=sys.stderr)
 
 
 def renamed(args: "Eval") -> dict[str, str]:

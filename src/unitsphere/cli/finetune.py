@@ -33,7 +33,7 @@ class Finetune:
     test: Annotated[Path | None, arg(metavar="FILE")] = None
     """examples to report on; none: a fifth of --data, held out"""
     task: TaskName | None = None
-    """names the fields, labels and deciding score of GLUE's files"""
+    """names the fields, labels and deciding score of GLUE's and SuperGLUE's files"""
     text: Annotated[str | None, arg(metavar="FIELD")] = None
     """field of the text; all as column numbers (from 1): a TSV file without a header"""
     text2: Annotated[str | None, arg(metavar="FIELD")] = None

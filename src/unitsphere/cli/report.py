@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One self-contained HTML page of a run, a fine-tuning, a quickstart or a study.
+    """One self-contained HTML page of a run, several runs, a fine-tuning or a study.
 
     The answer first, then curves, tables, probes, samples, what differs between
     the arms, the environment, and the commands that make the same again. The page
@@ -26,19 +26,20 @@ class Report:
     examples:
       unitsphere report runs/quickstart
       unitsphere report runs/first --serve
+      unitsphere report runs/ngpt runs/gpt runs/ngpt-long --out page.html
       unitsphere report runs/compare-quickstart --figures figures --out page.html
     """
 
-    folder: Annotated[Positional[Path], arg(metavar="RUN_OR_STUDY")]
-    """a run folder, a study's, or a folder of runs"""
+    folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_STUDY [RUN …]")]
+    """a run folder, a study's, or a folder of runs; several: their runs on one page"""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """the page; by default report.html in the folder"""
+    """the page; by default report.html in the folder, of several in the working folder"""
     figures: Annotated[Path | None, arg(metavar="DIR")] = None
     """draw every figure there too, as SVG and PNG"""
     samples: int = 0
     """texts that a run's last checkpoint is to write for the page, beside those it has"""
     serve: bool = False
-    """serve the page on this machine alone, always the latest, until Ctrl-C"""
+    """serve the page on this machine only, always the latest, until Ctrl-C"""
     port: int = 8321
     """of --serve; 0 takes any that is free"""
     json: bool = False
@@ -57,11 +58,11 @@ def run(argv: list[str]) -> int:
             raise UserError("--serve writes nothing: leave --out, --figures and --json out")
         from unitsphere.report.page.serve import serve
 
-        serve(args.folder, args.port)
+        serve(args.folders, args.port)
         return 0
     from unitsphere.report.page.write import write_page
 
-    written = write_page(args.folder, args.out, args.figures, args.samples)
+    written = write_page(args.folders, args.out, args.figures, args.samples)
     if args.json:
         print_json(written.record())
     else:

@@ -1,10 +1,12 @@
 """Labelled text for classification: GLUE's TSV, headerless TSV, and JSONL.
 
 TSV is as GLUE writes it: UTF-8, a tab between columns, no quoting, so a quotation mark is itself.
-JSONL holds an object a line. Empty lines are skipped; every mistake names its line.
+JSONL holds an object a line. Empty lines are skipped; every mistake names its line. Examples that
+a task leaves out are counted in a line on stderr.
 """
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
@@ -37,8 +39,11 @@ def read_labelled(path: Path | str, fields: Fields) -> list[Example]:
     path = Path(expanduser(path))
     lines = _lines(path)
     rows = _json_rows if path.suffix in JSON_LINES else _tsv_rows
-    examples = []
+    examples, left_out = [], 0
     for number, values in rows(lines, fields, path):
+        if _is_left_out(values, fields):
+            left_out += 1
+            continue
         where = f"line {number} of {path}"
         text, label, *second = values
         pair = _text(second[0], fields.text2, where) if second else None
@@ -46,7 +51,16 @@ def read_labelled(path: Path | str, fields: Fields) -> list[Example]:
         examples.append(Example(_text(text, fields.text, where), pair, spelled, number))
     if not examples:
         raise UserError(f"{path} holds no examples")
+    if left_out:
+        print(f"{path}: {left_out:,} lines without a label or text are left out", file=sys.stderr)
     return examples
+
+
+def _is_left_out(values: Sequence[Any], fields: Fields) -> bool:
+    """Whether a line (text, label and perhaps second text) is one that its task leaves out."""
+    if not values or str(values[1]) in fields.unlabelled:
+        return True
+    return fields.ragged and not all(str(value).strip() for value in values)
 
 
 def class_names(examples: Sequence[Example], fields: Fields) -> list[str]:
@@ -99,6 +113,8 @@ def _json_rows(
             raise UserError(f"{where} is not valid JSON: {error}") from error
         if not isinstance(record, dict):
             raise UserError(f"{where} is not a JSON object")
+        if fields.reshape is not None:
+            record = dict(fields.reshape(record))
         yield number, tuple(record[_field(names, record, where)] for names in fields.names())
 
 
@@ -121,6 +137,9 @@ def _tsv_rows(
         columns = [header.index(_field(names, header, where)) for names in fields.names()]
     for number, row in rows[0 if headerless else 1 :]:
         if len(row) != len(header):
+            if fields.ragged:
+                yield number, ()
+                continue
             raise UserError(
                 f"line {number} of {path} has {len(row)} columns, the first line {len(header)}"
             )
@@ -162,16 +181,18 @@ def _text(value: Any, names: Sequence[str], where: str) -> str:
 
 def _label(value: Any, fields: Fields, where: str) -> str:
     """A label as text, spelled as the task spells it first."""
-    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+    known = {name for spellings in fields.labels for name in spellings}
+    boolean = isinstance(value, bool) and "true" not in known
+    if boolean or not isinstance(value, int | str) or not str(value).strip():
         raise UserError(f"{where}: label {value!r} is neither a whole number nor a name")
-    label = str(value).strip()
+    label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not fields.labels:
         return label
     for spellings in fields.labels:
         if label in spellings:
             return spellings[0]
-    known = _listed([name for spellings in fields.labels for name in spellings])
-    raise UserError(f"{where}: label '{label}' is none of {known}")
+    listed = _listed([name for spellings in fields.labels for name in spellings])
+    raise UserError(f"{where}: label '{label}' is none of {listed}")
 
 
 def _order(label: str) -> tuple[bool, int, str]:

@@ -5,9 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from lm_eval.utils import general_detokenize
 
 from unitsphere.data.jsonl import json_records
+from unitsphere.data.tasks import marked_pronoun
 from unitsphere.errors import UserError
+
+POSSESSIVE = ("my", "his", "her", "our", "their")
+LOWERED = ("A", "An", "The", "She", "He", "It", "They", "My", "His", "Her", "Their")
+"""First words of an option that are lower-cased within a sentence."""
 
 
 def local(
@@ -59,3 +65,38 @@ def find_file(file: str, config_source: str, data: str | None) -> Path:
             "--task_data the one to take"
         )
     return found[0]
+
+
+def marked_pronouns(documents: Dataset) -> Dataset:
+    """SuperGLUE's WSC with the pronoun between asterisks, as the harness asks it."""
+
+    def marked(document: dict[str, Any]) -> dict[str, Any]:
+        found = dict(marked_pronoun(document))
+        return {**found, "text": general_detokenize(found["text"])}
+
+    return documents.map(marked)
+
+
+def fitting_options(documents: Dataset) -> Dataset:
+    """The Winograd schemas with options that fit the pronoun's place, as the harness has them.
+
+    An option for a possessive pronoun ends in 's, and its first word is lower-cased unless it
+    begins a sentence.
+    """
+
+    def fitted(document: dict[str, Any]) -> dict[str, Any]:
+        text = document["text"].replace("  ", " ")
+        begins = text[document["pronoun_loc"] - 2] == "."
+        ending = "'s" if document["pronoun"].lower() in POSSESSIVE else ""
+        options = [f"{option}{ending}" for option in document["options"]]
+        if not begins:
+            options = [lowered(option) for option in options]
+        return {**document, "text": text, "options": options}
+
+    return documents.map(fitted)
+
+
+def lowered(option: str) -> str:
+    """An option whose first word is lower-cased if it is an article or a pronoun."""
+    first, space, rest = option.partition(" ")
+    return f"{first.lower()}{space}{rest}" if first in LOWERED else option

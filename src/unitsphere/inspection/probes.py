@@ -12,12 +12,15 @@ from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection import scales, states, updates, weights
 from unitsphere.inspection.trace import Trace, trace
-from unitsphere.inspection.updates import Gradients, gradients_of
+from unitsphere.inspection.updates import Gradients, Recorded, gradients_of
 from unitsphere.inspection.values import DoesNotApply, Values
 from unitsphere.models.trunk import Transformer
 
 Form = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
+
+
+NO_RECORDS = Recorded({}, {})
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Base:
 
     model: Transformer
     batch: Batch
+    recorded: Recorded = NO_RECORDS
 
     @cached_property
     def gradients(self) -> Gradients:
@@ -37,8 +41,9 @@ class Base:
 class Subject:
     """All that a probe may look at, made when one does; `no_batch` says why there is none.
 
-    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. against:
-    whether there is a second run at all, which may have no `base` to compare this step with.
+    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. step: the
+    number of this one. recorded: what the run recorded while it trained. against: whether there is
+    a second run at all, which may have no `base` to compare this step with.
     """
 
     model: Transformer
@@ -47,6 +52,8 @@ class Subject:
     moments: Mapping[str, Tensor] = field(default_factory=dict)
     before: Mapping[str, Tensor] | None = None
     steps: int = 1
+    step: int = 0
+    recorded: Recorded = NO_RECORDS
     base: Base | None = None
     against: bool = False
 
@@ -99,12 +106,26 @@ def turned(subject: Subject) -> Values:
 
 def against(subject: Subject) -> Values:
     """`gradient_ratio` against the base; DoesNotApply if there is none."""
+    base = base_of(subject)
+    return updates.gradient_ratio(subject.model, subject.gradients, base.model, base.gradients)
+
+
+def mean_against(subject: Subject) -> Values:
+    """`mean_gradient_ratio` since the checkpoint before; DoesNotApply without a base."""
+    base, step = base_of(subject), subject.step
+    after = step - subject.steps
+    return updates.mean_gradient_ratio(
+        subject.model, subject.recorded, base.model, base.recorded, after, step
+    )
+
+
+def base_of(subject: Subject) -> Base:
+    """The second run at this step; DoesNotApply if there is none."""
     if subject.base is None and subject.against:
         raise DoesNotApply("the second run has no checkpoint of this step")
     if subject.base is None:
         raise DoesNotApply("there is no second run to compare with: give --against RUN2")
-    base = subject.base
-    return updates.gradient_ratio(subject.model, subject.gradients, base.model, base.gradients)
+    return subject.base
 
 
 PROBES: dict[str, Probe] = {
@@ -221,6 +242,20 @@ PROBES: dict[str, Probe] = {
         "NormFormer Figure 7",
         "ratio of gradient norms",
         against,
+        log=True,
+    ),
+    "mean_gradient_ratio": Probe(
+        "Mean gradients over those of another run, each over its loss",
+        "NormFormer Figure 7",
+        "ratio of mean gradient norms",
+        mean_against,
+        log=True,
+    ),
+    "mean_gradients_by_layer": Probe(
+        "Mean gradient of the MLP's output matrix, over that of the last layer",
+        "NormFormer Figure 3, as a mean",
+        "mean L1 norm / the last layer's",
+        lambda s: updates.mean_gradients_by_layer(s.recorded, s.step - s.steps, s.step),
         log=True,
     ),
     "sublayer_angles": Probe(

@@ -3,14 +3,16 @@
 | probe | figure |
 |---|---|
 | `second_fc_gradients` | NormFormer 3 |
-| `gradient_norms`, `gradient_ratio` | NormFormer 7 |
+| `gradient_norms`, `gradient_ratio`, `mean_gradient_ratio` | NormFormer 7 |
+| `mean_gradients_by_layer` | NormFormer 3, over the steps and the last layer |
 | `moment_variance`, `relative_variance` | anGPT B.1 |
 | `angular_updates` | this project's |
 
 Gradients and moments are dicts by the parameter's full name, shaped as the parameter is stored.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,6 +83,77 @@ def gradient_ratio(
             own = gradients.by_name[m.parameter].norm() / gradients.loss
             theirs = base_gradients.by_name[other.parameter].norm() / base_gradients.loss
             points.append((m.name, m.layer, own / theirs))
+    if not points:
+        raise DoesNotApply("the two models have no layer in common")
+    return layers(points)
+
+
+class Recorded(NamedTuple):
+    """What a run recorded while it trained: the loss in nats and its live probes, by step."""
+
+    losses: Mapping[int, float]
+    probes: Mapping[str, Mapping[int, Values]]
+
+    def mean(self, probe: str, steps: Iterable[int]) -> dict[tuple[str, str], float]:
+        """(series, label) -> the mean over the steps of a probe's value over the loss."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for step in steps:
+            for name, label, value in points_of(self.probes[probe][step]):
+                found.setdefault((name, label), []).append(value / self.losses[step])
+        return {key: sum(values) / len(values) for key, values in found.items()}
+
+    def steps(self, probe: str, after: int, last: int) -> list[int]:
+        """The steps after `after` up to `last` at which a probe and the loss are on record."""
+        known = self.probes.get(probe, {})
+        return [step for step in known if after < step <= last and step in self.losses]
+
+
+def mean_gradients_by_layer(recorded: Recorded, after: int, last: int) -> Values:
+    """Mean over the recorded steps of ‖∂L/∂W‖₁ of each layer's MLP output matrix.
+
+    Each over its loss, and over the mean of the last layer. Raises DoesNotApply without a record.
+    """
+    steps = recorded.steps("second_fc_gradients", after, last)
+    means = recorded.mean("second_fc_gradients", steps)
+    if not means:
+        raise DoesNotApply("the run recorded no second_fc_gradients since the checkpoint before")
+    ends = {name: value for (name, _), value in means.items()}
+    return layers((n, label, quotient(value, ends[n])) for (n, label), value in means.items())
+
+
+def quotient(a: float, b: float) -> float:
+    """a/b; NaN where b is 0."""
+    return a / b if b else math.nan
+
+
+def mean_gradient_ratio(
+    model: Transformer,
+    recorded: Recorded,
+    base: Transformer,
+    base_recorded: Recorded,
+    after: int,
+    last: int,
+) -> Values:
+    """Mean gradient norms over those of another run, each over its loss (NormFormer Figure 7).
+
+    The means are over the steps that both runs recorded after step `after` up to `last`. Matrices
+    meet as in `gradient_ratio`. Raises DoesNotApply without a step, or a layer, in common.
+    """
+    shared = set(base_recorded.steps("gradient_norms", after, last))
+    steps = [s for s in recorded.steps("gradient_norms", after, last) if s in shared]
+    if not steps:
+        raise DoesNotApply(
+            "the two runs recorded gradient_norms at no step in common since the checkpoint "
+            "before: train both with --inspect.probes gradient_norms"
+        )
+    own, theirs = (each.mean("gradient_norms", steps) for each in (recorded, base_recorded))
+    places = {(m.layer, m.sublayer, m.place, m.order): m for m in matrices_of(base)}
+    points = []
+    for m in matrices_of(model):
+        other = places.get((m.layer, m.sublayer, m.place, m.order))
+        if other is not None and (m.name, m.layer) in own and (other.name, other.layer) in theirs:
+            ratio = quotient(own[m.name, m.layer], theirs[other.name, other.layer])
+            points.append((m.name, m.layer, ratio))
     if not points:
         raise DoesNotApply("the two models have no layer in common")
     return layers(points)

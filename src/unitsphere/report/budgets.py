@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
-from unitsphere.report.table import short
+from unitsphere.report.ticks import plain_ticks, set_places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +62,10 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     every = sorted({tokens for curve in curves for tokens in curve.tokens})
     if every:
         axes.set_xlim(every[0] / 1.1, every[-1] * NAME_ROOM)
-        axes.set_xticks(every, [short(tokens) for tokens in every])
-        axes.set_xticks([], minor=True)
+        set_places(axes, every)
     axes.set_xlabel("training tokens, each point a run annealed over them")
     axes.set_ylabel("validation loss (nats a token)")
+    plain_ticks(axes)
     axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)
     name_lines(axes, curves)

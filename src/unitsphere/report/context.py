@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.report.curves import COLOURS, MARKERS
+from unitsphere.report.ticks import plain_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,8 +114,7 @@ def panel(axes: "Axes", found: Document, x: str, y: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,.0f}")
+    plain_axis(axes.yaxis)
     axes.set_xlabel(f"{x} (dotted: in training)")
     axes.set_ylabel(y)
     axes.grid(alpha=0.3, which="both")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unitsphere.report.ticks import plain_ticks
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -83,6 +85,7 @@ def _panel(axes: "Axes", curves: Sequence[Curve], xs: Sequence[Sequence[float]],
     axes.set_xlabel(x)
     # Room on the right for the names.
     axes.set_xlim(0, 1.22 * max(values[-1] for values in xs))
+    plain_ticks(axes)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

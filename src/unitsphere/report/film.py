@@ -14,6 +14,7 @@ from unitsphere.config import read_json
 from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
+from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
@@ -105,17 +106,24 @@ def film(
     on = pick_device(device)
     batch, why = probed_batch(config, on)
     bases = {} if against is None else bases_of(against, on)
-    last = max(places)
+    last, recorded = max(places), records_of(run)
     scenes = []
     for subject, step in subjects(run, config, places, on):
         base = bases.get(max(bases) if step == last else step) if bases else None
         full = replace(
-            subject, batch=batch, no_batch=why, base=base and base(), against=bool(bases)
+            subject,
+            batch=batch,
+            no_batch=why,
+            step=step,
+            recorded=recorded,
+            base=base and base(),
+            against=bool(bases),
         )
         scenes.append(Scene(step, inspect(full, names)))
         print(f"{run}: step {step}", file=sys.stderr)
     rows, tokens = (0, 0) if batch is None else (len(batch), batch.inputs.numel())
-    return Film(run, config, scenes, rows, tokens, live_values(run, names))
+    live = {name: values for name, values in recorded.probes.items() if name in names}
+    return Film(run, config, scenes, rows, tokens, live)
 
 
 def run_config(run: Path) -> RunConfig:
@@ -217,28 +225,31 @@ def bases_of(run: Path, device: torch.device) -> dict[int, Callable[[], Base]]:
     batch, why = probed_batch(config, device)
     if batch is None:
         raise UserError(f"cannot compare with {run}: {why}")
+    recorded = records_of(run)
 
     def base(folder: Path | None) -> Base:
         model = start(config, device)
         if folder is not None:
             load_model(folder, model)
-        return Base(model, batch)
+        return Base(model, batch, recorded)
 
     found = {step: partial(base, folder) for step, folder in places.items()}
     return ({0: partial(base, None)} if starts_alike(run, device) else {}) | found
 
 
-def live_values(run: Path, names: Sequence[str]) -> dict[str, dict[int, Values]]:
-    """Probe -> step -> what the run recorded of it while it trained."""
+def records_of(run: Path) -> Recorded:
+    """The losses and live probes that the run recorded while it trained."""
+    losses: dict[int, float] = {}
     found: dict[str, dict[int, Values]] = {}
     for record in read_metrics(run):
+        if "loss" in record:
+            losses[record["step"]] = record["loss"]
         for key, value in record.items():
             if not key.startswith(LIVE):
                 continue
             probe, name, label = key.removeprefix(LIVE).split("/")
-            if probe in names:
-                at = found.setdefault(probe, {}).setdefault(record["step"], {})
-                series: Series = at.setdefault(name, {"labels": [], "values": []})
-                series["labels"].append("" if label == "all" else label)
-                series["values"].append(value)
-    return found
+            at = found.setdefault(probe, {}).setdefault(record["step"], {})
+            series: Series = at.setdefault(name, {"labels": [], "values": []})
+            series["labels"].append("" if label == "all" else label)
+            series["values"].append(value)
+    return Recorded(losses, found)

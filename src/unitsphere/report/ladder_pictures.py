@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unitsphere.report.curves import COLOURS, MARKERS
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def law_picture(panels: Sequence[LawPanel], path: Path) -> Path:
             draw_law(axes, line, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
         axes.set_xscale("log")
         axes.set_yscale("log")
-        label_within_decade(axes)
+        plain_ticks(axes)
         dress(axes, panel.x, panel.y)
     if any(line.points or line.left_out for line in panels[0].lines):
         row[0].legend(frameon=False, fontsize=9)
@@ -86,16 +87,6 @@ def draw_law(axes: "Axes", line: LawLine, colour: str, marker: str) -> None:
         axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def label_within_decade(axes: "Axes") -> None:
-    """Plain numbers at the ticks of a height of less than a decade, whose powers say nothing."""
-    from matplotlib.ticker import StrMethodFormatter
-
-    low, high = axes.get_ylim()
-    if high < 10 * low:
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
-        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:.3g}"))
-
-
 def grid_picture(panels: Sequence[GridPanel], columns: int, path: Path) -> Path:
     """Draw a panel for each arm and size, `columns` in a row; each batch's best rate is a star."""
     rows = -(-len(panels) // columns)
@@ -110,6 +101,7 @@ def grid_picture(panels: Sequence[GridPanel], columns: int, path: Path) -> Path:
         rates = sorted({rate for curve in panel.curves for rate in curve.rates})
         axes.set_xticks(rates, [f"{rate:.3g}" for rate in rates], fontsize=7, rotation=45)
         axes.set_xticks([], minor=True)
+        plain_ticks(axes)
         axes.set_title(panel.title, fontsize=10)
         dress(axes, "learning rate", "loss (nats a token)")
         if panel.curves:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.inspection.values import QUANTILES
-from unitsphere.report.probe_panels import LAST, heights, layer_ticks, logarithmic
+from unitsphere.report.probe_panels import LAST, heights, layer_ticks
 from unitsphere.report.probe_pictures import COLUMNS, PANEL, STYLE
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,10 +87,11 @@ def draw_frame(axes: "Axes", panel: Panel, step: int) -> None:
     known = [y for series in scenes.values() for y in middles(series) if y == y]
     if known and log and min(known) > 0:
         axes.set_ylim(min(known) / 1.1, max(known) * 1.1)
-        logarithmic(axes, "y")
+        axes.set_yscale("log")
     elif known:
         margin = 0.05 * (max(known) - min(known) or 1)
         axes.set_ylim(min(known) - margin, max(known) + margin)
+    plain_ticks(axes)
     axes.set_title(title, fontsize=8)
     axes.set_ylabel(unit, fontsize=7)
     layer_ticks(axes, next(iter(scenes.values()))["labels"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from unitsphere.inspection.values import QUANTILES, Values
 
@@ -80,19 +80,7 @@ def draw_panel(axes: "Axes", names: Sequence[str], history: History) -> None:
         axes.set_ylim(bottom=0)
         axes.set_yticks([])
     if history.log:
-        logarithmic(axes, "x" if kind is draw_histograms else "y")
-
-
-def logarithmic(axes: "Axes", which: Literal["x", "y"]) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())
+        axes.set(**{f"{'x' if kind is draw_histograms else 'y'}scale": "log"})
 
 
 def draw_over_layers(axes: "Axes", name: str, history: History, style: str) -> None:

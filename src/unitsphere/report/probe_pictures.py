@@ -4,6 +4,7 @@ Time and depth are colours of viridis, which colour-blind readers and grey print
 later or the deeper, the darker.
 """
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
 from unitsphere.report.probe_panels import FIRST, LAST, History, colours, draw_panel, spread
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 4
 PANEL = (2.6, 2.1)
+OVER_ONE = ("gradient_ratio", "mean_gradient_ratio", "mean_gradients_by_layer")
+"""Probes of ratios: a line at 1 says where nothing differs."""
 BESIDE: Any = "outside center right"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -82,13 +86,16 @@ def picture(name: str, probe: Mapping[str, Any], run: str) -> "Figure":
     for axes, (title, names) in zip(grid, panels.items(), strict=False):
         draw_panel(axes, names, history)
         axes.set_title(title)
-        if name == "gradient_ratio":
+        if name in OVER_ONE:
             axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    for axes in grid[: len(panels)]:
+        plain_ticks(axes)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     label(figure, name, history, probe["values"]["unit"], list(grid[: len(panels)]), columns)
     figure.legend(handles=legend(history, panels), loc=BESIDE)
-    figure.suptitle(f"{probe['title']}: {run}\n{probe['source']}", fontsize=10)
+    title = textwrap.fill(f"{probe['title']}: {run}", round(13 * size[0]))
+    figure.suptitle(f"{title}\n{probe['source']}", fontsize=10)
     return figure
 
 

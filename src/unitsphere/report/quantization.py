@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.report.curves import COLOURS, MARKERS
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,6 +86,8 @@ def quantization_figure(found: Document, path: Path) -> list[Path]:
         axes.set_title(title, fontsize=11)
         axes.grid(alpha=0.3, which="both")
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in both:
+        plain_ticks(axes)
     both[0].set_ylabel("increase of the loss (nats a token)")
     both[0].legend(frameon=False, title="dotted: renormalised", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)

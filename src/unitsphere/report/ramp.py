@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.report.curves import COLOURS
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +72,7 @@ def ramp_picture(
     if losses:
         axes.legend(frameon=False)
     axes.set_xscale("log" if logarithmic else "linear")
+    plain_ticks(axes)
     axes.set_xlabel("learning rate, rising at each step; × where the loss diverged")
     axes.set_ylabel("training loss, smoothed (nats a token)")
     axes.grid(alpha=0.3, which="both")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unitsphere.report.curves import COLOURS
 from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
+from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,6 +171,7 @@ def draw_key(axes: "Axes", key: str, arms: Mapping[str, Any]) -> None:
         axes.set_xscale("log")
     if names:
         axes.set_xticks(range(len(names)), names)
+    plain_ticks(axes)
     axes.set_xlabel(key)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

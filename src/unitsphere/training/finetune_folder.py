@@ -30,6 +30,8 @@ CONFIG, RESULTS = "config.json", "results.json"
 MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"
 TOLD = ("run", "data", "test")
 """Keys of config.json that are only told: paths, whose contents are compared instead."""
+READING = ("unlabelled", "ragged", "reshape")
+"""Keys of the fields that the task's name decides."""
 
 
 def save_weights(path: Path, model: Classifier, tag: str) -> None:
@@ -89,7 +91,7 @@ def settings_of(
         "data_sha256": fingerprint(config.data),
         "test_sha256": test,
         "task": config.task,
-        "fields": to_dict(fields),
+        "fields": {k: v for k, v in to_dict(fields).items() if k not in READING},
         "classes": parts.classes,
         "pool": pool,
         "length": length,

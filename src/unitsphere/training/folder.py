@@ -12,11 +12,12 @@ from typing import Any
 from unitsphere.config import differences, read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.config import FREE_KEYS, RunConfig
-from unitsphere.training.log import replace
+from unitsphere.training.log import parse, replace
 from unitsphere.training.recipes import load_recipe
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
+EVALUATIONS = "tasks.jsonl"
 
 
 def saved_config(out: Path) -> RunConfig | None:
@@ -105,3 +106,27 @@ def locked(out: Path) -> Iterator[None]:
         os.close(handle)
         if not any(out.iterdir()):
             out.rmdir()
+
+
+def read_evaluations(out: Path) -> list[dict[str, Any]]:
+    """What `eval --tasks` found of the run, oldest first.
+
+    Each has `step`, `tokens` (trained on), `context`, and `tasks` as `eval` prints them.
+    """
+    path = out / EVALUATIONS
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    found = [record for record in map(parse, lines) if record is not None]
+    return [
+        r for r in found if isinstance(r.get("tokens"), int) and isinstance(r.get("tasks"), dict)
+    ]
+
+
+def add_evaluation(out: Path, found: dict[str, Any]) -> None:
+    """Add to the run's evaluations; one of the same step, context and tasks is replaced."""
+
+    def what(record: dict[str, Any]) -> tuple[Any, ...]:
+        tasks = [(n, t.get("shots"), t.get("items")) for n, t in record["tasks"].items()]
+        return record.get("step"), record.get("context"), tasks
+
+    kept = [record for record in read_evaluations(out) if what(record) != what(found)]
+    replace(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))

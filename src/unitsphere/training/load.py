@@ -31,11 +31,12 @@ class LoadedRun(NamedTuple):
 def load_run(path: Path | str, device: str = "auto", trainable: bool = False) -> LoadedRun:
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
-    The model is in eval mode and wants no gradients, unless it shall be `trainable`.
-    Raises UserError if it is neither, or has no complete checkpoint yet; for an exported folder
-    that shall be trainable.
+    `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is
+    in eval mode and wants no gradients, unless it shall be `trainable`. Raises UserError if it is
+    none of these, or has no complete checkpoint yet; for an exported folder that shall be
+    trainable.
     """
-    path = Path(path)
+    path, wanted = run_and_checkpoint(Path(path))
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is no run folder: it has no {CONFIG}")
     if is_exported(read_json(path / CONFIG)):
@@ -46,12 +47,7 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
             )
         return LoadedRun(*load_folder(path, pick_device(device)))
     config = load_recipe(path / CONFIG)
-    folder, damaged = checkpoint.newest(path / "checkpoints")
-    if folder is None:
-        why = f" ({damaged[0]})" if damaged else ""
-        raise UserError(f"{path} has no complete checkpoint{why}: train it first")
-    for line in damaged:
-        print(f"{line}: {folder} serves instead", file=sys.stderr)
+    folder = chosen_checkpoint(path, wanted)
     model = build_from(
         config.architecture, config.model, pick_device(device), objective=config.objective
     )
@@ -60,3 +56,30 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
     load_model(folder, model)
     model.requires_grad_(trainable).train(trainable)
     return LoadedRun(model, load_tokenizer(path / "tokenizer.json"), config)
+
+
+def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
+    """The run folder, and the checkpoint if `path` is one of the run's checkpoints."""
+    run = path.absolute().parent.parent
+    if path.absolute().parent.name == "checkpoints" and (run / CONFIG).is_file():
+        return run, path
+    return path, None
+
+
+def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
+    """The wanted checkpoint, or the newest complete one; what is damaged is said on stderr.
+
+    Raises UserError if the wanted one is damaged or not there, or if there is none.
+    """
+    if wanted is not None:
+        wrong = checkpoint.damage(wanted) if wanted.is_dir() else "there is no such folder"
+        if wrong is not None:
+            raise UserError(f"cannot load the checkpoint {wanted}: {wrong}")
+        return wanted
+    folder, damaged = checkpoint.newest(run / "checkpoints")
+    if folder is None:
+        why = f" ({damaged[0]})" if damaged else ""
+        raise UserError(f"{run} has no complete checkpoint{why}: train it first")
+    for line in damaged:
+        print(f"{line}: {folder} serves instead", file=sys.stderr)
+    return folder

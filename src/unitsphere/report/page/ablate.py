@@ -5,7 +5,7 @@ from pathlib import Path
 from unitsphere.report import ablation as tables
 from unitsphere.report.page.one_run import curve_sections, unfinished
 from unitsphere.report.page.parts import Figure, Figures, Page, Section, Table, Text
-from unitsphere.report.page.runs import Json, Run, runs_below
+from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import banded, provenance_command
 
@@ -39,7 +39,11 @@ def ablate_page(folder: Path, found: Json) -> Page:
         title=found["title"],
         kind=f"Ablation · {found['paper']}",
         answer=answer(found),
-        facts=[("tokens a run", f"{found['tokens']:,}"), ("seeds", str(len(found["seeds"])))],
+        facts=[
+            *data_facts(runs),
+            ("tokens per run", f"{found['tokens']:,}"),
+            ("seeds", str(len(found["seeds"]))),
+        ],
         caveats=tables.flags(found),
         unfinished=unfinished(runs),
         sections=[

@@ -5,18 +5,29 @@ from pathlib import Path
 
 from unitsphere.report import comparison as tables
 from unitsphere.report.budgets import BudgetCurve, curves_of
+from unitsphere.report.page.accuracy import accuracy_sections
 from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import Block, Figure, Figures, Folded, Page, Section, Table, Text
+from unitsphere.report.page.parts import (
+    Block,
+    Figure,
+    Figures,
+    Folded,
+    Mark,
+    Page,
+    Section,
+    Table,
+    Text,
+)
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Json, Run, found_in
+from unitsphere.report.page.runs import Json, Run, by_arm, data_facts, found_in
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import banded, provenance_command
+from unitsphere.report.table import short
 
 
 def compare_page(folder: Path, found: Json) -> Page:
     """What a comparison's results.json says, with the curves of its largest budget."""
-    runs = reported_runs(folder, found)
-    last = [run for run in runs if run.name.startswith(tuple(f"{arm} " for arm in found["arms"]))]
+    last = study_runs(folder, found, largest=True)
     rates = tables.tuning_lines(found)
     head = [*tables.LOSSES[:-1], f"against {found['baseline']}"]
     blocks: list[Block] = [
@@ -29,7 +40,7 @@ def compare_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind="Comparison",
         answer=answer(found),
-        facts=facts(found),
+        facts=[*data_facts(last), *facts(found)],
         caveats=[flag["text"] for flag in found["flags"]],
         unfinished=unfinished(last),
         sections=[
@@ -40,9 +51,10 @@ def compare_page(folder: Path, found: Json) -> Page:
                 else []
             ),
             *curve_sections(last, "The runs of the largest budget, a line a seed."),
+            *accuracy_sections(study_runs(folder, found, largest=False), by_arm),
             *probe_sections(last),
-            settings_section(runs),
-            environment_section(runs, commands(found, str(folder)), found["provenance"]),
+            settings_section(last),
+            environment_section(last, commands(found, str(folder)), found["provenance"]),
         ],
     )
 
@@ -119,18 +131,36 @@ def budget_figure(curves: Sequence[BudgetCurve], order: Sequence[str], found: Js
         caption="Each point: runs annealed over those tokens, the mean over seeds; the band is "
         "from the lowest seed to the highest.",
         log_x=True,
+        places={"tokens": sorted({tokens for curve in curves for tokens in curve.tokens})},
+        marks=speedup_marks(found, order),
         data=provenance_command(found),
     )
 
 
-def reported_runs(folder: Path, found: Json) -> list[Run]:
-    """The runs of the largest budget, wherever the study lies now."""
+def speedup_marks(found: Json, order: Sequence[str]) -> list[Mark]:
+    """An arrow for each speedup, from the baseline's last point to where the arm is as low."""
+    marks = []
+    for row in found["speedups"]:
+        factor = row["tokens"]["median"]
+        if factor is not None and row.get("to"):
+            last = row["to"]["tokens"]
+            ends = {"tokens": (float(last), last / factor)}
+            name = row["arm"]
+            text = f"{name} ×{factor:.2f}"
+            marks.append(Mark(ends, row["to"]["loss"], text, name, order.index(name)))
+    return marks
+
+
+def study_runs(folder: Path, found: Json, largest: bool) -> list[Run]:
+    """The runs of all budgets, or of the largest, wherever the study lies now."""
     runs = []
     for name, arm in found["arms"].items():
-        for seed in arm["budgets"][-1]["seeds"]:
-            place = found_in(folder, seed["run"])
-            if place is not None:
-                runs.append(Run(f"{name} #{seed['seed']}", name, place))
+        for budget in arm["budgets"][-1:] if largest else arm["budgets"]:
+            size = "" if largest else f" {short(budget['tokens'])}"
+            for seed in budget["seeds"]:
+                place = found_in(folder, seed["run"])
+                if place is not None:
+                    runs.append(Run(f"{name}{size} #{seed['seed']}", name, place))
     return runs
 
 

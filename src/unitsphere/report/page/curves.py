@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from unitsphere.report.page.parts import Figure, Figures, Series
+from unitsphere.report.page.parts import Figure, Figures, Mark, Series
 from unitsphere.report.page.runs import Run, by_arm, is_number
 from unitsphere.report.page.thin import places
 
@@ -40,10 +40,15 @@ MEASURES = (
 )
 
 
-def curves(runs: Sequence[Run]) -> Figures | None:
+VALIDATED = ("val_bits_per_byte", "val_loss")
+"""Measures between whose lines speedups are drawn."""
+
+
+def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
     """The figures of what the runs have on record; None if that is nothing.
 
     The colour of a run is its arm's. The loss in nats is left out where bits per byte say the same.
+    baseline: the arm to whose last validation loss arrows lead from the others.
     """
     arms = list(by_arm(runs))
     told = {key for run in runs for record in run.records for key in record}
@@ -60,6 +65,7 @@ def curves(runs: Sequence[Run]) -> Figures | None:
             series=lines,
             caption=last_values(lines),
             log_y=measure.log,
+            marks=speedup_marks(lines, baseline) if measure.key in VALIDATED else (),
             data=data_command(runs),
         )
         for measure in shown
@@ -93,6 +99,26 @@ def lines_of(
                 )
             )
     return found if any(len(line.y) > 1 for line in found) else []
+
+
+def speedup_marks(lines: Sequence[Series], baseline: str | None) -> list[Mark]:
+    """From the baseline's last point to where each other line is first as low; of one seed each.
+
+    The factor is that of steps, of places on record: nothing is interpolated.
+    """
+    base = [line for line in lines if line.legend == baseline]
+    if len(base) != 1 or (last := base[0].y[-1]) is None:
+        return []
+    marks = []
+    for line in lines:
+        reached = [i for i, y in enumerate(line.y) if y is not None and y <= last]
+        own = [other for other in lines if other.legend == line.legend]
+        if line is base[0] or not reached or len(own) > 1:
+            continue
+        ends = {key: (base[0].x[key][-1], line.x[key][reached[0]]) for key in line.x}
+        factor = ends["step"][0] / ends["step"][1]
+        marks.append(Mark(ends, last, f"{line.legend} ×{factor:.2f}", line.legend, line.colour))
+    return marks
 
 
 Axes = Mapping[str, tuple[str, "Reader"]]

@@ -14,7 +14,7 @@ from unitsphere.report.page.parts import (
     Table,
     Text,
 )
-from unitsphere.report.page.runs import Json, compact, document
+from unitsphere.report.page.runs import Json, compact, document, shortened
 from unitsphere.report.page.settings import page_commands
 from unitsphere.report.page.studies import banded
 from unitsphere.report.table import duration
@@ -39,6 +39,7 @@ def finetune_page(folder: Path, found: Json) -> Page:
             title=folder.resolve().name,
             kind="Fine-tuning",
             answer=f"No result yet: {len(parts)} rates and seeds are trained.",
+            facts=data_facts(settings),
             unfinished="Not finished: still choosing the rate",
             sections=sections,
         )
@@ -46,7 +47,7 @@ def finetune_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind=f"Fine-tuning · {found['task']}",
         answer=answer(found),
-        facts=facts(found),
+        facts=[*data_facts(settings), *facts(found)],
         caveats=caveats(found),
         sections=[Section("results", "Results", results(found)), *sections],
     )
@@ -67,6 +68,13 @@ def answer(found: Json) -> str:
     )
     against = "" if majority is None else f"; always the commonest class scores {majority:.3f}"
     return f"{found['task']}: {metric} {score['mean']:.3f} on the test part ({spread}){against}."
+
+
+def data_facts(settings: Json) -> list[tuple[str, str]]:
+    """The file of the examples, and the tokenizer of the run."""
+    model = settings.get("model", {}).get("data", {})
+    told = [("data", settings.get("data")), ("tokenizer", model.get("tokenizer"))]
+    return [(name, shortened(value)) for name, value in told if isinstance(value, str)]
 
 
 def facts(found: Json) -> list[tuple[str, str]]:

@@ -10,9 +10,10 @@ from unitsphere.report.page.finetune import finetune_page
 from unitsphere.report.page.ladder import ladder_page
 from unitsphere.report.page.one_run import run_page
 from unitsphere.report.page.parts import Page
-from unitsphere.report.page.quickstart import quickstart_page, several_page
+from unitsphere.report.page.quickstart import quickstart_page
 from unitsphere.report.page.ramp import ramp_page
-from unitsphere.report.page.runs import Json, document, is_run, runs_below
+from unitsphere.report.page.runs import Folders, Json, document, is_run, listed, runs_below
+from unitsphere.report.page.several import chosen_page, several_page
 from unitsphere.report.page.sweep import sweep_page
 from unitsphere.training.folder import CONFIG
 
@@ -28,13 +29,18 @@ STUDIES: dict[str, Callable[[Path, Json], Page]] = {
 """A key of results.json that no other study has, and the page of that study."""
 
 
-def page_of(folder: Path) -> Page:
-    """The page of a run, a study, or a folder of runs.
+def page_of(folders: Folders) -> Page:
+    """The page of a run, a study, or a folder of runs; of several the runs beside each other.
 
     Raises UserError for a folder that is none, or whose results are another version's.
     """
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: give a run's or a study's")
+    several = listed(folders)
+    for folder in several:
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}: give a run's or a study's")
+    if len(several) > 1:
+        return chosen_page(several)
+    folder = several[0]
     found = document(folder / RESULTS)
     for key, page in STUDIES.items():
         if key in found:

@@ -1,5 +1,6 @@
 """The page of a ladder."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from unitsphere.report.page.parts import (
     Series,
     Table,
 )
-from unitsphere.report.page.runs import Json, Run, runs_below
+from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import banded, provenance_command
 
@@ -58,6 +59,7 @@ def ladder_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind="Ladder",
         answer=answer(found),
+        facts=data_facts(runs),
         caveats=[flag["text"] for flag in found["flags"]],
         sections=[
             *sections,
@@ -135,7 +137,8 @@ def law_lines(
     if law is not None:
         ends = np.geomspace(min(xs), AHEAD * max(xs), 24).tolist()
         heights: list[Any] = [law["coefficient"] * x ** law["exponent"] for x in ends]
-        lines.append(banded(f"{name}, law", "x", ends, heights, colour, style="dashed"))
+        drawn = banded(f"{name}, law", "x", ends, heights, colour, style="dashed")
+        lines.append(dataclasses.replace(drawn, group=name))
     return lines
 
 

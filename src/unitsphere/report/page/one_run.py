@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from unitsphere.report.page.accuracy import accuracy_sections
 from unitsphere.report.page.curves import curves
 from unitsphere.report.page.parts import Block, Page, Section, Text
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Run
+from unitsphere.report.page.runs import Run, data_facts
 from unitsphere.report.page.settings import environment_section, run_commands, settings_section
 from unitsphere.report.page.texts import sample_sections
 from unitsphere.report.table import duration
@@ -29,11 +30,12 @@ def run_page(folder: Path) -> Page:
         title=name,
         kind=f"Training run · {architecture}" if architecture else "Training run",
         answer=answer(run),
-        facts=facts(run),
+        facts=[*data_facts([run]), *facts(run)],
         caveats=caveats(run),
         unfinished=unfinished([run]),
         sections=[
             *curve_sections([run]),
+            *accuracy_sections([run]),
             *probe_sections([run]),
             *sample_sections([run]),
             settings_section([run]),
@@ -112,9 +114,11 @@ def unfinished(runs: Sequence[Run]) -> str:
     return f"Not finished: {', '.join(parts)}{more}"
 
 
-def curve_sections(runs: Sequence[Run], intro: str = "") -> list[Section]:
-    """The curves, if there is any."""
-    found = curves(runs)
+def curve_sections(
+    runs: Sequence[Run], intro: str = "", baseline: str | None = None
+) -> list[Section]:
+    """The curves, if there is any; `baseline` is the arm whose last loss the others come to."""
+    found = curves(runs, baseline)
     if found is None:
         lines: list[Block] = [Text(["No record of a step is there yet."])]
         return [Section("curves", "Curves", lines)] if runs else []

@@ -19,7 +19,8 @@ class Series:
     x: by the key of the axis' choice ("step", "tokens", …), each as long as `y` and rising.
     y: None where there is no number. low, high: a band around it. colour: its place in the
     palette, the same for all that belongs to an arm. smooth: whether smoothing is offered. group:
-    what the legend names and hides, the series itself if empty.
+    what the legend names and hides, the series itself if empty. panel: the small plot that it
+    belongs to, where a figure has several.
     """
 
     name: str
@@ -31,15 +32,51 @@ class Series:
     low: Sequence[Number] | None = None
     high: Sequence[Number] | None = None
     group: str = ""
+    panel: str = ""
+
+    @property
+    def legend(self) -> str:
+        """What the legend names it."""
+        return self.group or self.name
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A horizontal arrow between two curves, from x[0] to x[1] at height y, with a text above.
+
+    x: by the key of the axis' choice, as a series'. group: the line that it belongs to.
+    """
+
+    x: Mapping[str, tuple[float, float]]
+    y: float
+    text: str
+    group: str
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A small plot of a figure; `behind` are the other panels' lines, drawn pale."""
+
+    title: str
+    series: Sequence[Series]
+    behind: Sequence[Series] = ()
+
+
+MOST_LINES = 6
+"""Lines of one plot; more become small plots side by side, a line each."""
+MOST_BEHIND = 12
+"""Lines of which each small plot shows the others pale behind its own."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot.
+    """A plot, or small plots side by side.
 
     name: of its files, unique on the page. xs: each choice of the axis and its label, the first
     is shown. caption: what is to be seen, in a sentence. data: the command that made the figures.
-    ticks: names at places of an axis of words. drawn: whether the page holds it drawn, for print.
+    ticks: names at places of an axis of words. places: of an axis of numbers, where its ticks
+    stand. marks: arrows between the lines. drawn: whether the page holds it drawn, for print.
     """
 
     name: str
@@ -52,7 +89,32 @@ class Figure:
     log_y: bool = False
     data: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
+    places: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    marks: Sequence[Mark] = ()
     drawn: bool = True
+
+    @property
+    def alike(self) -> bool:
+        """Whether its panels are of one quantity, and so have the same axes."""
+        return not any(series.panel for series in self.series)
+
+    def panels(self) -> list[Panel]:
+        """Its small plots: those that its series name, or one a line where there are many."""
+        names = list(dict.fromkeys(series.legend for series in self.series))
+        if not self.alike:
+            titles = dict.fromkeys(series.panel for series in self.series)
+            return [Panel(t, [s for s in self.series if s.panel == t]) for t in titles]
+        if len(names) <= MOST_LINES:
+            return [Panel("", self.series)]
+        shown = self.series if len(names) <= MOST_BEHIND else []
+        return [
+            Panel(
+                name,
+                [series for series in self.series if series.legend == name],
+                [series for series in shown if series.legend != name],
+            )
+            for name in names
+        ]
 
 
 @dataclass(frozen=True)

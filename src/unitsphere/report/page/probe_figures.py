@@ -4,18 +4,20 @@ A probe over layers shows the last checkpoint, and beside it the first; one over
 each layer, or their mean with their range.
 """
 
+import dataclasses
 import itertools
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 
 from unitsphere.report.page.curves import round_off
-from unitsphere.report.page.parts import Figure, Number, Series, Style
+from unitsphere.report.page.parts import MOST_LINES, Figure, Number, Series, Style
 from unitsphere.report.page.runs import Json, Run
 
 FIRST, LAST = 0, -1
 FEW = 3
-"""Series of which the first checkpoint and the quantiles are shown too."""
-MOST_LINES = 8
+"""Series of one plot; more have a panel each."""
+MOST_STEP_LINES = 8
 """Lines of a plot over steps; of more a series' layers become their mean."""
 LOW, HIGH = 1, 5
 """Places of the 5% and the 95% quantile."""
@@ -46,20 +48,20 @@ def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | Non
     if len(labels) == 1:
         return None
     lines = [
-        layer_line(key, series, labels, colour, banded=len(last) <= FEW)
+        layer_line(key, series, labels, colour, banded=True)
         for colour, (key, series) in enumerate(last.items())
     ]
-    if len(values["series"]) > 1 and len(last) <= FEW:
+    steps = values["steps"]
+    began, ended = (f"step {steps[place]:,}" for place in (FIRST, LAST))
+    if len(steps) > 1:
         first = values["series"][FIRST]
-        began = f"step {values['steps'][FIRST]:,}"
         lines += [
             layer_line(f"{key}, {began}", series, labels, colour, style="dashed")
             for colour, (key, series) in enumerate(first.items())
         ]
-    steps = values["steps"]
-    caption = f"Step {steps[LAST]:,}"
-    dashed = len(steps) > 1 and len(last) <= FEW
-    caption += f"; dashed: step {steps[FIRST]:,}." if dashed else "."
+    if len(last) > FEW:
+        lines = [in_panel(line, began, ended) for line in lines]
+    caption = f"S{ended[1:]}; dashed: {began}." if len(steps) > 1 else f"S{ended[1:]}."
     return Figure(
         name=f"{run.name}-{name}",
         title=probe["title"],
@@ -86,6 +88,89 @@ def layer_line(
     low, high = quantile_ends(series) if banded else (None, None)
     places = {"layer": [float(labels.index(label)) for label in series["labels"]]}
     return Series(name, places, heights(series), colour, style, low=low, high=high)
+
+
+def in_panel(line: Series, began: str, ended: str) -> Series:
+    """A series' line in a panel of its own, where the legend names the steps."""
+    first = line.style == "dashed"
+    return dataclasses.replace(
+        line,
+        panel=line.name.removesuffix(f", {began}") if first else line.name,
+        group=began if first else ended,
+        colour=0,
+    )
+
+
+def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool) -> list[Figure]:
+    """A probe of several arms at their last step: a panel per series, a line per arm.
+
+    spread: the series' distributions over all layers (nGPT Figure 15) in place of their means by
+    layer. Of more than MOST_LINES arms a figure per series, a panel per arm. None for a series
+    that a single arm has.
+    """
+    panels: dict[str, list[Series]] = {}
+    labels: list[str] = []
+    for colour, (arm, (_, probe)) in enumerate(arms.items()):
+        scenes = probe["values"]["series"]
+        for key, series in (scenes[LAST] if scenes else {}).items():
+            if spread:
+                found = density_line(arm, key, series, colour)
+            else:
+                labels += [label for label in series["labels"] if label not in labels]
+                single = len(series["labels"]) < 2
+                found = None if single else layer_line(arm, series, labels, colour, banded=True)
+            if found is not None:
+                panels.setdefault(key, []).append(found)
+    shared = {key: lines for key, lines in panels.items() if len(lines) > 1}
+    if not shared:
+        return []
+    many = len(arms) > MOST_LINES
+    groups = [{key: lines} for key, lines in shared.items()] if many else [shared]
+    return [overlay_figure(name, arms, group, labels, spread) for group in groups]
+
+
+def overlay_figure(
+    name: str,
+    arms: Mapping[str, tuple[Run, Json]],
+    panels: Mapping[str, Sequence[Series]],
+    labels: Sequence[str],
+    spread: bool,
+) -> Figure:
+    """The panels as one figure; a single one has no name of its own."""
+    probe = next(iter(arms.values()))[1]
+    values, first = probe["values"], next(iter(panels))
+    several = len(panels) > 1
+    steps = ", ".join(f"{arm} {p['values']['steps'][LAST]:,}" for arm, (_, p) in arms.items())
+    what = "Distribution over all layers" if spread else "By layer"
+    return Figure(
+        name=f"overlay-{name}{'-spread' if spread else ''}{'' if several else f'-{first}'}",
+        title=probe["title"] if several else f"{probe['title']}: {first}",
+        y="density" if spread else values["unit"],
+        xs={"value": values["unit"]} if spread else {"layer": "layer"},
+        series=[
+            dataclasses.replace(line, panel=key if several else "")
+            for key, lines in panels.items()
+            for line in lines
+        ],
+        caption=f"{probe['source']}. {what}, at steps: {steps}.",
+        log_x=spread and bool(values["log"]),
+        log_y=not spread and bool(values["log"]),
+        data=shlex.join(["unitsphere", "inspect", str(next(iter(arms.values()))[0].folder)]),
+        ticks={} if spread else {float(i): label or "all" for i, label in enumerate(labels)},
+        drawn=False,
+    )
+
+
+def density_line(arm: str, key: str, series: Json, colour: int) -> Series | None:
+    """An arm's histogram as shares per width of a bin, so that bins of any width compare."""
+    edges, counts = series.get("edges", []), series.get("counts", [])
+    if len(edges) < 2:
+        return None
+    total = sum(counts) or 1
+    pairs = list(zip(itertools.pairwise(edges), counts, strict=True))
+    middles = [round_off((a + b) / 2) or 0.0 for (a, b), _ in pairs]
+    heights = [round_off(count / total / (b - a)) for (a, b), count in pairs]
+    return Series(arm, {"value": middles}, heights, colour, "line")
 
 
 def has_edges(series: Mapping[str, Json]) -> bool:
@@ -166,7 +251,7 @@ RANGE = "; mean over the layers, the band from the lowest to the highest"
 
 def too_many(by_line: Mapping[tuple[str, str], Sequence[Number]]) -> bool:
     """Whether a line for each layer of each series would be too many."""
-    return len(by_line) > MOST_LINES
+    return len(by_line) > MOST_STEP_LINES
 
 
 def step_lines(

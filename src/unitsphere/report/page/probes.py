@@ -20,6 +20,7 @@ from unitsphere.report.page.probe_figures import (
     RANGE,
     histogram_figure,
     layer_figure,
+    overlay_figures,
     step_figure,
     step_lines,
     too_many,
@@ -29,8 +30,11 @@ from unitsphere.training.live import PREFIX
 
 
 def probe_sections(runs: Sequence[Run]) -> list[Section]:
-    """The probes of each inspected run and the live ones; no section where there is neither."""
-    blocks: list[Block] = []
+    """The probes of each inspected run and the live ones; no section where there is neither.
+
+    Of several arms first the probes that two or more have, their lines over each other.
+    """
+    blocks = overlay_blocks(runs)
     for run in runs:
         own = run_blocks(run)
         if len(runs) > 1 and own:
@@ -42,10 +46,44 @@ def probe_sections(runs: Sequence[Run]) -> list[Section]:
     return [Section("probes", "Probes", blocks, intro)] if blocks else []
 
 
+def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Each probe of two or more arms as one figure; an arm is its first inspected run."""
+    inspected: dict[str, tuple[Run, dict[str, Json]]] = {}
+    for run in runs:
+        told = probes_of(run)
+        if told and run.arm not in inspected:
+            inspected[run.arm] = run, told
+    if len(inspected) < 2:
+        return []
+    names = dict.fromkeys(name for _, told in inspected.values() for name in told)
+    over, spread = [], []
+    for name in names:
+        arms = {
+            arm: (run, told[name])
+            for arm, (run, told) in inspected.items()
+            if name in told and told[name].get("applies")
+        }
+        over += overlay_figures(name, arms, spread=False)
+        spread += overlay_figures(name, arms, spread=True)
+    blocks: list[Block] = []
+    for title, figures in (
+        ("Probes of the arms over each other", over),
+        ("Distributions of the arms over each other", spread),
+    ):
+        if figures:
+            blocks.append(Folded(f"{title} ({len(figures)})", [Figures(figures, apart=True)]))
+    return blocks
+
+
+def probes_of(run: Run) -> dict[str, Json]:
+    """The probes that `inspect` left in a run's folder."""
+    probes = document(run.folder / FOLDER / DOCUMENT).get("probes", {})
+    return {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
+
+
 def run_blocks(run: Run) -> list[Block]:
     """A run's probes: over layers, over steps, recorded live; and those that do not apply."""
-    probes = document(run.folder / FOLDER / DOCUMENT).get("probes", {})
-    told = {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
+    told = probes_of(run)
     shown = [(name, probe) for name, probe in told.items() if probe.get("applies")]
     command = f"unitsphere inspect {run.folder}"
     spread = [f for n, p in shown if (f := histogram_figure(run, n, p, command))]

@@ -1,20 +1,18 @@
-"""The page of a quickstart, and of any folder of runs that has no results yet."""
+"""The page of a quickstart."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unitsphere.report.page.accuracy import accuracy_sections
 from unitsphere.report.page.one_run import curve_sections, unfinished
 from unitsphere.report.page.parts import Page, Section, Table
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Json, Run, runs_below
+from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.page.settings import environment_section, run_commands, settings_section
 from unitsphere.report.page.texts import sample_sections
-from unitsphere.report.table import Arm, cells, columns, duration
-
-MOST_RUNS = 24
-"""Runs that curves are drawn of."""
+from unitsphere.report.table import Arm, cells, columns
 
 
 def quickstart_page(folder: Path, found: Json) -> Page:
@@ -32,12 +30,13 @@ def quickstart_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind="Quickstart",
         answer=answer(arms, baseline),
-        facts=arm_facts(arms),
+        facts=[*data_facts(runs), *arm_facts(arms)],
         caveats=[*([caveat] if arms else []), *failed],
         unfinished=unfinished(runs),
         sections=[
-            *curve_sections(runs),
+            *curve_sections(runs, baseline=baseline),
             Section("results", "Results", [table]),
+            *accuracy_sections(runs),
             *probe_sections(runs),
             *sample_sections(runs, each=1),
             settings_section(runs),
@@ -77,50 +76,3 @@ def answer(arms: Sequence[Arm], baseline: str | None) -> str:
 def arm_facts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Each arm's bits per byte."""
     return [(f"{arm.name}, bits per byte", f"{arm.bits_per_byte:.3f}") for arm in arms]
-
-
-def several_page(folder: Path) -> Page:
-    """Runs that lie in one folder: a study still at work, or one that left no results."""
-    runs = [
-        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm_of(path, folder), path)
-        for path in runs_below(folder)
-    ]
-    shown = runs[:MOST_RUNS]
-    rows = [row(run) for run in runs]
-    head = ["run", "step", "of", "training loss", "validation loss", "bits/byte", "time"]
-    done = sum(run.done for run in runs)
-    more = f" Curves of the first {MOST_RUNS}." if len(runs) > MOST_RUNS else ""
-    return Page(
-        title=folder.resolve().name,
-        kind="Runs",
-        answer=f"{done} of {len(runs)} runs that have begun are finished; no result yet.",
-        unfinished=unfinished(runs),
-        sections=[
-            Section("runs", "Runs", [Table("Where the runs stand", head, rows)]),
-            *curve_sections(shown, more.strip()),
-            *probe_sections(shown),
-            *sample_sections(shown, each=1),
-            settings_section(runs),
-            environment_section(runs, run_commands(shown, str(folder)), {}),
-        ],
-    )
-
-
-def arm_of(path: Path, folder: Path) -> str:
-    """A run's arm by its place: the first part of its path below the folder's runs."""
-    return path.relative_to(folder).as_posix().removeprefix("runs/").partition("/")[0]
-
-
-def row(run: Run) -> list[str]:
-    """Where a run stands."""
-    loss, val, bits = run.last("loss"), run.last("val_loss"), run.last("val_bits_per_byte")
-    time = run.last("time")
-    return [
-        run.name,
-        f"{run.step:,}",
-        f"{run.steps:,}" if run.steps else "–",
-        "–" if loss is None else f"{loss:.4f}",
-        "diverged" if run.diverged else "–" if val is None else f"{val:.4f}",
-        "–" if bits is None else f"{bits:.4f}",
-        "–" if time is None else duration(time),
-    ]

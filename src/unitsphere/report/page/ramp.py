@@ -7,7 +7,7 @@ from unitsphere.report import ramp as tables
 from unitsphere.report.page.curves import LEAST, POINTS, round_off
 from unitsphere.report.page.one_run import curve_sections, unfinished
 from unitsphere.report.page.parts import Figure, Figures, Page, Section, Series, Table, Text
-from unitsphere.report.page.runs import Json, Run, is_number, runs_below
+from unitsphere.report.page.runs import Json, Run, data_facts, is_number, runs_below
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import provenance_command
 from unitsphere.report.page.thin import places
@@ -25,6 +25,7 @@ def ramp_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind="Learning-rate ramp",
         answer=answer(found),
+        facts=data_facts(runs),
         caveats=[flag["text"] for flag in found["flags"]],
         unfinished=unfinished(runs),
         sections=[

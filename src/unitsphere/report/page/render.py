@@ -1,10 +1,10 @@
 """A page as one HTML document: template, style, scripts and plots' data in a single file."""
 
 import base64
+import dataclasses
 import hashlib
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -23,11 +23,11 @@ TABLE_ROWS = 24
 
 
 def render(
-    page: Page, folder: str, stills: Mapping[str, bytes], live: str = "", written: str = ""
+    page: Page, command: str, stills: Mapping[str, bytes], live: str = "", written: str = ""
 ) -> str:
     """The document. `stills`: SVG by a figure's name, shown in print and without scripts.
 
-    folder: as the commands that draw name it.
+    command: the line that writes the page.
     live: the version that a served page compares with the server's; a page for a file has none.
     written: when, for the foot of the page.
     """
@@ -36,7 +36,7 @@ def render(
     script = f'/* uPlot:\n{licence}*/\n(() => {{\n"use strict";\n{inner}\n}})();'
     return template().render(
         page=page,
-        draw=f"unitsphere report {shlex.quote(folder)} --figures figures",
+        draw=f"{command} --figures figures",
         figures={figure.name: figure_json(figure) for figure in page.figures()},
         stills={name: data_uri(svg) for name, svg in stills.items()},
         style=Markup("\n".join(static(name) for name in STYLES)),
@@ -79,7 +79,12 @@ def data_uri(svg: bytes) -> str:
 
 
 def figure_json(figure: Figure) -> dict[str, Any]:
-    """What the scripts draw a figure from."""
+    """What the scripts draw a figure from; panels name their series by number."""
+    numbers = {id(series): number for number, series in enumerate(figure.series)}
+
+    def at(several: Sequence[Series]) -> list[int]:
+        return [numbers[id(series)] for series in several]
+
     return {
         "title": figure.title,
         "y": figure.y,
@@ -87,7 +92,14 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "logX": figure.log_x,
         "logY": figure.log_y,
         "ticks": [[place, name] for place, name in figure.ticks.items()],
+        "places": {key: list(places) for key, places in figure.places.items()},
+        "marks": [dataclasses.asdict(mark) for mark in figure.marks],
+        "alike": figure.alike,
         "series": [series_json(series) for series in figure.series],
+        "panels": [
+            {"title": panel.title, "series": at(panel.series), "behind": at(panel.behind)}
+            for panel in figure.panels()
+        ],
     }
 
 
@@ -95,7 +107,7 @@ def series_json(series: Series) -> dict[str, Any]:
     """A series; a band only where there is one."""
     said: dict[str, Any] = {
         "name": series.name,
-        "group": series.group or series.name,
+        "group": series.legend,
         "colour": series.colour,
         "style": series.style,
         "smooth": series.smooth,
@@ -108,24 +120,28 @@ def series_json(series: Series) -> dict[str, Any]:
 
 
 def figure_rows(figure: Figure) -> list[list[str]]:
-    """Some rows of a figure's data: places on the first axis, and each series at or before it."""
+    """Some rows of a figure's data: places on the first axis, and what each series has there.
+
+    Of each of TABLE_ROWS stretches the place where most series have a value, and the last one.
+    """
     axis = next(iter(figure.xs))
-    places = sorted({place for series in figure.series for place in series.x[axis]})
-    step = max(1, -(-len(places) // TABLE_ROWS))
-    kept = [*places[::step], *(places[-1:] if (len(places) - 1) % step else [])]
+    lines = [values_by_place(series, axis) for series in figure.series]
+    places = sorted({place for line in lines for place in line})
+    size = max(1, -(-len(places) // TABLE_ROWS))
+    kept = {
+        max(places[start : start + size], key=lambda place: sum(place in line for line in lines))
+        for start in range(0, len(places), size)
+    }
     return [
-        [figure.ticks.get(place, f"{place:,.6g}"), *(at(s, axis, place) for s in figure.series)]
-        for place in kept
+        [
+            figure.ticks.get(place, f"{place:,.6g}"),
+            *(f"{line[place]:.5g}" if place in line else "" for line in lines),
+        ]
+        for place in sorted(kept | set(places[-1:]))
     ]
 
 
-def at(series: Series, axis: str, place: float) -> str:
-    """A line's value at a place, or the last before it; of points only what lies there."""
-    exact = series.style == "points"
-    value = None
-    for x, y in zip(series.x[axis], series.y, strict=True):
-        if x > place:
-            break
-        if y is not None and (not exact or x == place):
-            value = y
-    return "–" if value is None else f"{value:.5g}"
+def values_by_place(series: Series, axis: str) -> dict[float, float]:
+    """Place -> value of a series, where it has one."""
+    pairs = zip(series.x[axis], series.y, strict=True)
+    return {place: value for place, value in pairs if value is not None}

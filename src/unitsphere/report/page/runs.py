@@ -1,5 +1,7 @@
 """A run folder as it lies there, whatever of it is missing: for the page, never for training."""
 
+import dataclasses
+import itertools
 import json
 import math
 import re
@@ -10,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import read_json
+from unitsphere.config import flatten, read_json
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
@@ -21,6 +23,14 @@ from unitsphere.training.log import HEADER, METRICS, SAMPLES, read_metrics
 from unitsphere.training.recipes import config_from
 
 Json = Mapping[str, Any]
+
+Folders = Path | Sequence[Path]
+"""A run, a study or a folder of runs; or several."""
+
+MOST_NAMED = 2
+"""Data sets, and tokenizers, that the first screen names."""
+LONG = 48
+"""Characters of a path that is shown in full."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,11 @@ class Run:
         return shlex.join(["unitsphere", *words[1:]])
 
 
+def listed(folders: Folders) -> list[Path]:
+    """One folder or several as a list."""
+    return [folders] if isinstance(folders, Path) else list(folders)
+
+
 def document(path: Path) -> Json:
     """A JSON object from a file; empty if the file is missing, torn or another thing."""
     if not path.is_file():
@@ -148,6 +163,72 @@ def runs_below(folder: Path) -> list[Path]:
     found = {path.parent for path in folder.rglob(METRICS)}
     found |= {path.parent for path in folder.rglob(CONFIG) if is_run(path.parent)}
     return sorted(found - {folder})
+
+
+def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
+    """Runs by (name, folder): those whose configs differ only in the seed are one arm.
+
+    Every other run is an arm of its own, called as the run is.
+    """
+    runs = [Run(name, name, folder) for name, folder in named]
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(without_keys(run, "train.seed") or run.name, []).append(run)
+    arms: dict[str, str] = {}
+    for several in alike.values():
+        name = common_name([run.name for run in several])
+        if not name or name in arms.values():
+            name = several[0].name
+        arms |= {run.name: name for run in several}
+    return [dataclasses.replace(run, arm=arms[run.name]) for run in runs]
+
+
+def common_name(names: Sequence[str]) -> str:
+    """What names have in common at their start, without what is left of a seed or a number.
+
+    >>> common_name(["ngpt/seed-0", "ngpt/seed-1"]), common_name(["gpt-120", "gpt-1240"])
+    ('ngpt', 'gpt')
+    """
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in alike)
+    if common in names:
+        return common
+    return re.sub(r"[\W_]*(seed|(?<=[\W_])s|\d*)[\W_]*$", "", common)
+
+
+def without_keys(run: Run, *keys: str) -> str:
+    """A run's config without some keys as text, equal for equal configs; empty without one."""
+    kept = {key: value for key, value in flatten(run.settings).items() if key not in keys}
+    return json.dumps(kept, sort_keys=True) if kept else ""
+
+
+def data_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The data sets and tokenizers that the runs' configs name, for the first screen."""
+    found = []
+    for name, read in (("data", source_of), ("tokenizer", tokenizer_of)):
+        values = list(dict.fromkeys(value for run in runs if (value := read(run))))
+        if values:
+            few = ", ".join(shortened(value) for value in values[:MOST_NAMED])
+            more = len(values) - MOST_NAMED
+            found.append((name, f"{few} and {more} more" if more > 0 else few))
+    return found
+
+
+def source_of(run: Run) -> str:
+    """The source of a run's data; empty if it is not known."""
+    return compact(run.settings.get("data", {}).get("source") or "")
+
+
+def tokenizer_of(run: Run) -> str:
+    """A run's tokenizer, or how many entries it has where the config names none."""
+    entries = run.settings.get("model", {}).get("vocab_size")
+    named = run.settings.get("data", {}).get("tokenizer")
+    return compact(named or (f"{entries:,} entries" if isinstance(entries, int) else ""))
+
+
+def shortened(source: str) -> str:
+    """A long path by its last parts."""
+    return source if len(source) <= LONG else f"…/{'/'.join(Path(source).parts[-2:])}"
 
 
 def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:

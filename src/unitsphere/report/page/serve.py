@@ -6,9 +6,9 @@ import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from unitsphere.errors import UserError
+from unitsphere.report.page.runs import Folders, listed
 from unitsphere.report.page.write import build
 
 HOST = "127.0.0.1"
@@ -21,8 +21,8 @@ WATCHED = ("*.json", "*.jsonl", "*.txt", "*.svg", "*.toml")
 class Latest:
     """The page of a folder, made again when what it is made of has changed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folders: Folders) -> None:
+        self.folders = listed(folders)
         self.lock = threading.Lock()
         self.made = ("", "")
 
@@ -30,7 +30,7 @@ class Latest:
         """Changes when a file of the page's does."""
         found = hashlib.sha256()
         for pattern in WATCHED:
-            for path in sorted(self.folder.rglob(pattern)):
+            for path in sorted(path for folder in self.folders for path in folder.rglob(pattern)):
                 try:
                     state = path.stat()
                 except FileNotFoundError:  # renamed since it was listed
@@ -43,16 +43,16 @@ class Latest:
         with self.lock:
             version = self.version()
             if self.made[0] != version:
-                self.made = version, build(self.folder, live=version)
+                self.made = version, build(self.folders, live=version)
             return self.made[1]
 
 
-def server(folder: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the folder's page, bound but not serving yet.
+def server(folders: Folders, port: int) -> ThreadingHTTPServer:
+    """A server of the folders' page, bound but not serving yet.
 
     Raises UserError for a folder without a run or study, or a port that is taken.
     """
-    latest = Latest(folder)
+    latest = Latest(folders)
     latest.page()
 
     class Handler(BaseHTTPRequestHandler):
@@ -103,11 +103,15 @@ def send(request: BaseHTTPRequestHandler, status: HTTPStatus, kind: str, text: s
     request.wfile.write(body)
 
 
-def serve(folder: Path, port: int) -> None:
+def serve(folders: Folders, port: int) -> None:
     """Serve until Ctrl-C, which ends with a line."""
-    with server(folder, port) as serving:
+    with server(folders, port) as serving:
         address = f"http://{HOST}:{serving.server_address[1]}/"
-        print(f"{folder} at {address} until Ctrl-C", file=sys.stderr, flush=True)
+        print(
+            f"{' '.join(map(str, listed(folders)))} at {address} until Ctrl-C",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
             serving.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

@@ -23,7 +23,7 @@ def settings_section(runs: Sequence[Run]) -> Section:
     keys = list(dict.fromkeys(key for values in arms.values() for key in values))
     blocks: list[Block] = []
     if len(arms) > 1:
-        odd = [key for key in keys if len({values.get(key, "–") for values in arms.values()}) > 1]
+        odd = differing_keys(runs)
         columns = ["key", *arms]
         rows = [[key, *(values.get(key, "–") for values in arms.values())] for key in odd]
         note = "A dash: the arm has no such key. All other keys are the same."
@@ -32,6 +32,13 @@ def settings_section(runs: Sequence[Run]) -> Section:
     title = f"Every key ({len(keys)})"
     blocks.append(Folded(title, [Table("Every key", ["key", *arms], rows, plain=True)]))
     return Section("settings", "Settings", blocks)
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """The keys in which the arms' configs differ; a seed is one of them only between arms."""
+    arms = [merged(of) for of in by_arm([run for run in runs if run.settings]).values()]
+    keys = dict.fromkeys(key for values in arms for key in values)
+    return [key for key in keys if len({values.get(key, "–") for values in arms}) > 1]
 
 
 def merged(runs: Sequence[Run]) -> dict[str, str]:
@@ -76,15 +83,20 @@ def environment_section(
     return Section("environment", "Environment and commands", blocks)
 
 
-def run_commands(runs: Sequence[Run], folder: str) -> list[tuple[str, str]]:
-    """The lines that train the runs anew and write this page and its figures."""
+def run_commands(runs: Sequence[Run], *folders: str) -> list[tuple[str, str]]:
+    """The lines that train the runs again and write this page and its figures."""
     trained = [(f"Trains {run.name}", run.command) for run in runs if run.command]
-    return [*trained, *page_commands(folder)]
+    return [*trained, *page_commands(*folders)]
 
 
-def page_commands(folder: str) -> list[tuple[str, str]]:
+def report_command(*folders: str) -> str:
+    """The line that writes the page of these folders."""
+    return shlex.join(["unitsphere", "report", *folders])
+
+
+def page_commands(*folders: str) -> list[tuple[str, str]]:
     """The lines that write this page, and its figures as SVG and PNG."""
-    line = f"unitsphere report {shlex.quote(folder)}"
+    line = report_command(*folders)
     return [
         ("Writes this page", line),
         ("Draws its figures as SVG and PNG", f"{line} --figures figures"),

@@ -7,7 +7,7 @@ from typing import Any
 from unitsphere.report import sweep as tables
 from unitsphere.report.page.one_run import curve_sections, unfinished
 from unitsphere.report.page.parts import Block, Figure, Figures, Page, Section, Table, Text
-from unitsphere.report.page.runs import Json, Run, found_in
+from unitsphere.report.page.runs import Json, Run, data_facts, found_in
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import banded, provenance_command
 
@@ -31,7 +31,7 @@ def sweep_page(folder: Path, found: Json) -> Page:
         title=folder.resolve().name,
         kind=f"Sweep · {found['method']}",
         answer=" ".join(answer(name, arm) for name, arm in found["arms"].items()),
-        facts=[("tokens a run", f"{found['tokens']:,}")],
+        facts=[*data_facts(runs), ("tokens per run", f"{found['tokens']:,}")],
         caveats=failed,
         unfinished=unfinished(runs),
         sections=[

@@ -6,9 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from unitsphere.errors import UserError
 from unitsphere.report.page.kinds import page_of
 from unitsphere.report.page.parts import Page
 from unitsphere.report.page.render import render
+from unitsphere.report.page.runs import Folders, listed
+from unitsphere.report.page.settings import report_command
 from unitsphere.report.page.stills import still, write_stills
 from unitsphere.report.page.texts import fresh_samples, with_samples
 from unitsphere.training.log import replace as write_file
@@ -42,43 +45,48 @@ class Written:
         }
 
 
-def build(folder: Path, live: str = "") -> str:
-    """The page of a run or a study as one HTML document.
+def build(folders: Folders, live: str = "") -> str:
+    """The page of a run or a study, or of several runs, as one HTML document.
 
     live: the version of the page that a server serves; then nothing is drawn for print, so that
     it is quick. Raises UserError for a folder that is neither.
     """
-    page = page_of(folder)
-    return document(page, folder, live)
+    return document(page_of(folders), folders, live)
 
 
-def document(page: Page, folder: Path, live: str = "") -> str:
+def document(page: Page, folders: Folders, live: str = "") -> str:
     """A page as HTML, with the time of now at its foot."""
     stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
     written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return render(page, str(folder), stills, live, written)
+    return render(page, report_command(*map(str, listed(folders))), stills, live, written)
 
 
 def write_page(
-    folder: Path, out: Path | None = None, figures: Path | None = None, samples: int = 0
+    folders: Folders,
+    out: Path | None = None,
+    figures: Path | None = None,
+    samples: int = 0,
 ) -> Written:
-    """Write the page of a run or a study, and if asked its figures as SVG and PNG.
+    """Write the page of a run or a study, or of several runs, and if asked its figures.
 
     Args:
-        folder: a run's, a study's, or one that holds runs.
-        out: the file; by default report.html in the folder.
+        folders: a run's, a study's, or one that holds runs; or several runs' folders.
+        out: the file; by default report.html in the folder, of several in the working folder.
         figures: a folder for NAME.svg and NAME.png of every figure.
         samples: texts that the last checkpoint of a run writes for the page.
 
     Raises:
         UserError: for a folder that holds no run and no study, or for samples of one that holds
-            no run with a checkpoint.
+            no run with a checkpoint, or of several.
     """
-    page = page_of(folder)
+    page = page_of(folders)
+    first, *others = listed(folders)
     if samples:
-        page = with_samples(page, fresh_samples(folder, samples))
-    path = out or folder / FILE
+        if others:
+            raise UserError("--samples writes texts of one run: give one folder")
+        page = with_samples(page, fresh_samples(first, samples))
+    path = out or (Path(FILE) if others else first / FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, document(page, folder))
+    write_file(path, document(page, folders))
     drawn = {} if figures is None else write_stills(page.figures(), figures)
     return Written(page, path, drawn)

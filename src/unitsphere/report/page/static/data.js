@@ -11,11 +11,16 @@ function smooth(values, weight) {
   });
 }
 
-// The columns that a series is drawn as: a raw line pale behind its smooth one, a band's two ends.
-function columnsOf(series, state) {
+// The columns that a series is drawn as: a raw line pale behind its smooth one, a band's two ends;
+// of another panel's series a pale line.
+function columnsOf(series, state, behind = false) {
   const x = series.x[state.axis] || Object.values(series.x)[0];
   const column = (y, role) => ({ series, x, y, role });
   const found = [];
+  if (behind) {
+    const smoothed = series.smooth && state.smoothing > 0;
+    return [column(smoothed ? smooth(series.y, state.smoothing) : series.y, "behind")];
+  }
   if (series.low) found.push(column(series.high, "high"), column(series.low, "low"));
   if (series.smooth && state.smoothing > 0) {
     found.push(column(series.y, "raw"), column(smooth(series.y, state.smoothing), "main"));
@@ -48,13 +53,24 @@ function aligned(columns, state) {
   return data;
 }
 
+// Lowest and highest of all places and heights of some series, as far as the axes can show them.
+function extents(series, state) {
+  const columns = series.flatMap((one) => columnsOf(one, state));
+  const ends = (values, log) => {
+    const kept = values.filter((v) => v !== null && (!log || v > 0));
+    return [kept.reduce((a, b) => Math.min(a, b), Infinity), kept.reduce((a, b) => Math.max(a, b), -Infinity)];
+  };
+  return { x: ends(columns.flatMap(({ x }) => x), state.logX), y: ends(columns.flatMap(({ y }) => y), state.logY) };
+}
+
 // A number in few characters.
-function short(value) {
+function short(value, digits = 4) {
   if (value === null || value === undefined) return "";
   const size = Math.abs(value);
-  if (size >= 1e15 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e15) return value.toExponential(2).replace("e+", "e");
+  if (size > 0 && size < 1e-4) return (+value.toPrecision(3)).toExponential();
   for (const [unit, least] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e4]]) {
-    if (size >= least) return `${+(value / (least === 1e4 ? 1e3 : least)).toPrecision(4)}${unit}`;
+    if (size >= least) return `${+(value / (least === 1e4 ? 1e3 : least)).toPrecision(digits)}${unit}`;
   }
-  return String(+value.toPrecision(5));
+  return String(+value.toPrecision(Math.max(digits, 5)));
 }

@@ -5,7 +5,10 @@ class Group {
     this.root = root;
     this.apart = "apart" in root.dataset;
     this.key = `group-${number}`;
-    this.views = [...root.querySelectorAll("[data-figure]")].map((node) => new View(this, node, data));
+    this.views = [...root.querySelectorAll("[data-figure]")].flatMap((node) => {
+      const figure = data[node.dataset.figure];
+      return [...node.querySelectorAll(".plot")].map((place, panel) => new View(this, node, place, figure, panel));
+    });
     const all = this.views.flatMap(({ figure }) => figure.series);
     this.axes = this.views[0].figure.xs;
     this.smooths = all.some((series) => series.smooth);
@@ -64,13 +67,23 @@ class Group {
   }
 }
 
-// One figure of a group.
+// One plot of a group: a figure, or one of its panels.
 class View {
-  constructor(group, node, data) {
+  constructor(group, node, place, figure, number) {
+    const { title, series, behind } = figure.panels[number];
+    const lone = figure.alike && figure.panels.length > 1; // needs no dashes to tell it apart
+    const of = (numbers) => numbers.map((one) => figure.series[one]).map((one) => (lone ? { ...one, colour: one.colour % 6 } : one));
+    const shown = of(series).map((one) => one.group);
     this.group = group;
     this.node = node;
-    this.figure = data[node.dataset.figure];
-    this.place = node.querySelector(".plot");
+    this.place = place;
+    this.whole = figure;
+    this.small = figure.panels.length > 1;
+    this.first = number === 0;
+    this.behind = of(behind);
+    this.figure = this.small
+      ? { ...figure, title: `${figure.title}, ${title}`, series: of(series), marks: figure.marks.filter((mark) => shown.includes(mark.group)) }
+      : figure;
     this.box = element("div", { class: "tip", hidden: true });
     this.said = element("p", { class: "unseen", "aria-live": "polite" });
     this.plot = null;
@@ -84,7 +97,8 @@ class View {
     this.place.setAttribute("aria-label", `${this.figure.title}, ${this.figure.y}. ${help}`);
     this.place.addEventListener("keydown", (event) => this.onKey(event));
     this.place.addEventListener("blur", () => this.plot && this.plot.setCursor({ left: -10, top: -10 }));
-    this.place.after(legend(this), this.said);
+    this.place.after(this.said);
+    if (this.first) this.node.querySelector(".axis").after(legend(this));
     new ResizeObserver(() => this.fit()).observe(this.place);
     this.fit();
   }
@@ -100,20 +114,26 @@ class View {
     const width = Math.floor(this.place.clientWidth);
     if (!width) return;
     const state = this.group.stateOf(this);
-    const shown = this.figure.series.filter(({ group }) => !state.hidden.includes(group));
-    this.columns = shown.flatMap((series) => columnsOf(series, state));
+    const seen = (several) => several.filter(({ group }) => !state.hidden.includes(group));
+    this.columns = [
+      ...seen(this.behind).flatMap((series) => columnsOf(series, state, true)),
+      ...seen(this.figure.series).flatMap((series) => columnsOf(series, state)),
+    ];
     this.data = aligned(this.columns, state);
+    this.extent = this.small && this.figure.alike ? extents(this.whole.series, state) : null;
     if (this.plot) this.plot.destroy();
     const hooks = {
       key: this.group.key,
       apart: this.group.apart,
+      small: this.small,
       reset: () => this.group.zoom(null, this),
       select: (u) => this.select(u),
       read: (u) => this.read(u),
     };
     this.plot = new uPlot(
-      plotOptions(this.figure, this.columns, state, width, hooks), this.data, this.place,
+      plotOptions(this.figure, this.columns, state, width, hooks, this.extent), this.data, this.place,
     );
+    this.node.querySelector(".axis").textContent = axisOf(this.figure, state.axis).label;
     this.plot.over.append(this.box);
     this.look();
     this.node.querySelectorAll(".legend button").forEach((button) => {
@@ -141,7 +161,7 @@ class View {
     if (!this.plot || !this.data[0].length) return;
     const { zoom } = this.group.stateOf(this);
     const xs = this.data[0];
-    const whole = { min: xs[0], max: xs[xs.length - 1] };
+    const whole = this.extent ? { min: this.extent.x[0], max: this.extent.x[1] } : { min: xs[0], max: xs[xs.length - 1] };
     if (zoom) this.plot.setScale("x", { min: zoom[0], max: zoom[1] });
     else if (whole.min < whole.max) this.plot.setScale("x", whole);
     this.node.dataset.zoom = zoom ? "in" : "all";
@@ -196,14 +216,18 @@ class View {
 }
 
 function legend(view) {
-  const names = [...new Map(view.figure.series.map((series) => [series.group, series])).values()];
-  if (names.length < 2) return element("div", { class: "legend" });
+  const names = view.whole.series.filter(({ group }, i, all) => all.findIndex((one) => one.group === group) === i);
+  if (names.length < 2 || (view.small && view.figure.alike)) return element("div", { class: "legend" });
   return element("div", { class: "legend", role: "group", "aria-label": "Lines shown" }, ...names.map((series) => {
     const swatch = element("i", { class: `swatch s${series.colour % 6} ${series.style}` });
     const button = element("button", { type: "button", "aria-pressed": "true", "data-name": series.group }, swatch, series.group);
     button.addEventListener("click", () => view.group.toggle(series.group));
     return button;
   }));
+}
+
+function axisOf(figure, axis) {
+  return figure.xs.find(({ key }) => key === axis) || figure.xs[0];
 }
 
 function toolbar(group) {

@@ -15,6 +15,9 @@ function dashOf(series) {
 }
 
 function seriesOptions({ series, x, role }) {
+  if (role === "behind") {
+    return { label: series.name, stroke: colour("--pale"), width: 1, points: { show: false }, spanGaps: true };
+  }
   const stroke = seriesColour(series);
   const band = role === "high" || role === "low";
   const cloud = series.style === "points";
@@ -61,14 +64,53 @@ function drawBars(u, columns) {
   u.ctx.restore();
 }
 
-function axisOptions(label, extra) {
+// Arrows between two curves, each with its text above; a text moves up where another stands.
+function drawMarks(u, figure, state) {
+  const { ctx } = u, scale = devicePixelRatio, taken = [];
+  ctx.save();
+  ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "bottom";
+  ctx.lineJoin = "round";
+  for (const mark of figure.marks) {
+    const ends = mark.x[state.axis];
+    if (!ends || state.hidden.includes(mark.group)) continue;
+    const [from, to] = ends.map((x) => u.valToPos(x, "x", true));
+    const y = u.valToPos(mark.y, "y", true), head = (to < from ? 7 : -7) * scale;
+    ctx.strokeStyle = ctx.fillStyle = seriesColour(mark);
+    ctx.lineWidth = 1.6 * scale;
+    ctx.beginPath();
+    ctx.moveTo(from, y);
+    ctx.lineTo(to, y);
+    ctx.moveTo(to + head, y - 4 * scale);
+    ctx.lineTo(to, y);
+    ctx.lineTo(to + head, y + 4 * scale);
+    ctx.stroke();
+    const width = ctx.measureText(mark.text).width, { left, width: wide } = u.bbox;
+    const x = Math.min(Math.max((from + to - width) / 2, left), left + wide - width);
+    let bottom = y - 4 * scale;
+    while (taken.some((box) => x < box.right && box.left < x + width && Math.abs(box.bottom - bottom) < 15 * scale)) bottom -= 15 * scale;
+    taken.push({ left: x - 6 * scale, right: x + width + 6 * scale, bottom });
+    ctx.strokeStyle = colour("--panel");
+    ctx.lineWidth = 4 * scale;
+    ctx.strokeText(mark.text, x, bottom);
+    ctx.fillText(mark.text, x, bottom);
+  }
+  ctx.restore();
+}
+
+const FONT = "12px system-ui, sans-serif";
+
+function textWidth(text) {
+  const context = textWidth.context || (textWidth.context = document.createElement("canvas").getContext("2d"));
+  context.font = FONT;
+  return context.measureText(text).width;
+}
+
+function axisOptions(extra) {
   return {
-    label,
     stroke: colour("--soft"),
-    font: "12px system-ui, sans-serif",
-    labelFont: "12px system-ui, sans-serif",
-    labelGap: 2,
-    labelSize: 22,
+    font: FONT,
     grid: { stroke: colour("--line"), width: 1 },
     ticks: { show: false },
     border: { show: false },
@@ -105,30 +147,52 @@ function logTicks(low, high) {
   return Array.from({ length: count }, (_, i) => +((first + i) * step).toPrecision(6));
 }
 
-function logAxis(on) {
-  if (!on) return {};
-  return { splits: (u, axis, low, high) => logTicks(low, high), filter: (u, splits) => splits };
+// Of ticks in the order of their places those whose names do not run into the one before.
+function apart(u, key, places, names) {
+  let end = -Infinity;
+  return places.map((place, i) => {
+    const middle = u.valToPos(place, key);
+    const [low, high] = key === "x" ? [middle - textWidth(names[i]) / 2, middle + textWidth(names[i]) / 2] : [-middle - 7, -middle + 7];
+    if (low < end + (key === "x" ? 8 : 2)) return "";
+    end = high;
+    return names[i];
+  });
 }
 
-function wordTicks(figure) {
-  if (!figure.ticks.length) return {};
+// Ticks at given places, at those of a logarithm, or at uPlot's own: plain numbers, none on another.
+function numberTicks(key, log, places) {
+  const digits = places ? 3 : 6;
+  const made = { values: (u, splits) => apart(u, key, splits, splits.map((value) => short(value, digits))) };
+  if (places) made.splits = (u, axis, low, high) => places.filter((place) => place >= low && place <= high);
+  else if (log) made.splits = (u, axis, low, high) => logTicks(low, high);
+  if (made.splits) made.filter = (u, splits) => splits;
+  return made;
+}
+
+const TURNED = -40;
+
+// Words under an axis in full: side by side while they fit, else turned, with room for the longest.
+function wordTicks(figure, width) {
   const names = new Map(figure.ticks);
-  const crowded = [...names.values()].join("").length > 24;
+  const all = () => [...names.keys()];
+  if ([...names.values()].every((name) => /^\d+$/.test(name))) {
+    const values = (u, splits) => apart(u, "x", splits, splits.map((place) => names.get(place) || ""));
+    return { left: 0, axis: { splits: all, values, size: 28 } };
+  }
+  const widths = [...names.values()].map(textWidth);
+  const turned = Math.max(...widths) + 10 > width / names.size;
+  const angle = (-TURNED * Math.PI) / 180;
+  const size = turned ? Math.max(...widths) * Math.sin(angle) + 24 : 28;
+  const reach = widths.map((w, i) => w * Math.cos(angle) - (i / names.size) * width);
   return {
-    splits: () => [...names.keys()],
-    values: (u, splits) => splits.map((place) => {
-      const name = names.get(place) || "";
-      return name.length > 14 ? `${name.slice(0, 13)}…` : name;
-    }),
-    rotate: crowded ? -40 : 0,
-    size: crowded ? 84 : 28,
+    left: turned ? Math.max(0, ...reach) : 0,
+    axis: {
+      splits: all,
+      values: (u, splits) => splits.map((place) => names.get(place) || ""),
+      rotate: turned ? TURNED : 0,
+      size: Math.ceil(size),
+    },
   };
-}
-
-// A label no longer than its axis; the table of the data has the whole.
-function clipped(text, pixels) {
-  const most = Math.max(8, Math.floor((pixels - 60) / 6.5));
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 // Lines fill the width; points, words and a single place have room at the sides.
@@ -138,26 +202,29 @@ function rangeOf(figure, state) {
   return (u, low, high) => (dotted || low === null || low === high ? roomy(u, low, high) : [low, high]);
 }
 
-function plotOptions(figure, columns, state, width, hooks) {
-  const label = (figure.xs.find(({ key }) => key === state.axis) || figure.xs[0]).label;
-  const height = Math.max(220, Math.min(380, Math.round(width * 0.5)));
-  const numbers = (u, splits) => splits.map(short);
+// The vertical range: of what is seen, or where panels are alike of all that they show.
+function heightOf(state, whole) {
+  const roomy = state.logY ? widenLog : widen;
+  return (u, low, high) => (whole && whole.y[0] <= whole.y[1] ? roomy(u, ...whole.y) : roomy(u, low, high));
+}
+
+function plotOptions(figure, columns, state, width, hooks, whole) {
+  const height = Math.max(hooks.small ? 150 : 220, Math.min(380, Math.round(width * (hooks.small ? 0.6 : 0.5))));
   const log = (on) => (on ? { distr: 3, log: 10 } : {});
+  const words = figure.ticks.length ? wordTicks(figure, width - 74) : null;
+  const under = words ? words.axis : { size: 28, space: hooks.small ? 36 : 50, ...numberTicks("x", state.logX, figure.places[state.axis]) };
   return {
     width,
-    height,
-    padding: [10, 14, 0, 4],
+    height: height + (words ? words.axis.size - 28 : 0),
+    padding: [10, 18, 0, words ? Math.max(4, words.left - 44) : 4],
     legend: { show: false },
     series: [{}, ...columns.map(seriesOptions)],
     bands: bandsOf(columns),
     scales: {
       x: { time: false, ...log(state.logX), range: rangeOf(figure, state) },
-      y: { ...log(state.logY), range: state.logY ? widenLog : widen },
+      y: { ...log(state.logY), range: heightOf(state, whole) },
     },
-    axes: [
-      axisOptions(label, { values: numbers, size: 28, ...logAxis(state.logX), ...wordTicks(figure) }),
-      axisOptions(clipped(figure.y, height), { values: numbers, size: 56, ...logAxis(state.logY) }),
-    ],
+    axes: [axisOptions(under), axisOptions({ size: 56, ...numberTicks("y", state.logY) })],
     cursor: {
       y: false,
       drag: { x: true, y: false, setScale: false },
@@ -167,7 +234,7 @@ function plotOptions(figure, columns, state, width, hooks) {
       bind: { dblclick: () => () => (hooks.reset(), null) },
     },
     hooks: {
-      draw: [(u) => drawBars(u, columns)],
+      draw: [(u) => drawBars(u, columns), (u) => drawMarks(u, figure, state)],
       setSelect: [(u) => hooks.select(u)],
       setCursor: [(u) => hooks.read(u)],
     },

@@ -35,8 +35,7 @@ function readings(u, columns, figure) {
 function placeName(figure, axis, x) {
   const word = figure.ticks.find(([place]) => place === x);
   if (word) return word[1];
-  const { label } = figure.xs.find(({ key }) => key === axis) || figure.xs[0];
-  return `${short(x)} ${label}`;
+  return `${short(x)} ${axisOf(figure, axis).label}`;
 }
 
 function showReadings(box, u, found, figure, axis) {
