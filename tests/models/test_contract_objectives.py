@@ -189,7 +189,7 @@ def test_dropout_drops_in_training_alone():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("objective", ["clm", "mlm", "seq2seq"])
-def test_attention_dropout_drops_weights_in_training_alone(norm, objective):
+def test_attention_dropout_drops_weights_only_in_training(norm, objective):
     model, plain = (
         build("normformer", objective=objective, **SMALL, norm=norm, attention_dropout=p)
         for p in (0.5, 0.0)

@@ -74,7 +74,7 @@ def test_windows_and_shared_keys_are_carried(design, objective, name):
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_the_exported_form_drops_attention_weights_in_training_alone(kernel):
+def test_the_exported_form_drops_attention_weights_only_in_training(kernel):
     model = scattered(make("normformer", attention_dropout=0.5)).float()
     made, *_ = exported("normformer", fold_(model))
     made.set_attn_implementation(kernel)
