@@ -157,9 +157,9 @@ def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
 
 def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunConfig", Path]:
     """The recipe's config with the options applied, and the run folder."""
-    kind = type(recipe)
     from unitsphere.studies.runs import with_overrides
 
+    kind = type(recipe)
     keys = [f.name for f in dataclasses.fields(kind)]
     help_out = "run folder: a new one, or one of this very config to go on with"
     out_field = ("out", Annotated[Path, arg(metavar="RUN", help=help_out)], default_out(name))

@@ -24,6 +24,7 @@ class BySize(float):
     """The number that a form comes to at the sizes given, which knows its form."""
 
     form: str
+    sizes: tuple[int, int]
 
     def __new__(cls, form: str, d: int = 1, L: int = 1) -> Self:
         """Raises UserError for what is no form."""
