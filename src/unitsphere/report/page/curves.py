@@ -40,6 +40,7 @@ MEASURES = (
 )
 
 
+ARROW = " An arrow: how many times fewer steps an arm needs to come to the last loss of {}."
 VALIDATED = ("val_bits_per_byte", "val_loss")
 """Measures between whose lines speedups are drawn."""
 
@@ -63,13 +64,14 @@ def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
             y=measure.unit,
             xs={key: label for key, (label, _) in axes.items()},
             series=lines,
-            caption=last_values(lines),
+            caption=last_values(lines) + (ARROW.format(baseline) if marks else ""),
             log_y=measure.log,
-            marks=speedup_marks(lines, baseline) if measure.key in VALIDATED else (),
+            marks=marks,
             data=data_command(runs),
         )
         for measure in shown
         if (lines := lines_of(runs, measure, arms, axes))
+        for marks in [speedup_marks(lines, baseline) if measure.key in VALIDATED else []]
     ]
     return Figures(figures) if figures else None
 

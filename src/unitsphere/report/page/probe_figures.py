@@ -140,7 +140,9 @@ def overlay_figure(
     probe = next(iter(arms.values()))[1]
     values, first = probe["values"], next(iter(panels))
     several = len(panels) > 1
-    steps = ", ".join(f"{arm} {p['values']['steps'][LAST]:,}" for arm, (_, p) in arms.items())
+    drawn = {line.name for lines in panels.values() for line in lines}
+    ends = {arm: probe["values"]["steps"][LAST] for arm, (_, probe) in arms.items() if arm in drawn}
+    steps = ", ".join(f"{arm} {step:,}" for arm, step in ends.items())
     what = "Distribution over all layers" if spread else "By layer"
     return Figure(
         name=f"overlay-{name}{'-spread' if spread else ''}{'' if several else f'-{first}'}",
