@@ -75,11 +75,11 @@ class ANGPTConfig:
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05, scale=0.01)
-    """interpolation rates α_A and α_M (and α_X across), [d] per layer"""
+    """interpolation rates α_A and α_M (and α_X across), [d] per layer; init: nGPT's (its §2.6)"""
     signed_alpha: bool = False
     """use α as it is instead of |α|: §4.2 asks for α > 0"""
     s_z: ScaleConfig = ScaleConfig(init=1.0, scale=0.01)
-    """scale of the logits, [V]"""
+    """scale of the logits, [V]; init: nGPT's (its §2.6)"""
     z_gain: Literal["sqrt_d", "1"] = "sqrt_d"
     """gain of the gate z: √d, so that its standard deviation is ½, or none"""
     nu_alpha: bool = True
