@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,32 @@ def test_the_run_folder_follows_the_recipe():
     line = ["--out", "x", "--train.steps=3", "a/b", "--optim.lr", "1"]
     assert split_recipe(line) == ("a/b", ["--out", "x", "--train.steps=3", "--optim.lr", "1"])
     assert split_recipe(["--help"]) == (None, ["--help"])
+
+
+def test_a_run_without_out_takes_a_folder_of_its_own(folder, capsys, tmp_path, monkeypatch):
+    """Another config takes the next free folder, and the same command finds its own again."""
+    text = Path("text.txt").absolute()
+    (tmp_path / "tiny.toml").write_text(RECIPE.replace("text.txt", str(text)))
+    monkeypatch.chdir(tmp_path)
+
+    def lines(*argv: str) -> list[str]:
+        assert main(["train", "tiny.toml", "--train.steps", "2", *argv]) == 0
+        return capsys.readouterr().err.splitlines()
+
+    assert not any("this run is in" in line for line in lines())
+    other = lines("--optim.lr", "0.01", "--train.seed", "1")
+    odd = "optim.lr: 0.02 -> 0.01, and 1 more"
+    assert other[0] == f"runs/tiny holds another run ({odd}): this run is in runs/tiny-2"
+    assert other[-1] == "this run is in runs/tiny-2"
+    Path("runs/tiny-3").mkdir()
+    Path("runs/tiny-3/notes.txt").write_text("mine")
+    assert lines("--train.seed", "1")[-1] == "this run is in runs/tiny-4"
+    shutil.rmtree("runs/tiny")
+    again = lines("--optim.lr", "0.01", "--train.seed", "1", "--train.log_every", "5")
+    assert "runs/tiny-2 is finished" in "".join(again)
+    assert not Path("runs/tiny").exists()
+    assert not any("this run is in" in line for line in lines("--train.seed", "2"))
+    assert main(["train", "tiny.toml", "--train.seed", "3", "--out", "runs/tiny"]) == 2
 
 
 def test_help_of_a_recipe_shows_its_own_defaults(folder, capsys, monkeypatch):
