@@ -125,7 +125,7 @@ def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):
     capsys.readouterr()
     own, found = printed(capsys, "eval", "run"), printed(capsys, "eval", "run", "--data", "shards")
     assert found == own | {"data": "shards"}
-    argv = ["context", "run", "--context", "8", "16"]
+    argv = ["context", "run", "--context", "2", "4"]
     own = printed(capsys, *argv)["arms"]
     assert printed(capsys, *argv, "--data", "shards")["arms"] == own
     made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "all"]

@@ -42,8 +42,8 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
-  --dry-run              lay the run out without training: shards, memory and
-                         FLOPs of --world-size N processes; --json
+  --dry-run              lay the run out without training: shards, memory, FLOPs
+                         and hours of --world-size N processes, disk; --json
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
