@@ -14,6 +14,7 @@ import random
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from studies.inprocess import InProcess
 
 from unitsphere.cli import app, main, parse
 from unitsphere.config import read_toml
+from unitsphere.data.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -47,18 +49,32 @@ NOT_RUN = {
 PARSED = {
     "serve": "serves until it is stopped: tests/inference/test_serve.py",
     "report .* --serve": "serves until it is stopped: tests/report/test_page_serve.py",
+    "torchrun": "several processes: tests/training/parallel",
+    "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",
 }
 PLANNED = {
-    "torchrun": "several processes: tests/training/parallel",
-    "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "ablate": "dozens of runs: tests/studies/test_ablate.py",
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
-    "lr-ramp": "runs of hundreds of steps: tests/studies/test_ramp.py",
+    "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
 }
 """Run with --dry-run instead, which reads the command, its files and recipes."""
 
+FEWER = {"benchmarks/number_words.py": ["--train", "300", "--test", "8"]}
 INSTEAD = {"make quickstart": "unitsphere quickstart"}
+
+
+GIVEN = {
+    "context": {
+        "runs/gpt-s0": "runs/quickstart/gpt-plus",
+        "runs/gpt-s1": "runs/quickstart/gpt-plus",
+        "runs/ngpt-s0": "runs/quickstart/ngpt",
+        "runs/ngpt-s1": "runs/quickstart/ngpt",
+        "runs/ngpt-no-qk-s0": "runs/quickstart/ngpt",
+    },
+    "quantize": {"runs/gpt-plus": "runs/quickstart/gpt-plus"},
+}
+"""Runs that a page takes for granted, and what stands for them."""
 
 
 def commands(page: str) -> list[str]:
@@ -104,6 +120,8 @@ def write_files() -> None:
     lines("pairs.jsonl", 60, source=lambda: text(3), target=lambda: text(2))
     lines("test.jsonl", 3, source=lambda: text(3), target=lambda: text(2))
     Path("other.txt").write_text(text(300))
+    made = prepare("wiki.jsonl", "bpe:512", "made", progress=False)
+    shutil.copy(made / "tokenizer.json", "tokenizer.json")
     for name, count in (("train", 24), ("dev", 8)):
         rows = [f"{text(5)}\t{n % 2}\n" for n in range(count)]
         Path(f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
@@ -119,7 +137,7 @@ def write_files() -> None:
 
 
 TINY: dict[str, Any] = {
-    "model": {"d_model": 16, "n_layers": 1, "n_heads": 1},
+    "model": {"d_model": 32, "n_layers": 1, "n_heads": 1},
     "data": {"context": 32, "val_fraction": 0.1},
     "train": {"steps": 2, "batch_tokens": 64, "eval_tokens": 64, "precision": "fp32"},
 }
@@ -136,7 +154,7 @@ def smaller(path: Path) -> dict[str, Any]:
     if "budgets" in table:
         table |= {"budgets": [2048, 4096], "tune": {"points": 1}}
     if "search" in table:
-        table |= {"tokens": 2048, "trials": 2, "tune": {"seeds": [100], "fraction": 0.1}}
+        table |= {"tokens": 512, "trials": 2, "tune": {"seeds": [100], "fraction": 0.1}}
         table.pop("stop", None)
     return table
 
@@ -155,15 +173,18 @@ def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-SHORTER = ("--context", "--per-document", "--tokens", "--train.steps", "--steps")
+SHORTER = dict.fromkeys(("--context", "--per-document", "--tokens"), 16) | dict.fromkeys(
+    ("--steps", "--train.steps", "--train.save_every", "--inspect.every"), 40
+)
+"""Options whose numbers are divided, and by how much."""
 
 
 def shorter(argv: list[str]) -> list[str]:
-    """The words with the numbers of contexts, texts and steps divided by 16."""
-    found, dividing = [], False
+    """The words with smaller numbers of steps and tokens."""
+    found, by = [], None
     for word in argv:
-        dividing = word in SHORTER if word.startswith("--") else dividing
-        found.append(str(max(int(word) // 16, 2)) if dividing and word.isdecimal() else word)
+        by = SHORTER.get(word) if word.startswith("--") else by
+        found.append(str(max(int(word) // by, 1)) if by and word.isdecimal() else word)
     return found
 
 
@@ -184,33 +205,24 @@ def only_parse(patch: pytest.MonkeyPatch, argv: list[str]) -> None:
             main(argv)
 
 
-def planned(command: str) -> list[str]:
-    """The words of a command with --dry-run, and as many processes as torchrun would start."""
-    words = shlex.split(command, comments=True)
-    if words[0] != "torchrun":
-        return [*words[1:], "--dry-run"]
-    count = {words[i]: int(words[i + 1]) for i, w in enumerate(words) if w.startswith("--n")}
-    world = count["--nproc-per-node"] * count.get("--nnodes", 1)
-    return [*words[words.index("unitsphere") + 1 :], "--dry-run", "--world-size", str(world)]
-
-
 def run(patch: pytest.MonkeyPatch, command: str) -> None:
     """Run a command as its page has it, or what stands for it."""
     if named(command, NOT_RUN):
         return
     words = shlex.split(command, comments=True)
-    if named(command, PLANNED):
-        assert main(planned(command)) == 0
-    elif words[0] == "python":
-        patch.setattr(sys, "argv", words[1:])
+    ours = words[words.index("unitsphere") + 1 :] if "unitsphere" in words else []
+    if words[0] == "python":
+        patch.setattr(sys, "argv", [*words[1:], *FEWER[words[1]]])
         runpy.run_path(str(ROOT / words[1]), run_name="__main__")
-    elif named(command, PARSED):
-        only_parse(patch, words[1:])
+        return
+    assert ours, "not a command of ours: NOT_RUN has to say why"
+    if named(command, PARSED):
+        only_parse(patch, ours)
+    elif "--dry-run" in ours:
+        assert main(ours + ["--model.n_layers", "2"] * (ours[0] == "train")) == 0
     else:
-        assert words[0] == "unitsphere", "not a command of ours: NOT_RUN has to say why"
-        dry = "--dry-run" in words
-        with contextlib.nullcontext() if dry else small(patch):
-            assert main(words[1:] if dry else shorter(words[1:])) == 0
+        with small(patch):
+            assert main(shorter(ours) + ["--dry-run"] * named(command, PLANNED)) == 0
 
 
 @pytest.mark.timeout(900)
@@ -223,6 +235,8 @@ def test_every_documented_command_runs(tmp_path, monkeypatch, capsys):
     write_files()
     failed, every = [], []
     for page in PAGES:
+        for copy, run_given in GIVEN.get(page, {}).items():
+            shutil.copytree(run_given, copy)
         for command in commands(page):
             every.append(command)
             try:
