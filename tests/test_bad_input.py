@@ -165,6 +165,38 @@ def test_a_mistake_leaves_everything_as_it_was(place, capfd, case):
     assert contents(place) == before
 
 
+FINETUNE = ("finetune", "run", "--data", "labels.jsonl", "--text", "text", "--label", "label")
+ON_A_DEVICE = {
+    "train": (*TRAIN, "--train.device"),
+    "train --dry-run": (*TRAIN, "--dry-run", "--train.device"),
+    "eval": ("eval", "run", "--device"),
+    "context": ("context", "run", "--device"),
+    "generate": ("generate", "run", "--device"),
+    "chat": ("chat", "run", "--device"),
+    "export": ("export", "run", "--out", "new", "--device"),
+    "inspect": ("inspect", "run", "--device"),
+    "quantize": ("quantize", "run", "--device"),
+    "replay": ("replay", "run", "--step", "2", "--device"),
+    "serve": ("serve", "run", "--device"),
+    "finetune": (*FINETUNE, "--device"),
+    "bench": ("bench", "--device"),
+    "bench kernels": ("bench", "kernels", "--device"),
+}
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "foo"])
+def test_a_device_that_is_not_supported(trained, monkeypatch, capfd, device):
+    """Refused in one line by every verb that takes a device, whether torch knows it or not."""
+    monkeypatch.chdir(trained)
+    lines = [json.dumps({"text": f"word {n}", "label": n % 2}) for n in range(20)]
+    Path("labels.jsonl").write_text("\n".join(lines))
+    before = contents(trained)
+    for verb, argv in ON_A_DEVICE.items():
+        message = refused(capfd, *argv, device)
+        assert f"the device '{device}' is not supported: use cpu, cuda" in message, verb
+    assert contents(trained) == before
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

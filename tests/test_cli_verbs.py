@@ -3,11 +3,12 @@
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from typed import printed
+from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.data.shards import Shards
@@ -86,8 +87,11 @@ def test_params_as_a_table(capsys):
 def test_eval_reports_the_text_by_context(folder, capsys):
     found = printed(capsys, "eval", "run", "--data", "text.txt", "--context", "16", "64")
     assert set(found) == {
-        *("loss", "perplexity", "bits_per_byte", "tokens", "bytes", "by_context", "tasks")
+        *("run", "data", "split", "context", "by_context", "tasks"),
+        *("loss", "perplexity", "bits_per_byte", "tokens", "bytes"),
     }
+    assert (found["run"], found["data"], found["context"]) == ("run", "text.txt", 16)
+    assert found["split"] is None
     assert found["bytes"] == len(TEXT) * 100
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     bits = found["loss"] * found["tokens"] / math.log(2)
@@ -101,7 +105,8 @@ def test_eval_reports_the_text_by_context(folder, capsys):
 def test_eval_of_jsonl_is_that_of_its_text(folder, capsys):
     Path("text.jsonl").write_text(json.dumps({"body": TEXT * 100}) + "\n")
     lines = printed(capsys, "eval", "run", "--data", "text.jsonl", "--field", "body")
-    assert lines == printed(capsys, "eval", "run", "--data", "text.txt")
+    plain = printed(capsys, "eval", "run", "--data", "text.txt")
+    assert lines == plain | {"data": "text.jsonl"}
     assert lines["by_context"] == {}
 
 
@@ -110,6 +115,53 @@ def test_eval_without_data_is_of_the_validation_split(folder, capsys):
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert found["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
     assert found["bits_per_byte"] == pytest.approx(last["val_bits_per_byte"], rel=1e-6)
+    assert (found["data"], found["split"], found["context"]) == ("text.txt", "validation", 16)
+
+
+def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):
+    """By `eval` and by `context`; the run's own validation split, prepared again, scores alike."""
+    made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "shards"]
+    assert main(made) == 0
+    capsys.readouterr()
+    own, found = printed(capsys, "eval", "run"), printed(capsys, "eval", "run", "--data", "shards")
+    assert found == own | {"data": "shards"}
+    argv = ["context", "run", "--context", "2", "4"]
+    own = printed(capsys, *argv)["arms"]
+    assert printed(capsys, *argv, "--data", "shards")["arms"] == own
+    made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "all"]
+    assert main([*made, "--val_fraction", "0"]) == 0
+    capsys.readouterr()
+    assert "all has no validation split" in refused(capsys, "eval", "run", "--data", "all")
+
+
+def test_what_train_validated_otherwise_is_said(folder, capsys):
+    shutil.copytree("run", "part")
+    config = json.loads(Path("part/config.json").read_text())
+    config["train"]["eval_tokens"] = 32
+    Path("part/config.json").write_text(json.dumps(config))
+    assert main(["eval", "part", "--context", "32"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "whole validation split, fp32; train validated on 32 tokens of it (train.eval_tokens), "
+        "with a context of 16 tokens"
+    )
+
+
+@pytest.mark.parametrize("verb", ["eval", "context"])
+def test_binary_files_are_refused_before_any_work(folder, capsys, monkeypatch, verb):
+    monkeypatch.setattr("unitsphere.training.load.load_run", None)
+    monkeypatch.setattr("unitsphere.studies.context.load_run", None)
+    files = {
+        "x.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        "x.safetensors": b"\x40\0\0\0\0\0\0\0{}",
+        "x.npy": b"\x93NUMPY\x01\0v\0",
+        "x.gz": b"\x1f\x8b\x08",
+    }
+    for name, data in files.items():
+        mixed = Path(f"mixed-{name}")
+        mixed.mkdir(exist_ok=True)
+        (mixed / "a.txt").write_text(TEXT)
+        (mixed / name).write_bytes(data)
+        assert str(mixed / name) in refused(capsys, verb, "run", "--data", str(mixed))
 
 
 def test_eval_as_a_table(folder, capsys):
@@ -179,6 +231,32 @@ def test_the_run_folder_follows_the_recipe():
     line = ["--out", "x", "--train.steps=3", "a/b", "--optim.lr", "1"]
     assert split_recipe(line) == ("a/b", ["--out", "x", "--train.steps=3", "--optim.lr", "1"])
     assert split_recipe(["--help"]) == (None, ["--help"])
+
+
+def test_a_run_without_out_takes_a_folder_of_its_own(folder, capsys, tmp_path, monkeypatch):
+    """Another config takes the next free folder, and the same command finds its own again."""
+    text = Path("text.txt").absolute()
+    (tmp_path / "tiny.toml").write_text(RECIPE.replace("text.txt", str(text)))
+    monkeypatch.chdir(tmp_path)
+
+    def lines(*argv: str) -> list[str]:
+        assert main(["train", "tiny.toml", "--train.steps", "2", *argv]) == 0
+        return capsys.readouterr().err.splitlines()
+
+    assert not any("this run is in" in line for line in lines())
+    other = lines("--optim.lr", "0.01", "--train.seed", "1")
+    odd = "optim.lr: 0.02 -> 0.01, and 1 more"
+    assert other[0] == f"runs/tiny holds another run ({odd}): this run is in runs/tiny-2"
+    assert other[-1] == "this run is in runs/tiny-2"
+    Path("runs/tiny-3").mkdir()
+    Path("runs/tiny-3/notes.txt").write_text("mine")
+    assert lines("--train.seed", "1")[-1] == "this run is in runs/tiny-4"
+    shutil.rmtree("runs/tiny")
+    again = lines("--optim.lr", "0.01", "--train.seed", "1", "--train.log_every", "5")
+    assert "runs/tiny-2 is finished" in "".join(again)
+    assert not Path("runs/tiny").exists()
+    assert not any("this run is in" in line for line in lines("--train.seed", "2"))
+    assert main(["train", "tiny.toml", "--train.seed", "3", "--out", "runs/tiny"]) == 2
 
 
 def test_help_of_a_recipe_shows_its_own_defaults(folder, capsys, monkeypatch):

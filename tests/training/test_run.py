@@ -163,7 +163,7 @@ def test_a_file_system_without_locks_is_told(tiny, tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"train.batch_tokens": 100}, "no multiple of data.context 32: 96"),
-        ({"train.device": "gpu"}, "is no device"),
+        ({"train.device": "gpu"}, "'gpu' is not supported: use cpu, cuda"),
         ({"train.device": "cuda:99"}, "usable GPUs"),
         ({"model.n_heads": 3}, "not divisible"),
         ({"model.vocab_size": 100}, "vocab_size 100 is smaller than the tokenizer's 256"),

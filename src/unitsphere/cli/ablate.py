@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, settings_of, with_workers
+from unitsphere.cli.study import check_alone, settings_of, show_study, with_workers
 
 if TYPE_CHECKING:
     from unitsphere.studies.ablate import AblationStudy
@@ -64,6 +64,8 @@ class Ablate:
     """the study's folder; runs/TABLE-SIZE by default"""
     workers: int | None = None
     """runs at a time; one a core or GPU by default"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of the table"""
 
@@ -77,6 +79,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.provenance import provenance
 
     study, out = study_of(args)
+    if args.dry_run:
+        return show_study(study, out, args.json)
     found = document(study, ablate(study, out), provenance())
     files = write_ablation(found, out)
     if args.json:

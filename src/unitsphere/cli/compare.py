@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import with_workers
+from unitsphere.cli.study import show_study, with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Compare:
     """measure against this arm, in place of the file's"""
     workers: int | None = None
     """runs at a time, in place of the file's"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of tables"""
 
@@ -57,6 +59,8 @@ def run(argv: list[str]) -> int:
     if args.baseline is not None:
         study = dataclasses.replace(study, baseline=args.baseline)
     out = args.out or usual
+    if args.dry_run:
+        return show_study(study, out, args.json)
     found = compare(study, out)
     files = write_comparison(found, out)
     if args.json:

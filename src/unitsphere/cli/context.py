@@ -30,8 +30,8 @@ class Context:
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME=]RUN [RUN …]")]
     """run folders, each an arm of its folder's name, or of the name given"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
-    """whole documents: a file, JSONL, a folder, a quoted glob; none: the first run's validation
-    split"""
+    """whole documents: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
+    that prepare made; none: the first run's validation split"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
@@ -56,10 +56,12 @@ def run(argv: list[str]) -> int:
     if any(context < 1 for context in args.context):
         raise UserError(f"--context must be at least 1: {min(args.context)}")
     arms = named_runs(args.runs)
+    from unitsphere.data.prepare import check_scored
     from unitsphere.report.context import columns, context_figure, rows
     from unitsphere.studies.context import ContextStudy, context_study
     from unitsphere.studies.pages import write_page
 
+    check_scored(args.data)
     study = ContextStudy(
         arms, args.data, args.field, args.context, args.per_document, args.chunk, args.device
     )

@@ -20,6 +20,7 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.data.windows import Form
+    from unitsphere.training.config import RunConfig
     from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
 
@@ -37,6 +38,10 @@ class Eval:
     An encoder-decoder (seq2seq) is scored on the targets of pairs, and by BLEU on
     what it writes for their sources.
 
+    Without --data the whole validation split is scored, in fp32. The losses that
+    train shows are of --train.eval_tokens of it (all by default) and in the run's
+    precision, so they may differ a little.
+
     examples:
       unitsphere eval runs/quickstart/ngpt --json
       unitsphere eval RUN --data wiki.jsonl --field text --context 256 1024
@@ -49,7 +54,8 @@ class Eval:
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """run folder"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
-    """text to score: a file, JSONL, a folder, a quoted glob; none: the run's validation split"""
+    """what to score: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
+    that prepare made; none: the run's validation split"""
     objective: Literal["clm", "mlm", "seq2seq"] | None = None
     """what the run was trained for, to be sure of it; a run is scored for that and no other"""
     field: str = "text"
@@ -95,9 +101,11 @@ def run(argv: list[str]) -> int:
     if any(context < 1 for context in args.context):
         raise UserError(f"--context must be at least 1: {min(args.context)}")
     check_task_options(args)
+    from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 
+    check_scored(args.data)
     loaded = load_run(args.run, args.device)
     if args.fold:
         fold_(loaded.model)
@@ -106,15 +114,35 @@ def run(argv: list[str]) -> int:
     if args.json:
         first = next(iter(found.values()), dict.fromkeys(NOTHING))
         by_context = found if args.context else {}
-        print_json(first | {"by_context": by_context, "tasks": tasks})
+        named = subject(args, loaded.config, [*found])
+        print_json(named | first | {"by_context": by_context, "tasks": tasks})
         return 0
     if found:
         _print(found)
+        if args.data is None:
+            _print_difference(loaded.config, list(found))
     if args.by_position:
         print_positions(found)
     if tasks:
         print_tasks(tasks)
     return 0
+
+
+def subject(args: Eval, config: "RunConfig", contexts: list[int]) -> dict[str, Any]:
+    """What the figures are of: the run, the source, which split of it, and the first context.
+
+    `contexts` are those that a text was scored at. data is None where only tasks were asked for,
+    split where all of the text was scored.
+    """
+    from unitsphere.data.manifest import is_prepared
+
+    held_out = contexts and (args.data is None or is_prepared(args.data))
+    return {
+        "run": str(args.run),
+        "data": args.data or (config.data.source if contexts else None),
+        "split": "validation" if held_out else None,
+        "context": next(iter([*contexts, *args.context]), config.data.context),
+    }
 
 
 def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
@@ -188,8 +216,7 @@ def scorer(
     run: "LoadedRun", data: str | None, field: str
 ) -> Iterator[Callable[[int], "Evaluation"]]:
     """context -> figures of the run on a text, or on its own validation split."""
-    from unitsphere.data.prepare import prepared
-    from unitsphere.data.shards import Shards
+    from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import read_documents, source_files
     from unitsphere.training.corpus import scoring_form
     from unitsphere.training.evaluate import evaluate, evaluate_shards
@@ -197,8 +224,8 @@ def scorer(
     def form(context: int) -> "Form":
         return scoring_form(run.config, run.tokenizer, context)
 
-    if data is None:
-        shards = Shards.open(prepared(run.config.data), "val")
+    shards = scored_split(data, run.config.data)
+    if shards is not None:
         shards.check_tokenizer(run.tokenizer)
         yield lambda context: evaluate_shards(
             run.model, shards, form(context), batch_rows(run, context)
@@ -214,6 +241,20 @@ def scorer(
             form(context),
             batch_rows(run, context),
         )
+
+
+def _print_difference(config: "RunConfig", contexts: list[int]) -> None:
+    """Say why the figures of the validation split may not be those that the run has shown."""
+    train, trained = config.train, config.data.context
+    odd = []
+    if train.eval_tokens is not None:
+        odd.append(f"on {train.eval_tokens:,} tokens of it (train.eval_tokens)")
+    if train.precision != "fp32":
+        odd.append(f"in {train.precision}")
+    if contexts != [trained]:
+        odd.append(f"with a context of {trained:,} tokens")
+    if odd:
+        print(f"whole validation split, fp32; train validated {', '.join(odd)}")
 
 
 def _print(found: dict[int, dict[str, Any]]) -> None:

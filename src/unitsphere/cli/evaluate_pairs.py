@@ -76,13 +76,12 @@ def bleu_figures(
 def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Iterator[PairSource]:
     """The pairs of a parallel JSONL, or of the run's own validation split."""
     from unitsphere.data.pairs import Pairs
-    from unitsphere.data.prepare import prepared
-    from unitsphere.data.shards import Shards
+    from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import read_text_pairs, source_files
     from unitsphere.training.evaluate_pairs import text_pairs
 
-    if data is None:
-        shards = Shards.open(prepared(run.config.data, pairs=True), "val")
+    shards = scored_split(data, run.config.data, pairs=True)
+    if shards is not None:
         shards.check_tokenizer(run.tokenizer)
         pairs, decode = Pairs(shards), run.tokenizer.decode
         yield PairSource(lambda: pairs, lambda: (decode(p.target.tolist()) for p in pairs))

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import with_workers
+from unitsphere.cli.study import show_study, with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Ladder:
     """the study's folder; runs/NAME of the file by default"""
     workers: int | None = None
     """runs at a time, in place of the file's"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of tables"""
 
@@ -56,6 +58,8 @@ def run(argv: list[str]) -> int:
 
     study = with_workers(load_study(LadderStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
+    if args.dry_run:
+        return show_study(study, out, args.json)
     rungs, spent = ladder(study, out)
     found = findings(study, rungs, spent)
     files, figures = write_ladder(found, out), document(found)

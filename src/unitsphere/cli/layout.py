@@ -1,5 +1,6 @@
 """`unitsphere train … --dry-run`: what a layout would hold and compute, without its machines."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from unitsphere.cli.output import print_json, print_table
@@ -11,15 +12,25 @@ if TYPE_CHECKING:
 
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
-    from unitsphere.training.decide import resolve
     from unitsphere.training.parallel.dryrun import dry_run
 
-    found = dry_run(resolve(config, None), world)
+    found = dry_run(planned(config, world), world)
     if json:
         print_json(found.record())
     else:
         print_dry_run(found)
     return 0
+
+
+def planned(config: "RunConfig", world: int) -> "RunConfig":
+    """The config resolved; in bf16 on GPUs that are not here, unless it names a precision."""
+    from unitsphere.training.cost import planned_device
+    from unitsphere.training.decide import resolve
+
+    if config.train.precision == "auto" and planned_device(config, world).type == "cuda":
+        train = dataclasses.replace(config.train, precision="bf16")
+        config = dataclasses.replace(config, train=train)
+    return resolve(config, None)
 
 
 def print_dry_run(found: "DryRun") -> None:
@@ -31,7 +42,11 @@ def print_dry_run(found: "DryRun") -> None:
         f"{found.world} processes: dp_replicate {degrees.dp_replicate} · dp_shard "
         f"{degrees.dp_shard} · tp {degrees.tp}; {found.rows} sequences of each batch a process"
     )
-    print(f"{found.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs a step\n")
+    cost = found.cost
+    print(f"{cost.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs per step")
+    print(f"{cost.tokens:,} tokens, {cost.flops:.3e} FLOPs in all")
+    print(f"{hours(found.hours)} of training ({found.speed.how})")
+    print(f"{size(cost.disk)} of checkpoints on the disk\n")
     rows = [[s.name, shape(s.whole), shape(s.part), s.placements] for s in found.shards]
     print_table(("parameter (of one block)", "whole", "first process", "cut"), rows)
     print()
@@ -39,6 +54,13 @@ def print_dry_run(found: "DryRun") -> None:
     parts = {name: value for name, value in vars(memory).items() if name != "flops"}
     lines = [[name, size(value)] for name, value in parts.items()]
     print_table(("predicted memory", "each process"), [*lines, ["total", size(memory.memory)]])
+
+
+def hours(count: float) -> str:
+    """Hours with two digits, in minutes below one."""
+    if count < 1:
+        return f"{60 * count:.2g} minutes"
+    return f"{count:.2g} hours" if count < 100 else f"{count:,.0f} hours"
 
 
 def shape(sizes: tuple[int, ...]) -> str:

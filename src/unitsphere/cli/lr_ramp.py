@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, settings_of, with_workers
+from unitsphere.cli.study import check_alone, settings_of, show_study, with_workers
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class LrRamp:
     """the study's folder; runs/lr-ramp, or runs/NAME of NAME.toml, by default"""
     workers: int | None = None
     """runs at a time; one a core by default"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of a table"""
 
@@ -60,6 +62,8 @@ def run(argv: list[str]) -> int:
     args = parse(LrRamp, argv, "lr-ramp")
     check_positive(workers=args.workers)
     study, out = study_of(args)
+    if args.dry_run:
+        return show_study(study, out, args.json)
     from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
     from unitsphere.studies.ramp import document, ramp
     from unitsphere.studies.ramp_files import write_ramp

@@ -1,9 +1,12 @@
-"""What the verbs of studies share: a key to set, a file alone, workers in place of the file's."""
+"""What the verbs of studies share: a key to set, a file alone, workers, and the dry run."""
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from unitsphere.cli.layout import hours
+from unitsphere.cli.output import print_json, print_table
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,3 +50,36 @@ def with_workers(study: S, workers: int | None) -> S:
     if workers is None:
         return study
     return dataclasses.replace(study, run=dataclasses.replace(study.run, workers=workers))
+
+
+def show_study(study: "Study", out: Path, json: bool) -> int:
+    """Print what training the study in `out` would cost, as tables or one JSON document."""
+    from unitsphere.studies.forecast import forecast_study
+    from unitsphere.training.parallel.forecast import size
+
+    found = forecast_study(study, out)
+    if json:
+        print_json(found)
+        return 0
+    columns = ("runs of", "runs", "parameters", "tokens each", "FLOPs", "time", "disk")
+    rows = [
+        [
+            one["name"],
+            str(one["runs"]),
+            f"{one['parameters']:,}",
+            f"{one['tokens'] // one['runs']:,}",
+            f"{one['flops']:.2e}",
+            hours(one["hours"]),
+            size(one["disk"]),
+        ]
+        for one in found["parts"]
+    ]
+    print_table(columns, rows)
+    finished = f", {found['finished']} of them finished in {out}" if found["finished"] else ""
+    print(f"\n{found['runs']} runs{finished}, {found['workers']} at a time")
+    if found["may_grow_by"]:
+        print(f"up to {found['may_grow_by']} more where a best rate lies at an edge of its grid")
+    print(f"{hours(found['hours'])} of training, {found['flops']:.3e} FLOPs in all")
+    print(f"  ({found['throughput']})")
+    print(f"{size(found['disk'])} of checkpoints on the disk, in {out}")
+    return 0

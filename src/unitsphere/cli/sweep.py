@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import with_workers
+from unitsphere.cli.study import show_study, with_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Sweep:
     """the study's folder; runs/NAME by default"""
     workers: int | None = None
     """runs at a time, in place of the file's"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of tables"""
 
@@ -55,6 +57,8 @@ def run(argv: list[str]) -> int:
 
     study = with_workers(load_study(SweepStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
+    if args.dry_run:
+        return show_study(study, out, args.json)
     found = sweep(study, out)
     results = document(study, found, provenance())
     files = write_sweep(study, found, results, out)

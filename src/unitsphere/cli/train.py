@@ -26,7 +26,8 @@ usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
 
 Train a recipe: one that is shipped (unitsphere params lists them), or a TOML
 file of your own. The same command on the same run folder resumes where it was
-stopped. Ctrl-C saves first. The run folder is runs/RECIPE, or what --out names.
+stopped. Ctrl-C saves first. The run folder is what --out names, or runs/RECIPE;
+where that holds another run, runs/RECIPE-2, -3, …
 
 examples:
   unitsphere train quickstart/ngpt
@@ -45,8 +46,8 @@ what is set most often (all, with defaults: unitsphere train RECIPE --help):
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
-  --dry-run              lay the run out without training: shards, memory and
-                         FLOPs of --world-size N processes; --json
+  --dry-run              lay the run out without training: shards, memory, FLOPs
+                         and hours of --world-size N processes, disk; --json
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
@@ -90,15 +91,16 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
 
-    config, out = read_command(name, load_recipe(name), rest)
-    if submission and not instead.dry_run:
-        return submit(submission, command, out)
+    config, given = read_command(name, load_recipe(name), rest)
     if instead.dry_run:
         world = instead.world_size or (submission.processes if submission else 1)
         if submission:
             print("--dry-run: nothing is submitted", file=sys.stderr)
         return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    out = given or pick_folder(config, default_out(name), first)
+    if submission:
+        return submit(submission, command if given else [*command, f"--out={out}"], out)
     try:
         train(config, out, name, sampler=write_sample)
     except Preempted as stopped:
@@ -115,7 +117,19 @@ def run(argv: list[str]) -> int:
             f"{config.train.micro_batch or 'as many as were predicted to fit'}) a lower value, or "
             "set --train.recompute full, or --parallel.dp_shard for more processes"
         ) from error
+    if first and out not in (given, default_out(name)):
+        print(f"this run is in {out}", file=sys.stderr)
     return 0
+
+
+def pick_folder(config: "RunConfig", usual: Path, say: bool) -> Path:
+    """The folder of a run without --out; a line on stderr where it is not `usual`."""
+    from unitsphere.training.decide import own_folder
+
+    out, why = own_folder(config, usual)
+    if say and out != usual:
+        print(f"{why}{': ' if why else ''}this run is in {out}", file=sys.stderr)
+    return out
 
 
 def take_instead(argv: list[str]) -> tuple[Instead, list[str]]:
@@ -155,14 +169,19 @@ def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
     return None, argv
 
 
-def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunConfig", Path]:
-    """The recipe's config with the options applied, and the run folder."""
+def read_command(
+    name: str, recipe: "RunConfig", argv: list[str]
+) -> tuple["RunConfig", Path | None]:
+    """The recipe's config with the options applied, and the run folder if it is named."""
     from unitsphere.studies.runs import with_overrides
 
     kind = type(recipe)
     keys = [f.name for f in dataclasses.fields(kind)]
-    help_out = "run folder: a new one, or one of this very config to go on with"
-    out_field = ("out", Annotated[Path, arg(metavar="RUN", help=help_out)], default_out(name))
+    help_out = (
+        f"run folder: a new one, or one of this very config to resume; none: {default_out(name)}, "
+        "or where that holds another run the first of …-2, -3 that is free or holds this one"
+    )
+    out_field = ("out", Annotated[Path | None, arg(metavar="RUN", help=help_out)], None)
     arguments: Any = dataclasses.make_dataclass("Train", [out_field], bases=(kind,), frozen=True)
     start = arguments(**{key: getattr(recipe, key) for key in keys})
     forms, rest = take_forms(kind, argv)

@@ -101,7 +101,7 @@ def refuse_binary(data: bytes, path: Path, offset: int) -> None:
     """A `UserError` if `data`, which begins at byte `offset` of a file, holds a NUL byte."""
     if (at := data.find(b"\0")) >= 0:
         raise UserError(
-            f"{path} is a binary file (NUL at byte {offset + at}): only UTF-8 text can be prepared"
+            f"{path} is a binary file (NUL at byte {offset + at}): only UTF-8 text can be read"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
@@ -89,6 +90,34 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     out = Path(expanduser(config.cache)) / f"{name}-{wanted[:16]}"
     _make(job, wanted, out, progress)
     return out
+
+
+def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> Shards | None:
+    """The validation split that `data` means: a prepared folder's; None: that of `config`.
+
+    None if `data` is text. Raises UserError for a split that holds nothing.
+    """
+    if data is not None:
+        if not is_prepared(data):
+            return None
+        config = dataclasses.replace(config, source=data, validation=None, tokenizer=None)
+    shards = Shards.open(prepared(config, pairs=pairs), "val")
+    if not shards.n_documents:
+        raise UserError(
+            f"{shards.folder} has no validation split: prepare it with a --val_fraction above 0, "
+            "or give the text itself"
+        )
+    return shards
+
+
+def check_scored(data: str | None) -> None:
+    """Raise UserError if `data` is neither a prepared folder nor files of text that can be read."""
+    if data is None or data in STANDARD_INPUT:
+        return
+    if is_prepared(data):
+        read_manifest(Path(expanduser(data)))
+    else:
+        find_files(data)
 
 
 def _validation_files(validation: str | None) -> list[Path]:

@@ -35,6 +35,9 @@ PIECE = 1 << 16
 CHUNK = 1 << 20
 """Bytes read at a time from a text file."""
 
+BEGIN = 1 << 16
+"""Bytes of each file that are looked at before anything is done with the source."""
+
 STANDARD_INPUT = ("-", "-.jsonl")
 
 # In order of preference; each match ends at the last such place.
@@ -84,7 +87,28 @@ def source_files(source: str) -> Iterator[list[Path]]:
 
 
 def find_files(source: str) -> list[Path]:
-    """The files of a source, sorted by name; a `UserError` if there are none."""
+    """The files of a source, sorted by name.
+
+    Raises UserError if there are none, or one begins with what is not text.
+    """
+    files = _files(source)
+    for file in files:
+        _check_begin(file)
+    return files
+
+
+def _check_begin(path: Path) -> None:
+    """Raise UserError for a file that is binary or not UTF-8 before the others are read."""
+    with open_file(path) as handle:
+        data = handle.read(BEGIN)
+    refuse_binary(data, path, 0)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error.start) from error
+
+
+def _files(source: str) -> list[Path]:
     path = Path(expanduser(source))
     if source == "stdlib":
         return _walk(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB, ".py")

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unitsphere.data.prepare import prepared
-from unitsphere.data.shards import Shards
+from unitsphere.data.prepare import scored_split
 from unitsphere.data.sources import read_documents, source_files
 from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
@@ -113,8 +112,8 @@ def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
     context = run.config.data.context
     form = scoring_form(run.config, run.tokenizer, context)
     rows = max(run.config.train.batch_tokens // context, 1)
-    if study.data is None:
-        shards = Shards.open(prepared(run.config.data), "val")
+    shards = scored_split(study.data, run.config.data)
+    if shards is not None:
         shards.check_tokenizer(run.tokenizer)
         yield lambda model: evaluate_shards(model, shards, form, rows, study.tokens)
         return

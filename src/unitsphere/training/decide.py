@@ -1,7 +1,9 @@
 """What a run's config leaves open, decided; the same in all of its processes."""
 
+import re
 import sys
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 from unitsphere.config import flatten, to_dict
@@ -12,12 +14,16 @@ from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import model_vocabulary
 from unitsphere.training.device import FP8_NEEDS, pick_device, pick_precision
 from unitsphere.training.folder import (
+    CONFIG,
     check_same,
+    is_empty,
+    other_settings,
     saved_config,
 )
 from unitsphere.training.parallel.agree import check_alike, everywhere
 from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
+from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import as_saved
 
 
@@ -37,6 +43,33 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
     resolved = everywhere(layout, decide)
     check_alike(layout, "config", flatten(to_dict(resolved)))
     return resolved
+
+
+def own_folder(config: RunConfig, usual: Path) -> tuple[Path, str]:
+    """The folder of a run for which nobody names one, and why it is not `usual`, or "".
+
+    If `usual` or one of `usual`-2, -3, … holds the run of `config`, it is that one; else the first
+    of them that is free. Raises UserError for a damaged config.json among them.
+    """
+    name = re.compile(re.escape(usual.name) + r"-(\d+)")
+    found = [(name.fullmatch(path.name), path) for path in usual.parent.glob("*")]
+    numbered = sorted((int(match[1]), path) for match, path in found if match)
+    odd = {path: obstacle(path, config) for path in [usual, *(path for _, path in numbered)]}
+    names = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
+    own = next((path for path, why in odd.items() if why == ""), None)
+    own = own or next(path for path in names if odd.get(path) is None)
+    return own, "" if own == usual else odd[usual] or ""
+
+
+def obstacle(out: Path, config: RunConfig) -> str | None:
+    """Why the run of `config` cannot be in `out`; "" if it is there, None if nothing is."""
+    if (out / CONFIG).is_file():
+        saved = load_recipe(out / CONFIG)
+        odd = other_settings(saved, resolve(config, saved))
+        more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
+        return f"{out} holds another run ({odd[0]}{more})" if odd else ""
+    free = not out.exists() or (out.is_dir() and is_empty(out))
+    return None if free else f"{out} holds something else"
 
 
 def place(layout: Layout, config: RunConfig) -> Layout:

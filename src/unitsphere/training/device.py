@@ -1,5 +1,6 @@
 """Where a run computes and in what precision."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,20 +25,22 @@ _setting = _Setting()
 
 
 def pick_device(name: str) -> torch.device:
-    """The device named by `train.device`; "auto" is the first GPU, or the CPU if there is none.
+    """The device of that name; "auto" is the first GPU, or the CPU if there is none.
 
-    Raises UserError for a name that torch does not know or a GPU that is not there.
+    Raises UserError for any other than cpu, cuda and cuda:N, and for a GPU that is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"train.device '{name}' is no device: use auto, cpu or cuda") from error
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(
+            f"the device '{name}' is not supported: use cpu, cuda (an NVIDIA or AMD GPU; cuda:1 "
+            "for the second) or auto"
+        )
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"train.device '{name}': this machine has {torch.cuda.device_count()} usable GPUs; "
-            "use --train.device auto or cpu"
+            f"the device '{name}' is not there: this machine has {torch.cuda.device_count()} "
+            "usable GPUs; use auto or cpu"
         )
     return device
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from unitsphere.data.prepare import prepared
-from unitsphere.data.shards import Shards
+from unitsphere.data.prepare import scored_split
 from unitsphere.data.sources import read_documents, source_files
 from unitsphere.data.stretches import DocumentTokens, ShardTokens, TextTokens
 from unitsphere.errors import UserError
@@ -19,8 +18,8 @@ def open_documents(
 
     Raises UserError for an empty text, and for a split that another tokenizer made.
     """
-    if data is None:
-        shards = Shards.open(prepared(run.config.data), "val")
+    shards = scored_split(data, run.config.data)
+    if shards is not None:
         shards.check_tokenizer(run.tokenizer)
         yield lambda: ShardTokens(shards)
         return

@@ -24,27 +24,36 @@ def saved_config(out: Path) -> RunConfig | None:
     """The config of the run in `out`; None for an empty folder, a `UserError` for any other."""
     if (out / CONFIG).is_file():
         return load_recipe(out / CONFIG)
-    if any(not path.name.startswith(".") for path in out.iterdir()):
+    if not is_empty(out):
         raise UserError(f"{out} is not empty and holds no run: give --out another folder")
     return None
 
 
-def check_same(out: Path, saved: RunConfig, config: RunConfig) -> None:
-    """Raise UserError unless `config` may go on with the run of `saved`.
+def is_empty(out: Path) -> bool:
+    """Whether a folder holds nothing but hidden files."""
+    return all(path.name.startswith(".") for path in out.iterdir())
 
-    Keys in FREE_KEYS may differ. All others decide what is learned; `train.steps` too, since
-    the schedule is stretched over them.
-    """
-    if saved.architecture != config.architecture:
-        odd = [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
-    else:
-        changed = differences(saved, config)
-        odd = [line for line in changed if line.partition(":")[0] not in FREE_KEYS]
+
+def check_same(out: Path, saved: RunConfig, config: RunConfig) -> None:
+    """Raise UserError unless `config` may go on with the run of `saved`."""
+    odd = other_settings(saved, config)
     if odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
             "go on with it, or another --out"
         )
+
+
+def other_settings(saved: RunConfig, config: RunConfig) -> list[str]:
+    """What makes `config` another run than that of `saved`: `key: saved -> asked` each.
+
+    Keys in FREE_KEYS may differ. All others decide what is learned; `train.steps` too, since
+    the schedule is stretched over them.
+    """
+    if saved.architecture != config.architecture:
+        return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
+    changed = differences(saved, config)
+    return [line for line in changed if line.partition(":")[0] not in FREE_KEYS]
 
 
 def write_config(out: Path, config: RunConfig) -> None:

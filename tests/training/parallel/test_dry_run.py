@@ -7,15 +7,23 @@ import math
 import pytest
 import torch
 
+from unitsphere.bench.memory import peak_of
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build, build_from
+from unitsphere.ops.chunked_loss import CHUNK_BYTES
+from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.training.decide import resolve
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.parallel.dryrun import dry_run
-from unitsphere.training.parallel.forecast import fitting_rows, forecast, size
+from unitsphere.training.parallel.forecast import fitting_rows, forecast, head_bytes, size
 from unitsphere.training.parallel.layout import SINGLE, Degrees, degrees
 from unitsphere.training.parallel.parallelize import policy_of
+
+
+@pytest.fixture(autouse=True)
+def _no_long_measurement(monkeypatch):
+    monkeypatch.setattr("unitsphere.training.cost.SAMPLE", 1e6)
 
 
 def laid_out(tiny, world, precision="fp32", **parallel):
@@ -32,7 +40,7 @@ def laid_out(tiny, world, precision="fp32", **parallel):
 def test_256_processes_hold_what_one_would(tiny, parallel):
     found, alone = laid_out(tiny, 256, **parallel), laid_out(tiny, 1)
     assert math.prod(found.degrees) == 256
-    assert found.parameters == alone.parameters
+    assert found.cost.parameters == alone.cost.parameters
     assert [s.whole for s in found.shards] == [s.whole for s in alone.shards]
     cut = found.degrees.dp_shard > 1
     for shard in found.shards:
@@ -71,6 +79,30 @@ def test_blocks_are_gathered_in_bf16(tiny):
         model = build("ngpt", vocab_size=64, d_model=32, n_heads=2, device="meta", **settings)
         assert policy_of(model, "bf16").param_dtype == dtype
         assert policy_of(model, "fp8").param_dtype is None
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "ngpt"])
+@pytest.mark.parametrize(("rows", "width"), [(4, 32), (24, 640)])
+def test_the_head_takes_what_is_forecast(tiny, architecture, rows, width):
+    """Few tokens have fewer logits than a chunk may have, a wide model has larger chunks."""
+    vocabulary, cpu = 4096, torch.device("cpu")
+    config = tiny(architecture, batch_tokens=32 * rows)
+    sizes = dataclasses.replace(config.model, d_model=width, vocab_size=vocabulary)
+    config = dataclasses.replace(config, model=sizes)
+    model = build_from(architecture, config.model)
+    found = head_bytes(config, model, SINGLE, rows, cpu)
+    h = torch.randn(rows, 32, width, requires_grad=True)
+    targets = torch.randint(vocabulary, (rows, 32))
+    head = model.head()
+
+    def call() -> None:
+        linear_cross_entropy(h, head.weight, targets, head.scale).backward()
+
+    weight = 4 * head.weight.numel()  # its gradient is forecast among the gradients
+    assert 0.75 * (found - weight) <= peak_of(call, cpu) <= 1.05 * (found + weight)
+    chunk = CHUNK_BYTES["cpu"]
+    assert (found < chunk) == (rows == 4)
+    assert found > 4 * 32 * rows * vocabulary
 
 
 def test_recomputing_keeps_less(tiny):
@@ -146,8 +178,14 @@ def test_the_command(capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["world_size"], found["dp_shard"], found["sequences_per_process"]) == (256, 256, 1)
     assert found["step_flops"] > 0
+    assert found["total_flops"] == 240 * found["step_flops"]
+    assert "assumed: 40% of the fp32 peak" in found["throughput"]["how"]
+    assert found["hours"] > 0
+    assert found["disk"] > found["parameters"] * 12
     assert main([*command, *sizes]) == 0
     said = capsys.readouterr().out
+    assert " FLOPs in all" in said
+    assert " of training (assumed: " in said
     assert "256 processes: dp_replicate 1 · dp_shard 256 · tp 1" in said
     assert "blocks.0.attention.W_q.weight" in said
     assert size(found["memory"]["total"]) in said

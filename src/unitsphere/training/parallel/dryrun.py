@@ -11,10 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.project import own, placements
 from unitsphere.training.config import RunConfig
+from unitsphere.training.cost import Cost, Speed, cost, planned_device, shapes, speed
 from unitsphere.training.parallel.forecast import Forecast, forecast, own_rows
 from unitsphere.training.parallel.layout import Degrees, Layout, check_rows, degrees
 from unitsphere.training.parallel.parallelize import parallelize
@@ -37,9 +37,15 @@ class DryRun:
     world: int
     degrees: Degrees
     rows: int
-    parameters: int
     shards: list[Shard]
     forecast: Forecast
+    cost: Cost
+    speed: Speed
+
+    @property
+    def hours(self) -> float:
+        """Of training on all processes."""
+        return self.cost.hours(self.speed, self.world)
 
     def record(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
@@ -47,10 +53,15 @@ class DryRun:
         return {
             "world_size": self.world,
             **self.degrees._asdict(),
-            "parameters": self.parameters,
+            "parameters": self.cost.parameters,
             "sequences_per_process": self.rows,
             "memory": {**vars(found), "total": found.memory},
             "step_flops": found.flops,
+            "total_flops": self.cost.flops,
+            "tokens": self.cost.tokens,
+            "hours": self.hours,
+            "throughput": vars(self.speed),
+            "disk": self.cost.disk,
             "shards": [vars(shard) for shard in self.shards],
         }
 
@@ -60,9 +71,8 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
 
     Raises UserError where a run would: sizes that do not fit the layout.
     """
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    found = degrees(config.parallel, world, count)
+    model, spent, device = shapes(config), cost(config), planned_device(config, world)
+    found = degrees(config.parallel, world, spent.parameters)
     check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
     with pretended(world):
         layout = Layout(0, world).with_degrees(found, "cpu")
@@ -72,9 +82,10 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
             world=world,
             degrees=found,
             rows=own_rows(config, layout),
-            parameters=count,
             shards=shards(model),
-            forecast=forecast(config, model, layout),
+            forecast=forecast(config, model, layout, device),
+            cost=spent,
+            speed=speed(config, device),
         )
 
 

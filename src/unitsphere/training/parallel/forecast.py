@@ -6,7 +6,8 @@
 | optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
-| head | the gradients of h and of the head that the loss makes, and a chunk of logits |
+| head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
+of which there is one chunk at a time (`ops.chunked_loss`), all of them where they fit it |
 
 Activations are counted tensor by tensor on tensors that have only a shape; in bf16 they are taken
 for half as large. What a library allocates for itself is not known, nor what the
@@ -26,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.chunked_loss import CHUNK_BYTES
+from unitsphere.ops.chunked_loss import chunk_rows
+from unitsphere.ops.linear import unless_one
 from unitsphere.ops.project import own
 from unitsphere.training.config import RunConfig
 from unitsphere.training.flops import flops_per_token
@@ -69,10 +71,13 @@ class Forecast:
         return f"predicted memory of each process: {size(self.memory)} ({listed})"
 
 
-def forecast(config: RunConfig, model: Transformer, layout: Layout) -> Forecast:
+def forecast(
+    config: RunConfig, model: Transformer, layout: Layout, device: torch.device | None = None
+) -> Forecast:
     """What training `config` needs in each process, for its model as `parallelize` left it.
 
-    Weights, gradients and optimizer state are those of `model`; it may be on the meta device.
+    Weights, gradients and optimizer state are those of `model`; it may be on the meta device when
+    `device` says where it is to be trained.
     """
     rows = min(config.train.micro_batch or own_rows(config, layout), own_rows(config, layout))
     weights = sum(held(parameter) for parameter in model.parameters())
@@ -87,7 +92,7 @@ def forecast(config: RunConfig, model: Transformer, layout: Layout) -> Forecast:
         optimizer=optimizer_bytes(config, model),
         gathered=gathered(config, model, blocks, layout),
         activations=kept * rows,
-        head=head_bytes(config, model, rows),
+        head=head_bytes(config, model, layout, rows, device or model.device),
         flops=flops_per_token(model, config.data.context) * config.train.batch_tokens,
     )
 
@@ -193,11 +198,25 @@ class Repeated(TorchDispatchMode):
         return found
 
 
-def head_bytes(config: RunConfig, model: Transformer, rows: int) -> int:
-    """Bytes of what the loss makes: gradients of h and of the head, a chunk of logits."""
-    h = rows * config.data.context * config.model.d_model
-    chunk = CHUNK_BYTES.get(model.device.type, CHUNK_BYTES["cuda"])
-    return FP32 * (h + own(model.head().weight).numel()) + chunk
+def head_bytes(
+    config: RunConfig, model: Transformer, layout: Layout, rows: int, device: torch.device
+) -> int:
+    """Bytes of what the loss makes of `rows` sequences, at the higher of its two peaks.
+
+    In its forward pass: gradients of h and W, the scaled W, its copy in 16 bits, a chunk's logits.
+    In its backward pass: these gradients twice, and again for a scaled W.
+    """
+    head = model.head()
+    vocabulary, width = len(head.weight) // layout.degrees.tp, head.weight.shape[1]
+    tokens = rows * config.data.context
+    h, W = FP32 * tokens * width, FP32 * vocabulary * width
+    narrow = config.train.precision != "fp32"
+    scaled = W if unless_one(head.scale) is not None else 0
+    logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
+    # In 16 bits the product is there, for a moment, beside the same in fp32.
+    chunk = (FP32 + 2) * logits if narrow else FP32 * logits
+    forward = h + W + scaled + (W // 2 if narrow else 0) + chunk
+    return max(forward, 2 * h + W + scaled)
 
 
 SPARE = 0.9
