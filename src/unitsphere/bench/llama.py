@@ -20,6 +20,7 @@ def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int]
     """
     if importlib.util.find_spec("transformers") is None:
         raise UserError("the arm llama needs transformers: pip install 'unitsphere[hf]'")
+    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
 from unitsphere.cli.layout import show_dry_run
-from unitsphere.cli.parse import parse
+from unitsphere.cli.parse import options, parse
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
 
@@ -63,7 +63,7 @@ class Instead:
 
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
-    argv = ["--data.verify=True" if word == "--verify" else word for word in argv]
+    argv = ["--data.verify" if word == "--verify" else word for word in argv]
     submission, argv = take_submission(argv)
     command = argv
     instead, argv = take_instead(argv)
@@ -84,6 +84,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.run import train
 
+    from unitsphere.training.result import ending
+
     config, out = read_command(name, load_recipe(name), rest)
     if submission and not instead.dry_run:
         return submit(submission, command, out)
@@ -94,7 +96,9 @@ def run(argv: list[str]) -> int:
         return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     try:
-        train(config, out, name, sampler=write_sample)
+        found = train(config, out, name, sampler=write_sample)
+        if first:
+            print(ending(found, config), file=sys.stderr)
     except Preempted as stopped:
         if first:
             print(f"unitsphere: {stopped}", file=sys.stderr)
@@ -138,15 +142,26 @@ def positive(name: str, text: str) -> int:
 
 
 def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe (the first word that is no option and no option's value), and all else."""
+    """The recipe (the first word that is neither an option nor an option's value), and the rest."""
     index = 0
     while index < len(argv):
         token = argv[index]
         if not token.startswith("-"):
             return token, argv[:index] + argv[index + 1 :]
         alone = "=" in token or token in ("-h", "--help")
+        if not alone and argv[index + 1 : index + 2]:
+            alone = argv[index + 1].lower() not in ("true", "false") and is_boolean(token)
         index += 1 if alone else 2
     return None, argv
+
+
+def is_boolean(option: str) -> bool:
+    """Whether an option is true by its name, in any architecture's config."""
+    from unitsphere.models.registry import ARCHITECTURES
+    from unitsphere.training.config import run_config_type
+
+    name = option.lstrip("-").replace("-", "_")
+    return any(options(run_config_type(kind)).get(name) is bool for kind in ARCHITECTURES)
 
 
 def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunConfig", Path]:
@@ -164,11 +179,14 @@ def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunC
         default=start,
         about=f"Train {name}; the defaults are this recipe's.\n\n"
         f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine",
-        flags_take_values=True,
     )
     return kind(**{key: getattr(parsed, key) for key in keys}), parsed.out
 
 
 def default_out(recipe: str) -> Path:
-    """`runs/<recipe>`; for a file its name without the ending."""
+    """`runs/<recipe>`; for a file its name without the ending; a run folder itself."""
+    from unitsphere.training.recipes import is_run
+
+    if is_run(recipe):
+        return Path(recipe)
     return Path("runs") / (Path(recipe).stem if recipe.endswith((".toml", ".json")) else recipe)

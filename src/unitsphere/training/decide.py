@@ -15,6 +15,7 @@ from unitsphere.training.folder import (
     check_same,
     saved_config,
 )
+from unitsphere.training.load import check_start, data_of_start
 from unitsphere.training.parallel.agree import check_alike, everywhere
 from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
@@ -30,7 +31,7 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
         saved = saved_config(out)
         resolved = resolve(config, saved)
         if saved is not None:
-            check_same(out, saved, resolved)
+            check_same(out, saved, resolved, resize=True)
         return resolved
 
     resolved = everywhere(layout, decide)
@@ -54,6 +55,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     the objective.
     Raises UserError for values that do not go together.
     """
+    if config.init is not None:
+        config = replace(config, data=data_of_start(config.init, config.data))
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -65,6 +68,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     precision = decide_precision(config, saved)
     model = replace(config.model, vocab_size=model_vocabulary(config))
     check_model(replace(config, model=model))
+    if config.init is not None and saved is None:
+        check_start(config.init, replace(config, model=model))
     return replace(
         config,
         model=model,

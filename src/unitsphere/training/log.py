@@ -120,17 +120,23 @@ class RunLog:
             self.live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """A record for the eye, with the time that is left at the pace of this session."""
-        parts = [f"step {record['step']}/{self.steps}"]
-        for name, form in FORMS.items():
-            if name in record:
-                parts.append(form.format(record[name]))
+        """A record for the eye, with the time that is left at the pace of this session.
+
+        It fits the terminal, or WIDTH columns elsewhere: what is least needed is left out.
+        """
+        parts = {"step": f"step {record['step']}/{self.steps}"}
+        parts |= {name: f.format(record[name]) for name, f in FORMS.items() if name in record}
         if self.pace is None:
             self.pace = record["time"], record["step"]
         since, done = record["time"] - self.pace[0], record["step"] - self.pace[1]
-        if done:
-            parts.append(f"ETA {duration(since / done * (self.steps - record['step']))}")
-        return "  ".join(parts)
+        left = self.steps - record["step"]
+        if done and left:
+            parts["ETA"] = f"ETA {duration(since / done * left)}"
+        width = WIDTH if self.live is None else self.console.width
+        for name in LEAST_NEEDED:
+            if len("  ".join(parts.values())) > width:
+                parts.pop(name, None)
+        return "  ".join(parts.values())
 
     def say(self, text: str) -> None:
         """A plain line on stderr, above the live one."""
@@ -152,6 +158,9 @@ class RunLog:
         self.events.sync()
 
 
+WIDTH = 80
+LEAST_NEEDED = ("lr", "tokens_per_second", "val_bits_per_byte", "slowest_ratio", "loss")
+"""What a line that is too long goes without, in this order: metrics.jsonl has all of it."""
 FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",
