@@ -102,7 +102,7 @@ def test_without_a_verb_the_usage_is_shown(capsys):
         (["paint"], ["unknown verb 'paint'"]),
         (["--verbose"], ["unknown option '--verbose'"]),
         (["params", "--jsn"], ["'--jsn'", "did you mean '--json'?", "params --help"]),
-        (["params", "--json=yes"], ["--json takes no value"]),
+        (["params", "--json=yes"], ["--json must be True or False, not 'Yes'"]),
         (["prepare"], ["SOURCE", "--tokenizer", "--out"]),
         (["prepare", "a", "b", "--tokenizer", "bytes", "--out", "c"], ["unexpected", "b"]),
         (["prepare", "a", "--tokenizer"], ["--tokenizer needs a value"]),

@@ -20,8 +20,9 @@ def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int]
     """
     if importlib.util.find_spec("transformers") is None:
         raise UserError("the arm llama needs transformers: pip install 'unitsphere[hf]'")
-    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
 
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,

@@ -82,9 +82,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.inference.samples import write_sample
     from unitsphere.training.parallel.agree import SharedError
     from unitsphere.training.recipes import load_recipe
-    from unitsphere.training.run import train
-
     from unitsphere.training.result import ending
+    from unitsphere.training.run import train
 
     config, out = read_command(name, load_recipe(name), rest)
     if submission and not instead.dry_run:

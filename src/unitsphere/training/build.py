@@ -35,7 +35,8 @@ def build_job(
 ) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    `start` is the checkpoint whose weights replace random ones. Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
+    `start` is the checkpoint whose weights replace random ones. Raises UserError for fp8 on a
+    device that has none, and for sizes that do not fit the layout.
     """
     device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,17 @@ def cut(out: Path, step: int, samples: int) -> None:
 
 HEADER = "--- step "
 """Begins each sample in samples.txt."""
+
+
+def read_samples(out: Path) -> list[tuple[int, str]]:
+    """(step, text) of each sample in a run folder's samples.txt, oldest first."""
+    path = out / SAMPLES
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    parts = re.split(rf"^{re.escape(HEADER)}(\d+)\n", text, flags=re.MULTILINE)[1:]
+    return [
+        (int(step), sample.strip("\n"))
+        for step, sample in zip(parts[::2], parts[1::2], strict=True)
+    ]
 
 
 def replace(path: Path, text: str) -> None:
@@ -139,8 +151,8 @@ class RunLog:
         return "  ".join(parts.values())
 
     def say(self, text: str) -> None:
-        """A plain line on stderr, above the live one."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        """A plain line on stderr, above the live one; on a terminal wrapped between words."""
+        self.console.print(text, markup=False, soft_wrap=self.live is None)
 
     def sample(self, step: int, text: str) -> None:
         """Add sampled text to samples.txt."""

@@ -41,8 +41,8 @@ from unitsphere.training.parallel.layout import Layout
 from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.schedule import steps_alike
 from unitsphere.training.saver import Saver
+from unitsphere.training.schedule import steps_alike
 from unitsphere.training.stop import Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.tracking import Tracker, check_installed
