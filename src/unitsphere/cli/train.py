@@ -20,29 +20,34 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
 
-Train a recipe: one that is shipped (unitsphere params lists them), or a TOML
+Train a recipe: one that is shipped (unitsphere recipes lists them), or a TOML
 file of your own. The same command on the same run folder resumes where it was
-stopped. Ctrl-C saves first. The run folder is runs/RECIPE, or what --out names.
+stopped, and so does the run folder in the place of RECIPE. Ctrl-C saves first.
+The run folder is runs/RECIPE, or what --out names.
 
 examples:
   unitsphere train quickstart/ngpt
   unitsphere train quickstart/ngpt --train.steps 500 --out runs/long
   unitsphere train angpt2025/ngpt-32m --data.source my.jsonl --data.field text
-
   unitsphere train quickstart/ngpt --objective mlm --out runs/masked
+  unitsphere train runs/long
+  unitsphere train runs/long --init runs/long --data.source my.jsonl --out runs/my
 
-what is set most often (all, with defaults: unitsphere train RECIPE --help):
+what is set most often (all, with defaults: unitsphere train RECIPE --help);
+a key that is True or False is true by its name (--optim.muon_head):
   --objective            clm (next token), mlm (masked tokens, an encoder), or
                          seq2seq (pairs of texts, an encoder and a decoder)
   --data.source          files, a glob, a folder, JSONL, or prepared shards
   --data.tokenizer       bytes, bpe:N, or the path of a tokenizer.json
-  --train.steps          optimizer updates
+  --init                 a run folder: start with its newest weights
+  --train.steps          optimizer updates; more than a finished run has: train
+                         it longer, if its rate has not come down
   --train.batch_tokens   tokens an update
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
-  --dry-run              lay the run out without training: shards, memory and
-                         FLOPs of --world-size N processes; --json
+  --dry_run              lay the run out without training: shards, memory and
+                         FLOPs of --world_size N processes; --json
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
@@ -72,7 +77,7 @@ def run(argv: list[str]) -> int:
         if not {"-h", "--help"} & set(argv):
             raise UserError(
                 "train needs a recipe first, such as quickstart/ngpt: "
-                "`unitsphere params` lists them"
+                "`unitsphere recipes` lists them"
             )
         print(USAGE)
         return 0
@@ -91,7 +96,7 @@ def run(argv: list[str]) -> int:
     if instead.dry_run:
         world = instead.world_size or (submission.processes if submission else 1)
         if submission:
-            print("--dry-run: nothing is submitted", file=sys.stderr)
+            print("--dry_run: nothing is submitted", file=sys.stderr)
         return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     try:
@@ -129,7 +134,7 @@ def take_instead(argv: list[str]) -> tuple[Instead, list[str]]:
         else:
             rest.append(word)
     if (found.world_size or found.json) and not found.dry_run:
-        raise UserError("--world-size and --json are for --dry-run; torchrun says how many train")
+        raise UserError("--world_size and --json are for --dry_run; torchrun says how many train")
     return found, rest
 
 
@@ -177,6 +182,7 @@ def read_command(name: str, recipe: "RunConfig", argv: list[str]) -> tuple["RunC
         f"train {name}",
         default=start,
         about=f"Train {name}; the defaults are this recipe's.\n\n"
+        "A key that is True or False is true by its name, and takes either value.\n\n"
         f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine",
     )
     return kind(**{key: getattr(parsed, key) for key in keys}), parsed.out
