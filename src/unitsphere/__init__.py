@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unitsphere import nn
     from unitsphere.errors import UserError
     from unitsphere.models.constraint import project_ as project
     from unitsphere.models.folding import fold_ as fold

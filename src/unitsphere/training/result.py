@@ -51,8 +51,9 @@ def headline(job: Job, out: Path, state: State, recipe: str) -> str:
         start = f", from step {state.step:,} on"
     elif job.config.init is not None:
         start = f", from the weights of {job.config.init}"
+    name = recipe or job.config.architecture
     lines = [
-        f"{recipe or job.config.architecture} in {out}",
+        name if name == str(out) else f"{name} in {out}",
         f"{count:,} parameters, {job.precision} on {job.model.device}",
         f"{train.steps:,} steps of {train.batch_tokens:,} tokens{start}",
     ]
