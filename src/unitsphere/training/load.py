@@ -60,7 +60,7 @@ def config_of_run(path: Path) -> RunConfig:
     if is_exported(read_json(path / CONFIG)):
         raise UserError(
             f"{path} is an exported folder: its scales are part of its weights, which are not "
-            "unit vectors any more; give the run folder that it was exported from"
+            "unit vectors any more; train on from the run folder"
         )
     return load_recipe(path / CONFIG)
 
@@ -100,11 +100,12 @@ def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None)
     if not odd and shapes(before) != shapes(config):
         odd = [f"model.{line}" for line in differences(before.model, config.model)]
     if odd:
-        tokens = another or any(line.startswith("model.vocab_size") for line in odd)
-        raise UserError(
-            f"cannot start with the weights of {run}: {'; '.join(odd)}"
-            + (f"; add --data.tokenizer {own}" if tokens else "; give the settings that it has")
-        )
+        todo = "give the settings that it has"
+        if another or any(line.startswith("model.vocab_size") for line in odd):
+            todo = f"add --data.tokenizer {own}"
+            if is_prepared(config.data.source):
+                todo = f"prepare the data with --tokenizer {own}"
+        raise UserError(f"cannot start with the weights of {run}: {'; '.join(odd)}; {todo}")
 
 
 def shapes(config: RunConfig) -> dict[str, torch.Size]:

@@ -42,7 +42,7 @@ from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
-from unitsphere.training.schedule import steps_alike
+from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.stop import Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.tracking import Tracker, check_installed
@@ -130,6 +130,13 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
     alike = steps_alike(saved.schedule, steps, config.schedule, more)
     folder, _ = checkpoint.newest(out / "checkpoints", alike)
     if folder is None:
+        warm = warmup_steps(saved.schedule, steps)
+        kept = replace(config.schedule, warmup=warm)
+        if warm and steps_alike(saved.schedule, steps, kept, more) >= last.step:
+            raise UserError(
+                f"{out} cannot be resumed to {more} steps: its warm-up is a fraction of the run "
+                f"and would grow with it; add --schedule.warmup {warm} to keep it as it was"
+            )
         raise UserError(
             f"{out} cannot be resumed to {more} steps: its {saved.schedule.kind} schedule of "
             f"{steps} steps has other rates than one of {more} from step {alike + 1} on, and no "
