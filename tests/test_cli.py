@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from unitsphere import __version__
 from unitsphere.cli import app, main
 from unitsphere.cli.parse import describe, options, parse
+from unitsphere.cli.train import split_recipe
 from unitsphere.errors import UserError
 
 HEAVY = ["torch", "numpy", "tokenizers", "matplotlib", "rich", "tensorboard", "safetensors"]
@@ -100,7 +102,7 @@ def test_without_a_verb_the_usage_is_shown(capsys):
         (["paint"], ["unknown verb 'paint'"]),
         (["--verbose"], ["unknown option '--verbose'"]),
         (["params", "--jsn"], ["'--jsn'", "did you mean '--json'?", "params --help"]),
-        (["params", "--json=yes"], ["--json takes no value"]),
+        (["params", "--json=yes"], ["--json must be True or False, not 'Yes'"]),
         (["prepare"], ["SOURCE", "--tokenizer", "--out"]),
         (["prepare", "a", "b", "--tokenizer", "bytes", "--out", "c"], ["unexpected", "b"]),
         (["prepare", "a", "--tokenizer"], ["--tokenizer needs a value"]),
@@ -201,14 +203,46 @@ def test_an_option_of_several_values_may_come_again():
     assert parsed.sizes == (1, 2, 3)
 
 
-def test_booleans_take_values_where_asked():
-    def fast(value: str) -> bool:
-        argv = ["n", "--inner.fast", value, "--json", "False"]
-        return parse(Outer, argv, "verb", flags_take_values=True).inner.fast
+def test_a_boolean_is_true_by_its_name_or_what_follows_it():
+    def fast(line: str) -> tuple[bool, bool]:
+        parsed = parse(Outer, line.split(), "verb")
+        return parsed.inner.fast, parsed.json
 
-    assert [fast("True"), fast("true"), fast("False")] == [True, True, False]
-    with pytest.raises(UserError, match=r"--inner.fast must be True or False, not 'Maybe'"):
-        fast("maybe")
+    assert fast("n --inner.fast True --json False") == (True, False)
+    assert fast("n --inner.fast true --json") == (True, True)
+    assert fast("n --inner.fast --json=false") == (True, False)
+    assert fast("--inner.fast n") == (True, False)
+    with pytest.raises(UserError, match=r"--json must be True or False, not 'Maybe'"):
+        fast("n --json=maybe")
+
+
+def test_where_no_words_are_taken_what_follows_a_boolean_is_its_value():
+    assert parse(Inner, ["--fast", "--width", "3"], "verb") == Inner(3, fast=True)
+    with pytest.raises(UserError, match=r"--fast must be True or False, not 'Maybe'"):
+        parse(Inner, ["--fast", "maybe"], "verb")
+
+
+def test_help_shows_no_empty_default_and_each_flag_once(capsys):
+    with pytest.raises(SystemExit):
+        parse(Outer, ["--help"], "verb")
+    out = capsys.readouterr().out
+    assert "(default: 8)" in out
+    assert not re.search(r"default:\s*(None|\W*\))", out)
+    assert "--no" not in out
+
+
+@pytest.mark.parametrize(
+    ("line", "recipe"),
+    [
+        ("quickstart/ngpt --optim.muon_head", "quickstart/ngpt"),
+        ("--optim.muon_head quickstart/ngpt", "quickstart/ngpt"),
+        ("--optim.muon_head False quickstart/ngpt", "quickstart/ngpt"),
+        ("--model.qk_norm --optim.lr 3 my.toml", "my.toml"),
+        ("--optim.lr 3", None),
+    ],
+)
+def test_the_recipe_is_found_wherever_it_stands(line, recipe):
+    assert split_recipe(line.split())[0] == recipe
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_a_dry_run_of_a_job_is_of_its_processes(capsys):
     assert main(["train", "tiny.toml", *job.split(), "--dry-run", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["world_size"] == 4
-    assert said.err == "--dry-run: nothing is submitted\n"
+    assert said.err == "--dry_run: nothing is submitted\n"
     assert not Path("runs").exists()
 
 

@@ -70,6 +70,30 @@ def test_params_counts_every_recipe_without_allocating(capsys, monkeypatch):
     assert by_name["ngpt2024/ngpt-1b"]["architecture"] == "ngpt"
 
 
+def test_params_folds_the_ablations(capsys, monkeypatch):
+    names = {"quickstart": ["quickstart/ngpt"], "p": ["quickstart/angpt", "p/ablations/x"]}
+    monkeypatch.setattr("unitsphere.training.recipes.grouped_recipes", lambda: names)
+    assert main(["params"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["quickstart/ngpt", "quickstart/angpt"]
+    assert lines[4:] == ["and 1 ablations: unitsphere recipes --ablations lists them"]
+
+
+def test_recipes_lists_papers_and_folds_their_ablations(capsys, monkeypatch):
+    ablation = "ngpt2024/ablations/table6-row2-slerp"
+    names = {"quickstart": ["quickstart/ngpt"], "ngpt2024": ["ngpt2024/ngpt-1b", ablation]}
+    monkeypatch.setattr("unitsphere.training.recipes.grouped_recipes", lambda: names)
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert "ngpt2024: nGPT, arXiv 2410.01131\n  ngpt2024/ngpt-1b" in out
+    assert "1,026.2M  1280×36 nGPT 1B of the nGPT paper\n" in out
+    assert "and 1 ablations: --ablations lists them" in out
+    found = printed(capsys, "recipes", "--ablations")
+    assert [recipe["recipe"] for recipe in found] == [*names["quickstart"], *names["ngpt2024"]]
+    assert [recipe["ablation"] for recipe in found] == [False, False, True]
+    assert found[1]["parameters"] == 1_026_177_280
+
+
 def test_params_of_a_file_takes_the_tokenizer_s_vocabulary(folder, capsys):
     (count,) = printed(capsys, "params", "tiny.toml")
     assert count["vocab_size"] == 320

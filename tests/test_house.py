@@ -3,12 +3,15 @@
 import ast
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import unitsphere
 from unitsphere.config import from_dict, read_json, to_dict
+from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.recipes import load_recipe, recipe_folder, recipe_names
 
@@ -21,6 +24,16 @@ ALONE = {"inference/hf/modeling_unitsphere.py"}  # leaves the package: it must b
 
 def named(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
+
+
+def test_the_package_names_what_it_offers_and_costs_nothing():
+    code = (
+        "import sys, unitsphere; assert set(unitsphere.__all__) <= set(dir(unitsphere)); "
+        "unitsphere.UserError; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert all(hasattr(unitsphere, name) for name in unitsphere.__all__)
+    assert unitsphere.UserError is UserError
 
 
 def contract() -> set[str]:

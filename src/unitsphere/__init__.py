@@ -1,14 +1,16 @@
 """Normalized Transformers (nGPT, anGPT, NormFormer) and the baselines they are measured against.
 
 `unitsphere.build`, `unitsphere.load` and `unitsphere.constrain` are the library, `unitsphere.nn`
-has sublayers for models of your own; the command line is `unitsphere --help`. Names are imported
-when first used, so that importing the package costs nothing.
+has sublayers for models of your own, and a mistake of yours raises `unitsphere.UserError`; the
+command line is `unitsphere --help`. Names are imported when first used, so that importing the
+package costs nothing.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unitsphere.errors import UserError
     from unitsphere.models.constraint import project_ as project
     from unitsphere.models.folding import fold_ as fold
     from unitsphere.models.registry import build
@@ -16,9 +18,10 @@ if TYPE_CHECKING:
     from unitsphere.training.load import load_run as load
 
 __version__ = "0.1.0"
-__all__ = ["build", "constrain", "fold", "load", "project"]
+__all__ = ["UserError", "__version__", "build", "constrain", "fold", "load", "nn", "project"]
 
 _HOMES = {
+    "UserError": ("unitsphere.errors", "UserError"),
     "build": ("unitsphere.models.registry", "build"),
     "constrain": ("unitsphere.training.constraint", "constrain"),
     "fold": ("unitsphere.models.folding", "fold_"),
@@ -28,7 +31,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("unitsphere.nn")
     if name not in _HOMES:
         raise AttributeError(f"module 'unitsphere' has no attribute '{name}'")
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

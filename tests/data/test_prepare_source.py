@@ -115,6 +115,22 @@ def test_one_document_is_cut_at_a_line(tmp_path: Path, ending: str) -> None:
     assert "one document" in Shards.open(out, "val").note
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Title\n" + "word " * 4000, "a line\n" * 800 + "word " * 3000 + "\nend", "x" * 20_000],
+    ids=["title", "long last line", "one word"],
+)
+def test_one_document_holds_out_what_it_says(text: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "one.txt").write_text(text)
+    out = prepare(str(tmp_path / "one.txt"), "bytes", tmp_path / "out", val_fraction=0.1)
+    train, val = Shards.open(out, "train"), Shards.open(out, "val")
+    assert 0.05 < val.n_bytes / len(text) < 0.15
+    decoded = "".join(bytes(split[1 : len(split)].tolist()).decode() for split in (train, val))
+    assert decoded == text
+    said = capsys.readouterr().err
+    assert f"val    {val.n_tokens:,} tokens in 1 document, {val.n_bytes / len(text):.1%}" in said
+
+
 @pytest.mark.parametrize("text", ["a" * 100, "a" * 99 + "\n", "ab", "x\n" + "a" * 98])
 def test_one_line_is_cut_too(tmp_path: Path, text: str) -> None:
     (tmp_path / "one.txt").write_text(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unitsphere.data import Shards, load_tokenizer, prepare
@@ -42,6 +42,7 @@ def test_the_stream_is_the_documents(corpus: list[str], ready: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example(documents=[[], [], []], limit=3, window=(-1, 1))  # it ends before it begins
 @given(
     documents=st.lists(st.lists(st.integers(1, 70_000), max_size=12), min_size=1, max_size=6),
     limit=st.integers(1, 20),

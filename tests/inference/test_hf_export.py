@@ -1,7 +1,9 @@
 """A run trained here, exported, and used through transformers alone."""
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from safetensors.torch import load_file
 import unitsphere
 from unitsphere.cli import main
 from unitsphere.inference.generate import generate, generate_text
+from unitsphere.report.model_card import origin, sample
+from unitsphere.training.recipes import load_recipe
 
 pytest.importorskip("transformers")
 from transformers import (
@@ -338,6 +342,47 @@ def test_the_card_says_what_the_run_s_folder_says(folder):
     here = sum(t.numel() for t in load_file(folder / "hf-ngpt" / "model.safetensors").values())
     assert f"| parameters, in this folder | {here:,} |" in card
     assert here < trained
+
+
+def letters(text: str) -> list[str]:
+    return [c for c in text if c.isprintable() and c != "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_the_card_s_head_is_what_the_hub_reads_and_unknowns_are_said_plainly(folder):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(folder / "hf-ngpt" / "README.md")
+    assert card.data.license == "unknown"
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-generation"
+    assert card.data.tags == ["unitsphere", "ngpt"]
+    assert "| licence of the weights | not known" in card.text
+    assert "| language | not known" in card.text
+    assert "| data | `text.txt` |" in card.text
+    samples = (folder / "run-ngpt" / "samples.txt").read_text(encoding="utf-8")
+    (written,) = re.findall(r"after step 20, .*?\n```text\n(.*?)\n```", card.text, re.DOTALL)
+    shown = samples.partition("--- step 20\n")[2]
+    assert letters(written) == letters(shown) != []
+
+
+def test_the_card_of_a_run_on_python_s_source_knows_its_language(tmp_path):
+    config = load_recipe("quickstart/ngpt")
+    assert origin(config)["licence of the data"].startswith("PSF-2.0")
+    assert origin(config)["language"] == "English and Python"
+    (tmp_path / "samples.txt").write_text("--- step 3\na ```` b\x1b\n\n--- step 9\nlater\n\n")
+    assert sample(tmp_path, 5).endswith("`````text\na ```` b\N{REPLACEMENT CHARACTER}\n`````")
+    assert "no sample" in sample(tmp_path, 2)
+
+
+def test_what_torchao_says_at_its_import_is_kept_out_and_no_more(caplog):
+    said = {
+        "torchao": ["Failed to load _C.so: no", "something else"],
+        "torch.utils._pytree": ["<enum 'X'> is an Enum subclass and is", "another thing"],
+    }
+    for logger, messages in said.items():
+        for message in messages:
+            logging.getLogger(logger).warning(message)
+    assert [r.getMessage() for r in caplog.records] == ["something else", "another thing"]
 
 
 class Engine:

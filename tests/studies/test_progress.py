@@ -56,6 +56,28 @@ def test_the_table_fits_80_columns_and_shows_every_arm():
     assert "waiting" in text
 
 
+def test_nothing_is_cut_off_where_all_figures_are_wide():
+    name = "gpt-plus-muon+embedding-4.0 491520 #12"
+    wide = {"loss": 12.345, "tokens_per_second": 1234567.0, "seconds_left": 4e4}
+    states = [
+        State(Job(name, [], Path("runs"), steps=99_999), "running", 98_765, **wide),
+        State(Job("b", [], Path("runs"), steps=99_999), "done", 99_999, seconds=3599.0, **wide),
+    ]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(picture(states, None))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for words in ("12.345", "done in 59m 59s", "98,765/99,999", " #12"):
+        assert words in text
+    out = io.StringIO()
+    show = progress.PlainLines(2, out)
+    show.next = 0.0
+    show(states)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("#12: step 98,765 of 99,999" in line and "11h 06m left" in line for line in lines)
+
+
 def test_plain_lines_tell_starts_ends_and_figures_every_ten_seconds(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])

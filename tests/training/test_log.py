@@ -31,6 +31,20 @@ def test_records_come_back(tmp_path, capsys):
     assert lines[1].endswith("ETA 0:04")
 
 
+def test_a_line_fits_80_columns_and_says_what_matters_most(tmp_path):
+    full = {"lr": 1e-3, "tokens_per_second": 123456.7, "val_loss": 2.1, "val_bits_per_byte": 1.5}
+    with RunLog(tmp_path, 0, 200_000) as log:
+        log.line(record(1))
+        plain = log.line(record(100_010, lr=1e-3, tokens_per_second=123456.7))
+        validated = log.line(record(100_020, slowest_rank=7, slowest_ratio=1.2, **full))
+        last = log.line(record(200_000, **full))
+    assert max(map(len, (plain, validated, last))) <= 80
+    assert all(part in plain for part in ("loss", "lr 1.00e-03", "123,457 tokens/s", "ETA"))
+    assert all(part in validated for part in ("val 2.1000", "slowest rank 7", "ETA"))
+    assert "(1.5000 bits/byte)" in last
+    assert "ETA" not in last
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(
     cut_at=st.integers(0, 400),

@@ -8,7 +8,15 @@ from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_parameters
 from unitsphere.training.config import FREE_KEYS, RunConfig, TrainConfig, run_config_type
-from unitsphere.training.recipes import load_recipe, recipe_names
+from unitsphere.training.recipes import (
+    first_sentence,
+    grouped_recipes,
+    is_ablation,
+    load_recipe,
+    recipe_names,
+)
+
+ARMS = ("gpt-plus", "angpt", "ngpt")
 
 RECIPE = """
 architecture = "ngpt"
@@ -86,6 +94,24 @@ def test_a_mistake_in_a_recipe_is_one_line_that_names_the_file(recipe, change, m
         load_recipe(path)
     assert "mine.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_recipes_come_by_paper_small_ones_and_the_baseline_first_and_ablations_last():
+    groups = grouped_recipes()
+    assert next(iter(groups)) == "quickstart"
+    assert sorted(name for names in groups.values() for name in names) == list(recipe_names())
+    names = groups["angpt2025"]
+    first = [f"angpt2025/{arm}-{size}" for size in ("32m", "62m") for arm in ARMS]
+    assert names[:6] == first
+    assert names.index("angpt2025/gpt-plus-1b") > names.index("angpt2025/ngpt-0.5b")
+    assert all(map(is_ablation, names[18:]))
+    assert not any(map(is_ablation, names[:18]))
+
+
+def test_a_recipe_s_first_sentence():
+    said = first_sentence("angpt2025/gpt-plus-32m")
+    assert said == "GPT+ 32M of the anGPT paper (arXiv 2505.22014)"
+    assert all(map(first_sentence, recipe_names()))
 
 
 def test_a_recipe_that_is_not_there_is_one_line(tmp_path):

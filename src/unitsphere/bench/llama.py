@@ -22,6 +22,8 @@ def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int]
         raise UserError("the arm llama needs transformers: pip install 'unitsphere[hf]'")
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
+
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.d_model,

@@ -18,6 +18,7 @@ EXIT_OK, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 2, 75, 130
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
     "quickstart": ("quickstart", "train three matched models on this computer and compare them"),
+    "recipes": ("recipes", "what can be trained by name, paper by paper"),
     "params": ("params", "exact parameter counts of the recipes"),
     "prepare": ("prepare", "text, JSONL or files -> token shards to train on"),
     "train": ("train", "train a recipe; the same command again resumes"),

@@ -46,9 +46,9 @@ class Eval:
       unitsphere eval runs/quickstart/ngpt --json
       unitsphere eval RUN --data wiki.jsonl --field text --context 256 1024
       unitsphere eval RUN --data pairs.jsonl --beam 4 --json
-      unitsphere eval RUN --data books.jsonl --context 1024 8192 --by-position
-      unitsphere eval RUN --tasks zero_shot --task-data data/eval
-      unitsphere eval RUN --tasks translation --task-data pairs.jsonl --json
+      unitsphere eval RUN --data books.jsonl --context 1024 8192 --by_position
+      unitsphere eval RUN --tasks zero_shot --task_data data/eval
+      unitsphere eval RUN --tasks translation --task_data pairs.jsonl --json
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]

@@ -1,4 +1,4 @@
-"""`unitsphere eval --by-position`: losses by context length and by position in it."""
+"""`unitsphere eval --by_position`: losses by context length and by position in it."""
 
 import dataclasses
 import sys
@@ -40,7 +40,7 @@ def context_evaluations(
 
 
 def refuse_position_options(args: "Eval") -> None:
-    """Raise UserError for an option that only --by-position has."""
+    """Raise UserError for an option that only --by_position has."""
     for name in ("chunk", "per_document"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} is of --by_position: give both, or leave it out")

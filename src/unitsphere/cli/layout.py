@@ -1,4 +1,4 @@
-"""`unitsphere train … --dry-run`: what a layout would hold and compute, without its machines."""
+"""`unitsphere train … --dry_run`: what a layout would hold and compute, without its machines."""
 
 import dataclasses
 from typing import TYPE_CHECKING

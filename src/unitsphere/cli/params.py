@@ -13,11 +13,14 @@ from unitsphere.cli.parse import parse
 class Params:
     """Exact parameter counts of recipes, without allocating the models.
 
-    example: unitsphere params angpt2025/gpt-plus-0.5b angpt2025/ngpt-0.5b --json
+    examples:
+      unitsphere params
+      unitsphere params angpt2025/gpt-plus-0.5b angpt2025/ngpt-0.5b --json
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="[RECIPE …]")] = ()
-    """recipes, by name or by the path of a TOML file; all of the shipped ones if none is given"""
+    """recipes, by name or by the path of a TOML file; none: all that are shipped, in a table
+    without the papers' ablations"""
     json: bool = False
     """print one JSON document instead of a table"""
 
@@ -25,16 +28,21 @@ class Params:
 def run(argv: list[str]) -> int:
     """Count and print."""
     args = parse(Params, argv, "params")
-    from unitsphere.training.recipes import recipe_names
+    from unitsphere.training.recipes import grouped_recipes, is_ablation, recipe_names
 
-    counts = [count(name) for name in args.recipes or recipe_names()]
     if args.json:
-        print_json(counts)
+        print_json([count(name) for name in args.recipes or recipe_names()])
         return 0
+    listed = [name for names in grouped_recipes().values() for name in names]
+    folded = 0 if args.recipes else sum(map(is_ablation, listed))
+    names = args.recipes or [name for name in listed if not is_ablation(name)]
+    counts = [count(name) for name in names]
     columns = ("recipe", "parameters", "vocabulary", "d_model", "layers", "heads")
     keys = ("parameters", "vocab_size", "d_model", "n_layers", "n_heads")
     rows = [[c["recipe"], *(f"{c[key]:,}" for key in keys)] for c in counts]
     print_table(columns, rows)
+    if folded:
+        print(f"and {folded} ablations: unitsphere recipes --ablations lists them")
     return 0
 
 

@@ -14,9 +14,15 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
+from tyro.constructors import (
+    MISSING_NONPROP,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from unitsphere.config import did_you_mean, field_types
 from unitsphere.errors import UserError
@@ -42,20 +48,20 @@ def parse(
     *,
     default: T | None = None,
     about: str | None = None,
-    flags_take_values: bool = False,
 ) -> T:
     """The `cls` that `argv` describes, on top of `default`; exits after printing help.
 
     Help begins with the first paragraph of `about`, else of the class's docstring, and ends with
-    the others: tyro would run their lines into one. A boolean is a flag (`--json`), or
-    takes True or False where `flags_take_values`. A tuple takes all the values that follow its
-    option, each time that it is given; a `UseAppendAction[list[...]]` takes one each time.
+    the others: tyro would run their lines into one. A boolean is true by its name (`--json`), or
+    is what follows it, True or False. A tuple takes all the values that follow its option, each
+    time that it is given; a `UseAppendAction[list[...]]` takes one each time.
     """
     known = options(cls)
-    given = _read(argv, known, verb, flags_take_values)
+    given = _read(argv, known, verb, takes_words=bool(_positionals(cls)))
     if not given.help:
         _check_words(given, cls, default is not None, verb)
-    flags = tyro.conf.FlagConversionOff if flags_take_values else tyro.conf.FlagCreatePairsOff
+    # Help shows a flag as one; else every boolean has been given its value.
+    flags = tyro.conf.FlagCreatePairsOff if given.help else tyro.conf.FlagConversionOff
     headline, _, notes = inspect.cleandoc(about or cls.__doc__ or "").partition("\n\n")
     start: dict[str, Any] = {} if default is None else {"default": default}
     errors = io.StringIO()
@@ -68,6 +74,7 @@ def parse(
                 description=headline,
                 use_underscores=True,
                 config=(flags,),
+                registry=_HELP if given.help else None,
                 **start,
             )
     except SystemExit as stop:
@@ -75,6 +82,36 @@ def parse(
             print(notes)
             raise
         raise UserError(_retold(errors.getvalue(), given, known, verb)) from None
+
+
+_HELP = tyro.constructors.ConstructorRegistry()
+_at_work: list[type] = []
+
+
+@_HELP.struct_rule
+def _plain_help(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """tyro's own rule, but help does not show a default that is nothing, nor `--no_` flags."""
+    if info.type in _at_work:
+        return None
+    _at_work.append(info.type)
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _at_work.remove(info.type)
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    return dataclasses.replace(spec, fields=tuple(map(_plain_field, spec.fields)))
+
+
+def _plain_field(field: StructFieldSpec) -> StructFieldSpec:
+    kind: Any = field.type
+    if field.default in (None, (), ""):
+        kind = Annotated[kind, tyro.conf.arg(help_behavior_hint="")]
+    elif field.default is MISSING_NONPROP:
+        kind = Annotated[kind, tyro.conf.arg(help_behavior_hint="(required)")]
+    elif field.default is True:
+        kind = Annotated[kind, tyro.conf.FlagConversionOff, tyro.conf.arg(metavar="[True|False]")]
+    return dataclasses.replace(field, type=kind)
 
 
 @dataclasses.dataclass
@@ -102,8 +139,11 @@ class _Given:
         return tokens + ["--help"] * self.help
 
 
-def _read(argv: list[str], known: Mapping[str, Any], verb: str, flags_take_values: bool) -> _Given:
-    """`argv` with every option checked and spelled as its field."""
+def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: bool) -> _Given:
+    """`argv` with every option checked and spelled as its field.
+
+    Where words are taken (`takes_words`), only True or False after a boolean is its value.
+    """
     given = _Given()
     rest = collections.deque(argv)
     while rest:
@@ -119,14 +159,20 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, flags_take_value
                 raise UserError(f"unknown option '{spelled}'{_near(name, known)}{_see(verb)}")
             if equals:
                 rest.appendleft(value)
-            flag = known[name] is bool and not flags_take_values
-            if flag and equals:
-                raise UserError(f"--{name} takes no value{_see(verb)}")
-            values = [] if flag else _values(rest, known[name])
-            if not flag and not values:
+            if known[name] is bool and not equals and not _is_truth(rest, takes_words):
+                rest.appendleft("True")
+            values = _values(rest, known[name])
+            if not values:
                 raise UserError(f"--{name} needs a value: {describe(known[name])}{_see(verb)}")
             given.add(name, values, several=_takes_several(known[name]))
     return given
+
+
+def _is_truth(rest: collections.deque[str], takes_words: bool) -> bool:
+    """Whether the next word is a boolean's value, rather than an option or a word of its own."""
+    if not rest or rest[0].startswith("-"):
+        return False
+    return not takes_words or rest[0].lower() in ("true", "false")
 
 
 def _values(rest: collections.deque[str], kind: Any) -> list[str]:
@@ -144,9 +190,8 @@ def _takes_several(kind: Any) -> bool:
 
 def _check_words(given: _Given, cls: type, defaulted: bool, verb: str) -> None:
     """Refuse words that no positional takes, and name whatever required one is missing."""
-    hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    positional = [name for name in fields if _is_positional(hints[name])]
+    positional = _positionals(cls)
     takes_all = any(_takes_several(field_types(cls)[name]) for name in positional)
     extra = [] if takes_all else given.words[len(positional) :]
     if extra:
@@ -163,8 +208,14 @@ def _check_words(given: _Given, cls: type, defaulted: bool, verb: str) -> None:
         raise UserError(f"{verb} needs {' and '.join(missing)}{_see(verb)}")
 
 
-def _is_positional(hint: Any) -> bool:
-    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
+def _positionals(cls: type) -> list[str]:
+    """The fields that are words of the command line, without an option."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if tyro.conf.Positional in getattr(hints[field.name], "__metadata__", ())
+    ]
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

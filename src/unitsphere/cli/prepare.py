@@ -14,9 +14,11 @@ from unitsphere.cli.parse import parse
 class Prepare:
     """Turn text into token shards, once, for any number of runs.
 
-    A .jsonl file holds a document a line, any other file is one document. Training
-    from text does this by itself; prepare large sources beforehand, then train with
-    --data.source DIR. The same command again does nothing if DIR holds its result.
+    A .jsonl file holds a document a line, any other file is one document. A share
+    of the documents is held out for validation; of a single document its end is.
+    Training from text does this by itself; prepare large sources beforehand, then
+    train with --data.source DIR. The same command again does nothing if DIR holds
+    its result.
 
     examples:
       unitsphere prepare wiki.jsonl --tokenizer bpe:32000 --out data/wiki
@@ -38,7 +40,7 @@ class Prepare:
     target_field: str = "target"
     """the field of a pair that holds what is to be said for it"""
     val_fraction: float = 0.02
-    """share of the documents or pairs that goes to validation"""
+    """share of the documents or pairs, or of a single document, that goes to validation"""
     validation: Annotated[str | None, arg(metavar="FILE")] = None
     """a file, a quoted glob or a folder that goes to validation, instead of a share of SOURCE"""
     json: bool = False

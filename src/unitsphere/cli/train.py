@@ -24,30 +24,35 @@ as an option: "sqrt(d)", "0.5*sqrt(d)", "1/sqrt(d)", "1/L", and the like."""
 USAGE = f"""\
 usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
 
-Train a recipe: one that is shipped (unitsphere params lists them), or a TOML
+Train a recipe: one that is shipped (unitsphere recipes lists them), or a TOML
 file of your own. The same command on the same run folder resumes where it was
-stopped. Ctrl-C saves first. The run folder is what --out names, or runs/RECIPE;
-where that holds another run, runs/RECIPE-2, -3, …
+stopped, and so does the run folder in the place of RECIPE. Ctrl-C saves first.
+The run folder is what --out names, or runs/RECIPE; where that holds another
+run, runs/RECIPE-2, -3, …
 
 examples:
   unitsphere train quickstart/ngpt
   unitsphere train quickstart/ngpt --train.steps 500 --out runs/long
   unitsphere train angpt2025/ngpt-32m --data.source my.jsonl --data.field text
-
   unitsphere train quickstart/ngpt --objective mlm --out runs/masked
+  unitsphere train runs/long
+  unitsphere train runs/long --init runs/long --data.source my.jsonl --out runs/my
 
-what is set most often (all, with defaults: unitsphere train RECIPE --help):
+what is set most often (all, with defaults: unitsphere train RECIPE --help);
+a key that is True or False is true by its name (--optim.muon_head):
   --objective            clm (next token), mlm (masked tokens, an encoder), or
                          seq2seq (pairs of texts, an encoder and a decoder)
   --data.source          files, a glob, a folder, JSONL, or prepared shards
   --data.tokenizer       bytes, bpe:N, or the path of a tokenizer.json
-  --train.steps          optimizer updates
+  --init                 a run folder: start with its newest weights
+  --train.steps          optimizer updates; more than a finished run has: train
+                         it longer, if its rate has not come down
   --train.batch_tokens   tokens an update
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
-  --dry-run              lay the run out without training: shards, memory, FLOPs
-                         and hours of --world-size N processes, disk; --json
+  --dry_run              lay the run out without training: shards, memory, FLOPs
+                         and hours of --world_size N processes, disk; --json
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
@@ -70,7 +75,7 @@ class Instead:
 
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
-    argv = ["--data.verify=True" if word == "--verify" else word for word in argv]
+    argv = ["--data.verify" if word == "--verify" else word for word in argv]
     submission, argv = take_submission(argv)
     command = argv
     instead, argv = take_instead(argv)
@@ -79,7 +84,7 @@ def run(argv: list[str]) -> int:
         if not {"-h", "--help"} & set(argv):
             raise UserError(
                 "train needs a recipe first, such as quickstart/ngpt: "
-                "`unitsphere params` lists them"
+                "`unitsphere recipes` lists them"
             )
         print(USAGE)
         return 0
@@ -89,20 +94,23 @@ def run(argv: list[str]) -> int:
     from unitsphere.inference.samples import write_sample
     from unitsphere.training.parallel.agree import SharedError
     from unitsphere.training.recipes import load_recipe
+    from unitsphere.training.result import ending
     from unitsphere.training.run import train
 
     config, given = read_command(name, load_recipe(name), rest)
     if instead.dry_run:
         world = instead.world_size or (submission.processes if submission else 1)
         if submission:
-            print("--dry-run: nothing is submitted", file=sys.stderr)
+            print("--dry_run: nothing is submitted", file=sys.stderr)
         return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
-    out = given or pick_folder(config, default_out(name), first)
+    out = given or pick_folder(config, name, first)
     if submission:
         return submit(submission, command if given else [*command, f"--out={out}"], out)
     try:
-        train(config, out, name, sampler=write_sample)
+        found = train(config, out, name, sampler=write_sample)
+        if first:
+            print(ending(found, config), file=sys.stderr)
     except Preempted as stopped:
         if first:
             print(f"unitsphere: {stopped}", file=sys.stderr)
@@ -117,15 +125,20 @@ def run(argv: list[str]) -> int:
             f"{config.train.micro_batch or 'as many as were predicted to fit'}) a lower value, or "
             "set --train.recompute full, or --parallel.dp_shard for more processes"
         ) from error
-    if first and out not in (given, default_out(name)):
-        print(f"this run is in {out}", file=sys.stderr)
     return 0
 
 
-def pick_folder(config: "RunConfig", usual: Path, say: bool) -> Path:
-    """The folder of a run without --out; a line on stderr where it is not `usual`."""
-    from unitsphere.training.decide import own_folder
+def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
+    """The folder of a run without --out; a line on stderr where it is not the recipe's usual one.
 
+    A run folder in the place of the recipe is that run's own.
+    """
+    from unitsphere.training.decide import own_folder
+    from unitsphere.training.recipes import is_run
+
+    usual = default_out(name)
+    if is_run(name):
+        return usual
     out, why = own_folder(config, usual)
     if say and out != usual:
         print(f"{why}{': ' if why else ''}this run is in {out}", file=sys.stderr)
@@ -146,7 +159,7 @@ def take_instead(argv: list[str]) -> tuple[Instead, list[str]]:
         else:
             rest.append(word)
     if (found.world_size or found.json) and not found.dry_run:
-        raise UserError("--world-size and --json are for --dry-run; torchrun says how many train")
+        raise UserError("--world_size and --json are for --dry_run; torchrun says how many train")
     return found, rest
 
 
@@ -158,15 +171,26 @@ def positive(name: str, text: str) -> int:
 
 
 def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe (the first word that is no option and no option's value), and all else."""
+    """The recipe (the first word that is neither an option nor an option's value), and the rest."""
     index = 0
     while index < len(argv):
         token = argv[index]
         if not token.startswith("-"):
             return token, argv[:index] + argv[index + 1 :]
         alone = "=" in token or token in ("-h", "--help")
+        if not alone and argv[index + 1 : index + 2]:
+            alone = argv[index + 1].lower() not in ("true", "false") and is_boolean(token)
         index += 1 if alone else 2
     return None, argv
+
+
+def is_boolean(option: str) -> bool:
+    """Whether an option is true by its name, in any architecture's config."""
+    from unitsphere.models.registry import ARCHITECTURES
+    from unitsphere.training.config import run_config_type
+
+    name = option.lstrip("-").replace("-", "_")
+    return any(options(run_config_type(kind)).get(name) is bool for kind in ARCHITECTURES)
 
 
 def read_command(
@@ -191,8 +215,8 @@ def read_command(
         f"train {name}",
         default=start,
         about=f"Train {name}; the defaults are this recipe's.\n\n"
+        "A key that is True or False is true by its name, and takes either value.\n\n"
         f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine\n\n{FORMS}",
-        flags_take_values=True,
     )
     config = kind(**{key: getattr(parsed, key) for key in keys})
     return with_overrides(config, forms), parsed.out
@@ -229,5 +253,9 @@ def reads_as_number(text: str) -> bool:
 
 
 def default_out(recipe: str) -> Path:
-    """`runs/<recipe>`; for a file its name without the ending."""
+    """`runs/<recipe>`; for a file its name without the ending; a run folder itself."""
+    from unitsphere.training.recipes import is_run
+
+    if is_run(recipe):
+        return Path(recipe)
     return Path("runs") / (Path(recipe).stem if recipe.endswith((".toml", ".json")) else recipe)

@@ -64,7 +64,7 @@ def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> No
     saved = write_file(folder / "tokenizer.json", tokenizer.json.encode())
     manifest = Manifest(
         source=job.source,
-        note="" if cut is None else "one document, cut at a line near its end into train and val",
+        note="" if cut is None else "one document, whose end is the validation split",
         input=fingerprint,
         dtype=dtype,
         tokenizer=TokenizerEntry(

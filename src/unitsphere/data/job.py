@@ -53,7 +53,7 @@ class Job:
     ) -> Iterator[Piece]:
         """The source's text; `cut` is where its one document becomes two, in characters."""
         pieces = self._read(self.files, on_bytes)
-        return pieces if cut is None else _cut_in_two(pieces, cut)
+        return pieces if cut is None else _cut_in_two(pieces, cut, self._slack(cut))
 
     def validation_pieces(
         self, on_bytes: Callable[[int], object] = lambda n: None
@@ -86,6 +86,11 @@ class Job:
         """Bytes of all that is read: the source's files and those of the validation."""
         return self.size() + _size(self.validation)
 
+    def _slack(self, cut: int) -> int:
+        """Characters by which the one document may be cut elsewhere: half of the smaller part."""
+        held_out = cut * self.val_fraction / (1 - self.val_fraction)
+        return int(min(cut, held_out) / 2)
+
     def _read(self, files: Sequence[Path], on_bytes: Callable[[int], object]) -> Iterator[Piece]:
         if isinstance(self.field, PairFields):
             return read_pairs(files, self.field, on_bytes)
@@ -116,13 +121,12 @@ def place_to_cut(job: Job) -> int | None:
     return min(max(1, int(length * (1 - job.val_fraction))), length - 1)
 
 
-def _cut_in_two(pieces: Iterable[Piece], place: int) -> Iterator[Piece]:
-    """The one document as two, cut where a line begins near `place` (at `place` if none does)."""
+def _cut_in_two(pieces: Iterable[Piece], place: int, slack: int) -> Iterator[Piece]:
+    """The one document as two, cut within `slack` characters of `place`."""
     seen = document = 0
     for _, text in pieces:
         if document == 0 and place < seen + len(text):
-            at = place - seen
-            end = text.find("\n", at, -1) + 1 or text.rfind("\n", 0, at) + 1 or at
+            end = _cut_near(text, place - seen, slack)
             if end:
                 yield Piece(0, text[:end])
             yield Piece(1, text[end:])
@@ -130,3 +134,13 @@ def _cut_in_two(pieces: Iterable[Piece], place: int) -> Iterator[Piece]:
         else:
             yield Piece(document, text)
         seen += len(text)
+
+
+def _cut_near(text: str, at: int, slack: int) -> int:
+    """Where a line begins within `slack` of `at`, failing that a word, failing that `at`."""
+    for mark in ("\n", " "):
+        after = text.find(mark, at, min(at + slack, len(text) - 1)) + 1
+        found = after or text.rfind(mark, max(at - slack, 0), at) + 1
+        if found:
+            return found
+    return at

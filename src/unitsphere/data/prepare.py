@@ -11,7 +11,7 @@ from pathlib import Path
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
 from unitsphere.data.encode import write_shards
 from unitsphere.data.job import Job
-from unitsphere.data.manifest import SPLITS, TokenizerEntry, is_prepared, read_manifest
+from unitsphere.data.manifest import SPLITS, Manifest, TokenizerEntry, is_prepared, read_manifest
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import STANDARD_INPUT, PairFields, find_files, source_files
 from unitsphere.data.tokenizer import is_name, load_tokenizer
@@ -34,8 +34,9 @@ def prepare(
     (standard input, a JSON object a line). tokenizer: "bytes", "bpe:N" or a tokenizer.json.
     field: the key of the text in JSONL; or `PairFields`, the keys of the two sides of a pair.
     val_fraction: share of the documents held out for validation, chosen by a hash of their index;
-    the first document is never held out and the second always, so that neither split is empty. A
-    source of one document is cut at a line near its end. With 0 or 1, one split is empty.
+    the first document is never held out and the second always, so that neither split is empty. Of
+    a source of one document that share of its end is held out, from where a line or word begins.
+    With 0 or 1, one split is empty.
     validation: a file, a glob or a folder that is held out instead of a share of the source.
 
     If `out` holds the shards of this input already, nothing is done. `out` appears only once it is
@@ -52,9 +53,24 @@ def prepare(
         made = _make(job, job.fingerprint(), out, progress)
     if progress:
         state = "prepared" if made else "nothing to do, it holds this input already"
-        splits = "; ".join(Shards.open(out, split).describe() for split in SPLITS)
-        print(f"{out}: {state}: {splits}", file=sys.stderr)
+        print(f"{out}: {state}\n{summary(read_manifest(out))}", file=sys.stderr)
     return out
+
+
+def summary(manifest: Manifest) -> str:
+    """What each split amounts to, a line each, and what is special."""
+    whole = max(manifest.train.bytes + manifest.val.bytes, 1)
+    lines = []
+    for split in SPLITS:
+        counts = manifest.counts(split)
+        number, of = counts.documents, "document"
+        if manifest.pairs:
+            number, of = number // 2, "pair"
+        lines.append(
+            f"{split:<7}{counts.tokens:,} tokens in {number:,} {of}{'' if number == 1 else 's'}, "
+            f"{counts.bytes / whole:.1%} of the text"
+        )
+    return "\n".join([*lines, manifest.note] if manifest.note else lines)
 
 
 def tokenizer_spec(config: DataConfig) -> str:

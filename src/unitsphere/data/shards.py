@@ -72,6 +72,7 @@ class Shards:
         start, stop, step = window.indices(self.n_tokens)
         if step != 1:
             raise ValueError("only slices of step 1")
+        stop = max(start, stop)
         parts, begin = [], 0
         for shard, end in zip(self._shards, self._ends, strict=True):
             if start < end and stop > begin:
@@ -83,14 +84,6 @@ class Shards:
     def document_starts(self) -> np.ndarray:
         """Place of each document's separator, uint64 [n_documents]."""
         return self._starts.read(0, self.n_documents)
-
-    def describe(self) -> str:
-        """The split in a few words."""
-        note = f" ({self.note})" if self.note else ""
-        many = (
-            f"{self.n_documents // 2:,} pairs" if self.pairs else f"{self.n_documents:,} documents"
-        )
-        return f"{self.n_tokens:,} {self.split} tokens in {many}{note}"
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the shards."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
@@ -55,23 +56,25 @@ def run_tasks(
     check_lm_eval()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     with quiet():
-        from lm_eval.evaluator import simple_evaluate
+        from lm_eval import evaluator
         from lm_eval.tasks import TaskManager
 
-        evaluate: Callable[..., Mapping[str, Any] | None] = simple_evaluate
+        evaluate: Callable[..., Mapping[str, Any] | None] = evaluator.simple_evaluate
 
         metadata: dict[str, Any] = {"data": data, "rename": dict(rename or {})}
         manager = TaskManager(include_path=TASKS, include_defaults=False, metadata=metadata)
         check_tasks(tasks, manager)
-        found = evaluate(
-            model=lm,
-            tasks=list(tasks),
-            task_manager=manager,
-            num_fewshot=shots,
-            limit=limit,
-            log_samples=samples,
-            bootstrap_iters=DRAWS,
-        )
+        # Nobody reads the commit that it asks git for: outside a checkout git would complain.
+        with mock.patch.object(evaluator, "get_git_commit_hash", create=True, return_value=None):
+            found = evaluate(
+                model=lm,
+                tasks=list(tasks),
+                task_manager=manager,
+                num_fewshot=shots,
+                limit=limit,
+                log_samples=samples,
+                bootstrap_iters=DRAWS,
+            )
     assert found is not None, "one process has all results"
     return dict(found)
 

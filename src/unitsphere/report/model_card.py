@@ -1,6 +1,7 @@
 """The README.md of an exported model: what its run folder says, and nothing else."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,24 +9,30 @@ from typing import Any
 
 from unitsphere import __version__
 from unitsphere.config import flatten, read_json, to_dict
-from unitsphere.errors import UserError
+from unitsphere.data.manifest import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
 from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.log import read_metrics
+from unitsphere.training.load import chosen_checkpoint
+from unitsphere.training.log import read_metrics, read_samples
 
 KINDS = {
     "clm": ("A causal language model", "text-generation", "AutoModelForCausalLM"),
     "mlm": ("A masked language model", "fill-mask", "AutoModelForMaskedLM"),
 }
 
+STDLIB = "stdlib"
+"""The data source whose text is known."""
+
 CARD = """\
 ---
 library_name: transformers
 pipeline_tag: {task}
-tags:
+license: unknown
+{language}tags:
 - unitsphere
 - {architecture}
 ---
@@ -40,7 +47,15 @@ tags:
 
 The figures are those of the training run: the loss in nats per token on its own validation split,
 nothing else has been measured. The weights are folded: constants and scales of the training are
-part of them, so they are no unit vectors.
+part of them, so they are not unit vectors any more.
+
+## Licence, language, data
+
+| | |
+|---|---|
+{origin}
+
+{sample}
 
 ## Use
 
@@ -64,9 +79,9 @@ transformers only. The tokenizer puts the separator before a text, as in trainin
 
 def model_card(run: Path, config: RunConfig, trained: int, made: Exported) -> str:
     """The card of the model exported from the run folder `run`; `trained` counts its parameters."""
+    state = checkpoint.load_state(chosen_checkpoint(run))
     kind, task, auto = KINDS[config.objective]
     title = sys.modules[architecture(config.architecture).model.__module__].__doc__ or ""
-    rows = figures(run, config, trained, made)
     return CARD.format(
         task=task,
         architecture=config.architecture,
@@ -74,17 +89,55 @@ def model_card(run: Path, config: RunConfig, trained: int, made: Exported) -> st
         kind=kind,
         title=title.partition("\n")[0],
         auto=auto,
-        figures="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
+        figures=table(figures(run, config, trained, made, state)),
+        language="language:\n- en\n- code\n" if config.data.source == STDLIB else "",
+        origin=table(origin(config)),
+        sample=sample(run, state.step),
         config=json.dumps(to_dict(config), indent=2),
     )
 
 
-def figures(run: Path, config: RunConfig, trained: int, made: Exported) -> dict[str, str]:
-    """What the table says; a figure that the run folder does not hold is left out."""
-    folder, _ = checkpoint.newest(run / "checkpoints")
-    if folder is None:
-        raise UserError(f"{run} has no complete checkpoint: train it first")
-    state = checkpoint.load_state(folder)
+def table(rows: Mapping[str, str]) -> str:
+    """The rows of a table of two columns in Markdown."""
+    return "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items())
+
+
+def origin(config: RunConfig) -> dict[str, str]:
+    """What is known of licence, language and data, and plainly what is not."""
+    data, shipped = config.data, config.data.source == STDLIB
+    unknown = "not known: the run does not record it; say it here and in the head of this file"
+    held_out = f"{data.val_fraction:.1%} of it" if data.validation is None else data.validation
+    if is_prepared(data.source):
+        held_out = "the validation split that it was prepared with"
+    return {
+        "licence of the weights": unknown,
+        "licence of the data": "PSF-2.0, Python's own" if shipped else unknown,
+        "language": "English and Python" if shipped else unknown,
+        "data": "the source text of Python's standard library" if shipped else f"`{data.source}`",
+        "held out for validation": held_out,
+        "tokenizer": f"`{data.tokenizer}`",
+        "first weights": "random" if config.init is None else f"those of `{config.init}`",
+    }
+
+
+def sample(run: Path, step: int) -> str:
+    """The last text that the run wrote up to a step, fenced, or that there is none."""
+    written = [(at, text) for at, text in read_samples(run) if at <= step and text]
+    if not written:
+        return "The run's folder has no sample of text."
+    at, text = written[-1]
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    head = f"Written by the model in training, after step {at:,}, and not chosen:"
+    return f"{head}\n\n{fence}text\n{text}\n{fence}"
+
+
+def figures(
+    run: Path, config: RunConfig, trained: int, made: Exported, state: State
+) -> dict[str, str]:
+    """What the first table says; a figure that the run folder does not hold is left out."""
     environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else {}
     return {
         "parameters, trained": f"{trained:,}",
@@ -97,7 +150,6 @@ def figures(run: Path, config: RunConfig, trained: int, made: Exported) -> dict[
         if config.train.eval_tokens
         else "the whole split",
         "context": f"{config.data.context:,} tokens",
-        "data": config.data.source,
         **machine(environment),
         "largest difference to the run's own logits": f"{made.difference:.1e} "
         f"(of logits up to {made.largest_logit:.1f}, {made.compared} tokens, fp32)",

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from unitsphere.report.table import duration
 from unitsphere.studies.jobs import Job, State
-from unitsphere.studies.progress_table import picture
+from unitsphere.studies.progress_table import COLUMNS, cropped, picture
 
 PLAIN_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ class PlainLines:
         self.next = time.monotonic() + PLAIN_SECONDS
         for state in states:
             if state.status == "running":
-                self._say(f"{state.job.name}: {', '.join(_figures(state))}")
+                self._say(_running(state))
         left = time_left(states, self.workers, self.later)
         if left:
             self._say(f"about {duration(left)} left")
@@ -126,13 +126,25 @@ def _expected(state: State, lasted: Sequence[tuple[State, float]]) -> float:
 
 
 def _news(state: State) -> str:
+    log = f"log in {state.job.log}"
+    fits = len(f"{state.job.name}: started, {log}") <= COLUMNS
     news = {
-        "running": f"started, log in {state.job.log}",
+        "running": f"started, {log}" if fits else f"started,\n  {log}",
         "done": f"finished after {duration(state.seconds)}",
         "failed": f"failed: {state.error}",
         "stopping": "saving its state; Ctrl-C again gives that up",
     }
     return news.get(state.status, state.status)
+
+
+def _running(state: State) -> str:
+    """A running job in a line of COLUMNS at most: without a long name's middle, or its pace."""
+    figures = _figures(state)
+    line = f"{state.job.name}: {', '.join(figures)}"
+    while len(line) > COLUMNS and len(figures) > 2:
+        line = f"{cropped(state.job.name)}: {', '.join(figures)}"
+        figures.pop(-2)
+    return line
 
 
 def _figures(state: State) -> list[str]:

@@ -38,7 +38,7 @@ def picture(states: Sequence[State], left: float | None) -> "RenderableType":
 def runs_table(states: Sequence[State]) -> "Table":
     """A row for each job: bar, step, loss, tokens a second, time left."""
     rows = [
-        [_cropped(state.job.name), _steps(state), _loss(state), _speed(state), remaining(state)]
+        [cropped(state.job.name), _steps(state), _loss(state), _speed(state), remaining(state)]
         for state in states
     ]
     parts = [(state.step, state.job.steps or 1) for state in states]
@@ -55,7 +55,7 @@ def arms_table(states: Sequence[State]) -> "Table":
         kinds = _counts(own)
         stopped = kinds["failed"] + kinds["interrupted"]
         numbers = [f"{kinds['done']}/{len(own)}", kinds["running"], kinds["waiting"], stopped]
-        rows.append([_cropped(arm), *(str(number or "") for number in numbers)])
+        rows.append([cropped(arm), *(str(number or "") for number in numbers)])
         ended = [state.status == "done" for state in own]
         steps = [(s.job.steps or 1, s.step) for s in own]
         through = sum(
@@ -77,6 +77,10 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     taken = [max(len(row[i]) for row in [heads, *rows]) + GAP for i in range(len(heads))]
     low, high = BAR_WIDTHS
+    over = sum(taken) + GAP + low - COLUMNS
+    if over > 0:
+        names = taken[0] - GAP - over
+        rows = [[cropped(row[0], names), *row[1:]] for row in rows]
     width = max(low, min(high, COLUMNS - sum(taken) - GAP))
     for index, head in enumerate([heads[0], "", *heads[1:]]):
         table.add_column(head, justify="right" if index > 1 else "left", no_wrap=True)
@@ -102,10 +106,10 @@ def _counts(states: Sequence[State]) -> Mapping[str, int]:
     return {kind: sum(state.status == kind for state in states) for kind in kinds}
 
 
-def _cropped(name: str) -> str:
+def cropped(name: str, width: int = NAME_WIDTH) -> str:
     """A name with its middle left out if it is long: seeds and sizes stand at its end."""
-    half = NAME_WIDTH // 2
-    return name if len(name) <= NAME_WIDTH else f"{name[: half - 1]}…{name[-half:]}"
+    half = width // 2
+    return name if len(name) <= width else f"{name[: width - half - 1]}…{name[-half:]}"
 
 
 def _steps(state: State) -> str:

@@ -1,6 +1,5 @@
 """From finished run folders to the figures of a comparison; reads what training wrote, no more."""
 
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from unitsphere.report.curves import Curve
 from unitsphere.report.table import Arm
 from unitsphere.studies.outcomes import size_of
 from unitsphere.training.config import RunConfig
-from unitsphere.training.log import HEADER, SAMPLES, read_metrics
+from unitsphere.training.log import read_metrics, read_samples
 from unitsphere.training.recipes import load_recipe
 
 
@@ -61,9 +60,8 @@ def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
 
 def last_sample(run: Path) -> str:
     """The last text of samples.txt; empty if there is none."""
-    path = run / SAMPLES
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return re.split(rf"^{re.escape(HEADER)}\d+\n", text, flags=re.MULTILINE)[-1].strip("\n")
+    written = read_samples(run)
+    return written[-1][1] if written else ""
 
 
 def against(baseline: Finished | None, runs: Sequence[Finished]) -> list[Arm]:

@@ -1,6 +1,7 @@
 """The objects that a run trains with, from its config."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -26,12 +27,16 @@ from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device
 from unitsphere.training.parallel.straggler import OwnTime
 from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.tensors import load_model
 
 
-def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> Job:
+def build_job(
+    config: RunConfig, batches: Batches, layout: Layout = SINGLE, start: Path | None = None
+) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    Raises UserError for fp8 on a device that has none, and for sizes that do not fit the layout.
+    `start` is the checkpoint whose weights replace random ones. Raises UserError for fp8 on a
+    device that has none, and for sizes that do not fit the layout.
     """
     device = own_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
@@ -65,6 +70,8 @@ def build_job(config: RunConfig, batches: Batches, layout: Layout = SINGLE) -> J
     )
     if cut:
         fill(model, config, device)
+    if start is not None:  # before the constraint, which holds for these weights then
+        load_model(start, model)
     optimizer = build_optimizer(model, config.optim)
     if config.optim.head_by_frequency:
         weigh_head(model, optimizer, batches, config.train.batch_tokens)

@@ -161,10 +161,15 @@ def folders(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def newest(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint under `root`; a line for each newer one that is damaged."""
+def newest(root: Path, most: int | None = None) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint under `root`; a line for each newer one that is damaged.
+
+    `most`: of those of at most so many steps.
+    """
     damaged = []
-    for folder in reversed(folders(root).values()):
+    for step, folder in reversed(folders(root).items()):
+        if most is not None and step > most:
+            continue
         wrong = damage(folder)
         if wrong is None:
             return folder, damaged

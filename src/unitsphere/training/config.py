@@ -144,6 +144,11 @@ FREE_KEYS = frozenset(
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
 learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
 
+LENGTH_KEYS = frozenset(
+    {"train.steps", *(f"schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig))}
+)
+"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -154,6 +159,8 @@ class RunConfig:
     objective: Objective = "clm"
     """clm: predict the next token; mlm: a bidirectional encoder that predicts masked tokens;
     seq2seq: an encoder and a decoder, from source to target"""
+    init: str | None = None
+    """folder of the run whose newest weights this one starts with; none: with random ones"""
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

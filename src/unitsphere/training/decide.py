@@ -20,6 +20,7 @@ from unitsphere.training.folder import (
     other_settings,
     saved_config,
 )
+from unitsphere.training.load import check_start, data_of_start
 from unitsphere.training.parallel.agree import check_alike, everywhere
 from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
@@ -37,7 +38,7 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
         saved = saved_config(out)
         resolved = resolve(config, saved)
         if saved is not None:
-            check_same(out, saved, resolved)
+            check_same(out, saved, resolved, resize=True)
         return resolved
 
     resolved = everywhere(layout, decide)
@@ -88,6 +89,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     the objective. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
+    if config.init is not None:
+        config = replace(config, data=data_of_start(config.init, config.data))
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -101,6 +104,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     if saved is not None:
         model = as_saved(model, saved.model)
     check_model(replace(config, model=model))
+    if config.init is not None and saved is None:
+        check_start(config.init, replace(config, model=model))
     return replace(
         config,
         model=model,

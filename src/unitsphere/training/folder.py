@@ -4,20 +4,24 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from unitsphere.config import differences, read_json, to_dict
 from unitsphere.errors import UserError
-from unitsphere.training.config import FREE_KEYS, RunConfig
-from unitsphere.training.log import parse, replace
+from unitsphere.training import checkpoint
+from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, RunConfig
+from unitsphere.training.log import METRICS, SAMPLES, parse, replace
 from unitsphere.training.recipes import load_recipe
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 EVALUATIONS = "tasks.jsonl"
+TOKENIZER = "tokenizer.json"
 
 
 def saved_config(out: Path) -> RunConfig | None:
@@ -34,10 +38,13 @@ def is_empty(out: Path) -> bool:
     return all(path.name.startswith(".") for path in out.iterdir())
 
 
-def check_same(out: Path, saved: RunConfig, config: RunConfig) -> None:
-    """Raise UserError unless `config` may go on with the run of `saved`."""
+def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = False) -> None:
+    """Raise UserError unless `config` may resume the run of `saved`.
+
+    With `resize` the keys of a run's length may differ, if nothing else does.
+    """
     odd = other_settings(saved, config)
-    if odd:
+    if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
             "go on with it, or another --out"
@@ -54,6 +61,33 @@ def other_settings(saved: RunConfig, config: RunConfig) -> list[str]:
         return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
     changed = differences(saved, config)
     return [line for line in changed if line.partition(":")[0] not in FREE_KEYS]
+
+
+def numbered(path: Path, number: int) -> Path:
+    """`path` the first time, `path-2` the second, …"""
+    return path if number == 1 else path.with_name(f"{path.name}-{number}")
+
+
+def keep_end(out: Path, step: int) -> Path | None:
+    """Move what a run did after `step` into a run folder inside `out`; None if it did nothing.
+
+    For a run that shall take another way from `step` on: its checkpoints from there on are in the
+    folder, its config, log and samples too.
+    """
+    root = out / "checkpoints"
+    later = [path for at, path in checkpoint.folders(root).items() if at > step]
+    later = [path for path in later if checkpoint.damage(path) is None]
+    if not later:
+        return None
+    kept = out / f"end-at-{checkpoint.load_state(later[-1]).step}"
+    kept = next(path for n in count(1) if not (path := numbered(kept, n)).exists())
+    (kept / "checkpoints").mkdir(parents=True)
+    for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES):
+        if (out / name).is_file():
+            shutil.copyfile(out / name, kept / name)
+    for path in later:
+        path.rename(kept / "checkpoints" / path.name)
+    return kept
 
 
 def write_config(out: Path, config: RunConfig) -> None:

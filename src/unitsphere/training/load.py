@@ -1,12 +1,15 @@
 """A trained model back from its run folder."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from unitsphere.config import read_json
+from unitsphere.config import differences, read_json
+from unitsphere.data.config import DataConfig
+from unitsphere.data.manifest import is_prepared
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
@@ -14,7 +17,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG
+from unitsphere.training.folder import CONFIG, TOKENIZER
 from unitsphere.training.load_exported import is_exported, load_folder
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.tensors import load_model
@@ -37,16 +40,9 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
     trainable.
     """
     path, wanted = run_and_checkpoint(Path(path))
-    if not (path / CONFIG).is_file():
-        raise UserError(f"{path} is no run folder: it has no {CONFIG}")
-    if is_exported(read_json(path / CONFIG)):
-        if trainable:
-            raise UserError(
-                f"{path} is an exported folder: its scales are part of its weights, which are no "
-                "unit vectors any more; train on from the run folder"
-            )
+    if not trainable and (path / CONFIG).is_file() and is_exported(read_json(path / CONFIG)):
         return LoadedRun(*load_folder(path, pick_device(device)))
-    config = load_recipe(path / CONFIG)
+    config = config_of_run(path)
     folder = chosen_checkpoint(path, wanted)
     model = build_from(
         config.architecture, config.model, pick_device(device), objective=config.objective
@@ -55,7 +51,19 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
         model.to(torch.bfloat16)
     load_model(folder, model)
     model.requires_grad_(trainable).train(trainable)
-    return LoadedRun(model, load_tokenizer(path / "tokenizer.json"), config)
+    return LoadedRun(model, load_tokenizer(path / TOKENIZER), config)
+
+
+def config_of_run(path: Path) -> RunConfig:
+    """The config of the run folder `path`; a `UserError` if it is none, or an exported one."""
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} is no run folder: it has no {CONFIG}")
+    if is_exported(read_json(path / CONFIG)):
+        raise UserError(
+            f"{path} is an exported folder: its scales are part of its weights, which are not "
+            "unit vectors any more; train on from the run folder"
+        )
+    return load_recipe(path / CONFIG)
 
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
@@ -83,3 +91,55 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
     for line in damaged:
         print(f"{line}: {folder} serves instead", file=sys.stderr)
     return folder
+
+
+def data_of_start(run: str, data: DataConfig) -> DataConfig:
+    """The data of a run that starts with the weights of `run`: in its tokens, if none are named."""
+    if data.tokenizer is not None or is_prepared(data.source):
+        return data
+    return replace(data, tokenizer=str(Path(run) / TOKENIZER))
+
+
+def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None) -> None:
+    """Raise UserError, naming what differs, unless `config` can start with the weights of `run`.
+
+    Architecture, objective, all shapes and, where `tokenizer` is given, the tokens must be equal.
+    """
+    before, own = config_of_run(Path(run)), Path(run) / TOKENIZER
+    odd = [
+        f"{key}: {getattr(before, key)!r} -> {getattr(config, key)!r}"
+        for key in ("architecture", "objective")
+        if getattr(before, key) != getattr(config, key)
+    ]
+    another = tokenizer is not None and load_tokenizer(own).fingerprint != tokenizer.fingerprint
+    if not odd and another:
+        odd = ["its tokenizer is another one"]
+    if not odd and shapes(before) != shapes(config):
+        odd = [f"model.{line}" for line in differences(before.model, config.model)]
+    if odd:
+        todo = "give the settings that it has"
+        if another or any(line.startswith("model.vocab_size") for line in odd):
+            todo = f"add --data.tokenizer {own}"
+            if is_prepared(config.data.source):
+                todo = f"prepare the data with --tokenizer {own}"
+        raise UserError(f"cannot start with the weights of {run}: {'; '.join(odd)}; {todo}")
+
+
+def shapes(config: RunConfig) -> dict[str, torch.Size]:
+    """Name -> shape of everything that a checkpoint holds of the model."""
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def find_start(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Where a run's first weights come from, for environment.json: run, step, checkpoint, sha256.
+
+    None without `init`. Raises UserError if they do not fit, or if there are none.
+    """
+    if config.init is None:
+        return None
+    check_start(config.init, config, tokenizer)
+    folder = chosen_checkpoint(Path(config.init))
+    sha256 = checkpoint.fingerprint(folder / checkpoint.MARKER)["sha256"]
+    step = checkpoint.load_state(folder).step
+    return {"run": config.init, "step": step, "checkpoint": str(folder.resolve()), "sha256": sha256}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,17 @@ def cut(out: Path, step: int, samples: int) -> None:
 
 HEADER = "--- step "
 """Begins each sample in samples.txt."""
+
+
+def read_samples(out: Path) -> list[tuple[int, str]]:
+    """(step, text) of each sample in a run folder's samples.txt, oldest first."""
+    path = out / SAMPLES
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    parts = re.split(rf"^{re.escape(HEADER)}(\d+)\n", text, flags=re.MULTILINE)[1:]
+    return [
+        (int(step), sample.strip("\n"))
+        for step, sample in zip(parts[::2], parts[1::2], strict=True)
+    ]
 
 
 def replace(path: Path, text: str) -> None:
@@ -120,21 +132,27 @@ class RunLog:
             self.live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """A record for the eye, with the time that is left at the pace of this session."""
-        parts = [f"step {record['step']}/{self.steps}"]
-        for name, form in FORMS.items():
-            if name in record:
-                parts.append(form.format(record[name]))
+        """A record for the eye, with the time that is left at the pace of this session.
+
+        It fits the terminal, or WIDTH columns elsewhere: what is least needed is left out.
+        """
+        parts = {"step": f"step {record['step']}/{self.steps}"}
+        parts |= {name: f.format(record[name]) for name, f in FORMS.items() if name in record}
         if self.pace is None:
             self.pace = record["time"], record["step"]
         since, done = record["time"] - self.pace[0], record["step"] - self.pace[1]
-        if done:
-            parts.append(f"ETA {duration(since / done * (self.steps - record['step']))}")
-        return "  ".join(parts)
+        left = self.steps - record["step"]
+        if done and left:
+            parts["ETA"] = f"ETA {duration(since / done * left)}"
+        width = WIDTH if self.live is None else self.console.width
+        for name in LEAST_NEEDED:
+            if len("  ".join(parts.values())) > width:
+                parts.pop(name, None)
+        return "  ".join(parts.values())
 
     def say(self, text: str) -> None:
-        """A plain line on stderr, above the live one."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        """A plain line on stderr, above the live one; on a terminal wrapped between words."""
+        self.console.print(text, markup=False, soft_wrap=self.live is None)
 
     def sample(self, step: int, text: str) -> None:
         """Add sampled text to samples.txt."""
@@ -152,6 +170,9 @@ class RunLog:
         self.events.sync()
 
 
+WIDTH = 80
+LEAST_NEEDED = ("lr", "tokens_per_second", "val_bits_per_byte", "slowest_ratio", "loss")
+"""What a line that is too long goes without, in this order: metrics.jsonl has all of it."""
 FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",

@@ -1,6 +1,7 @@
 """Recipes: named configs, one TOML file each, under `unitsphere/recipes/<paper>/<name>.toml`."""
 
 import functools
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -25,8 +26,41 @@ def recipe_names() -> tuple[str, ...]:
     )
 
 
+GROUPS = ("quickstart", "unitsphere", "angpt2025", "ngpt2024", "normformer2021")
+"""The order of the groups; others follow them."""
+
+
+def grouped_recipes() -> dict[str, list[str]]:
+    """Paper -> its recipes, by size and with the GPT first; its ablations come last."""
+    groups: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for name in sorted(recipe_names(), key=_place):
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    return groups
+
+
+def is_ablation(name: str) -> bool:
+    """Whether a recipe is a row of a paper's ablation table."""
+    return "/ablations/" in name
+
+
+def _place(name: str) -> tuple[bool, float, bool, str]:
+    size = re.search(r"-([\d.]+)([mb])$", name)
+    parameters = float(size[1]) * (1e3 if size[2] == "b" else 1) if size else 0.0
+    return is_ablation(name), parameters, not name.partition("/")[2].startswith("gpt"), name
+
+
+def first_sentence(name: str) -> str:
+    """What a recipe that comes with the package says of itself first, in the comment on top."""
+    comment = []
+    for line in (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    return re.split(r"\.(?: (?=[A-Z\"])|$)", " ".join(comment))[0]
+
+
 def load_recipe(name: str | Path) -> RunConfig:
-    """The config of a recipe: its name, a .toml file of one's own, or a run's config.json.
+    """The config of a recipe: its name, a .toml file of one's own, a run folder or its config.json.
 
     What the file leaves out has its default. Raises UserError for an unknown recipe,
     architecture or key (with the nearest match) and for a value of the wrong type.
@@ -35,11 +69,18 @@ def load_recipe(name: str | Path) -> RunConfig:
     if name in recipe_names():
         path = recipe_folder() / f"{name}.toml"
         return config_from(read_toml(path), f"recipe {name}")
+    if is_run(name):
+        return load_recipe(Path(name) / "config.json")
     if name.endswith(".toml"):
         return config_from(read_toml(Path(name)), name)
     if name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
     raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}")
+
+
+def is_run(name: str) -> bool:
+    """Whether what is given as a recipe is a run folder. A recipe's own name is not one."""
+    return name not in recipe_names() and (Path(name) / "config.json").is_file()
 
 
 def config_from(data: Any, where: str) -> RunConfig:

@@ -1,11 +1,13 @@
 """What a run says of itself: a headline when it begins, a result when it is done."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from unitsphere.training.checkpoint import State
-from unitsphere.training.log import read_metrics
+from unitsphere.training.config import RunConfig
+from unitsphere.training.log import duration, read_metrics
 from unitsphere.training.loop import Job
 from unitsphere.training.schedule import decay_end, warmup_steps
 
@@ -41,22 +43,48 @@ class Result:
 
 
 def headline(job: Job, out: Path, state: State, recipe: str) -> str:
-    """What is about to be trained, in one line."""
+    """What is about to be trained, in lines of less than 80 columns but for a long folder."""
     count = sum(parameter.numel() for parameter in job.model.parameters())
     train = job.config.train
-    start = f", from step {state.step} on" if state.step else ""
-    line = (
-        f"{recipe or job.config.architecture}: {count:,} parameters, {train.steps} steps of "
-        f"{train.batch_tokens:,} tokens{start}, {job.precision} on {job.model.device}, in {out}"
-    )
+    start = ""
+    if state.step:
+        start = f", from step {state.step:,} on"
+    elif job.config.init is not None:
+        start = f", from the weights of {job.config.init}"
+    name = recipe or job.config.architecture
+    lines = [
+        name if name == str(out) else f"{name} in {out}",
+        f"{count:,} parameters, {job.precision} on {job.model.device}",
+        f"{train.steps:,} steps of {train.batch_tokens:,} tokens{start}",
+    ]
     warmup = warmup_steps(job.config.schedule, train.steps)
     end = decay_end(job.config.schedule, train.steps)
     if warmup > end:
         over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
-        line += f"; the warm-up of {warmup} steps is longer than {over}: set schedule.warmup"
+        lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
     if job.precision == "bf16-storage":
-        line += "; weights stored in bf16 lose small updates: not recommended"
-    return line
+        lines.append("weights stored in bf16 lose small updates: not recommended")
+    return "\n".join(lines)
+
+
+def ending(found: Result, config: RunConfig) -> str:
+    """What a run that has ended came to, and what to try next, a command a line."""
+    out = shlex.quote(str(found.out))
+    prompt = "def main(" if config.data.source == "stdlib" else "The "
+    first = f"generate {out} --prompt {shlex.quote(prompt)}"
+    if config.objective == "mlm":
+        first = f"eval {out}"
+    elif math.isnan(found.val_loss):
+        first = f"inspect {out}"
+    lines = ["next:", f"  unitsphere {first}", f"  unitsphere report {out}"]
+    if found.trained:
+        said = f"done: loss {found.loss:.4f}, {found.validation()}"
+        lines = [said, f"{found.step:,} steps in {duration(found.seconds)}, in {found.out}", *lines]
+    elif config.schedule.kind == "constant":
+        lines.append(f"  unitsphere train {out} --train.steps MORE")
+    else:
+        lines.append(f"  unitsphere train {out} --init {out} --out NEW")
+    return "\n".join(lines)
 
 
 def result(out: Path, trained: bool) -> Result:

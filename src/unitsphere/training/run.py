@@ -22,13 +22,16 @@ from unitsphere.training.decide import agreed_config, place
 from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
+    TOKENIZER,
     disk_errors,
+    keep_end,
     locked,
+    saved_config,
     write_config,
     write_environment,
 )
 from unitsphere.training.guard import RolledBack
-from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.load import LoadedRun, find_start, load_run
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
@@ -39,6 +42,7 @@ from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
+from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.stop import Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.tracking import Tracker, check_installed
@@ -63,7 +67,7 @@ def train(
         where(layout, layout.first, lambda: stack.enter_context(locked(out)))
         where(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
-        state = agreed_state(layout, out)
+        state = agreed_state(layout, out, config)
         if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
             if layout.first:
@@ -77,35 +81,85 @@ def train(
             keep_cache(out)
         corpus = one_by_one(layout, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
-        state = state or first_state(corpus)
+        start = None
+        if state is None:
+            state = first_state(corpus)
+            start = on_first(layout, partial(find_start, config, corpus.tokenizer))
         everywhere(layout, partial(check_data, out, state, corpus))
         layout = everywhere(layout, partial(place, layout, config))
         corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
-        job = everywhere(layout, partial(build_job, config, corpus.batches, layout))
+        weights = None if start is None else Path(start["checkpoint"])
+        job = everywhere(layout, partial(build_job, config, corpus.batches, layout, weights))
         job = with_micro_batch(job)
         with disk_errors(out):
-            where(layout, layout.first, partial(begin_folder, out, job, corpus, state))
+            where(layout, layout.first, partial(begin_folder, out, job, corpus, state, start))
             Session(job, corpus, out, stop, recipe, sampler).to_end(state)
         return result(out, trained=True)
 
 
-def agreed_state(layout: Layout, out: Path) -> State | None:
-    """The state that the first process found in `out`, in all of them."""
+def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
+    """The state of `out` that `config` goes on from, found by the first process, in all of them."""
 
     def find() -> dict[str, Any] | None:
         state = last_state(out)
+        if state is not None:
+            state = state_on_the_way(out, config, state)
         return None if state is None else to_dict(state)
 
     found = on_first(layout, find)
     return None if found is None else from_dict(State, found)
 
 
-def begin_folder(out: Path, job: Job, corpus: Corpus, state: State) -> None:
-    """Write what a run folder says of itself."""
+def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
+    """`last`, or an earlier state if `config` gives the run another length or schedule.
+
+    It is the newest whose steps had the rates that `config` has for them, so that the run is the
+    same as if it had been started with `config`. Raises UserError if there is none.
+    """
+    saved = saved_config(out)
+    if saved is None or (saved.schedule, saved.train.steps) == (
+        config.schedule,
+        config.train.steps,
+    ):
+        return last
+    steps, more = saved.train.steps, config.train.steps
+    if more < last.step:
+        raise UserError(
+            f"{out} has {last.step} steps already, more than train.steps {more}: give another --out"
+        )
+    alike = steps_alike(saved.schedule, steps, config.schedule, more)
+    folder, _ = checkpoint.newest(out / "checkpoints", alike)
+    if folder is None:
+        warm = warmup_steps(saved.schedule, steps)
+        kept = replace(config.schedule, warmup=warm)
+        if warm and steps_alike(saved.schedule, steps, kept, more) >= last.step:
+            raise UserError(
+                f"{out} cannot be resumed to {more} steps: its warm-up is a fraction of the run "
+                f"and would grow with it; add --schedule.warmup {warm} to keep it as it was"
+            )
+        raise UserError(
+            f"{out} cannot be resumed to {more} steps: its {saved.schedule.kind} schedule of "
+            f"{steps} steps has other rates than one of {more} from step {alike + 1} on, and no "
+            "checkpoint from before that is left. Start a new run with its weights (unitsphere "
+            f"train {out} --init {out} --train.steps N --out NEW), or train {more} steps from the "
+            f"start (unitsphere train {out} --train.steps {more} --out NEW)"
+        )
+    return checkpoint.load_state(folder)
+
+
+def begin_folder(
+    out: Path, job: Job, corpus: Corpus, state: State, start: dict[str, Any] | None
+) -> None:
+    """Write what a run folder says of itself; `start` says where its first weights come from."""
+    kept = keep_end(out, state.step)
+    if kept is not None:
+        print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)
     write_config(out, job.config)
     found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
+    if start is not None:
+        found["init"] = start
     write_environment(out, found, state.step)
-    corpus.tokenizer.save(out / "tokenizer.json")
+    corpus.tokenizer.save(out / TOKENIZER)
 
 
 def last_state(out: Path) -> State | None:
@@ -156,7 +210,7 @@ class Session:
             except Diverged:
                 return
             except RolledBack as spike:
-                last = agreed_state(self.job.layout, self.out)
+                last = agreed_state(self.job.layout, self.out, self.job.config)
                 if last is None:
                     raise UserError(
                         f"{spike}, and {self.out} has no checkpoint yet to go back to: start a new "

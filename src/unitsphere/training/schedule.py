@@ -83,6 +83,13 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     return 1 - progress * (1 - config.final)
 
 
+def steps_alike(before: ScheduleConfig, steps: int, after: ScheduleConfig, more: int) -> int:
+    """How many updates from the first on have one rate in a run of `steps` and in one of `more`."""
+    most = min(steps, more)
+    rates = ((factor(before, step, steps), factor(after, step, more)) for step in range(most))
+    return next((step for step, (old, new) in enumerate(rates) if old != new), most)
+
+
 def fall_begins(config: ScheduleConfig, steps: int) -> float:
     """The step from which the rate of a run of `steps` updates falls (cosine, linear, wsd)."""
     warmup = warmup_steps(config, steps)
