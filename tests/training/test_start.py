@@ -13,7 +13,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.build import build_job
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.load import load_run, chosen_checkpoint
+from unitsphere.training.load import chosen_checkpoint, load_run
 from unitsphere.training.run import last_state, train
 from unitsphere.training.schedule import ScheduleConfig, steps_alike
 
