@@ -81,11 +81,12 @@ def test_a_number_follows_the_sizes_wherever_they_are_set(tmp_path):
 
 def test_a_model_sees_numbers_and_config_json_has_them(tmp_path):
     config = resolve(ngpt(s_z={"init": "sqrt(d)"}, alpha={"init": "1/L"}), None)
+    assert {type(config.model.s_z.init), type(config.model.alpha.init)} == {float}
     write_config(tmp_path, config)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["model"]["s_z"]["init"], written["model"]["alpha"]["init"]) == (4.0, 0.5)
     assert saved_config(tmp_path) == config
-    model = config.model
+    model = ngpt(s_z={"init": "sqrt(d)"}).model
     assert copy.deepcopy(model) == pickle.loads(pickle.dumps(model)) == model
 
 

@@ -143,7 +143,7 @@ class Scale(nn.Module):
 
     def __init__(self, config: ScaleConfig, shape: tuple[int, ...], d_model: int) -> None:
         super().__init__()
-        self.init = config.init
+        self.init = float(config.init)  # torch.compile knows no other kind of number
         self.start = 1 / math.sqrt(d_model) if config.scale is None else config.scale
         if config.form != "fixed" and (self.init == 0) != (self.start == 0):
             raise UserError(

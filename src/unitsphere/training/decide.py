@@ -25,7 +25,7 @@ from unitsphere.training.parallel.agree import check_alike, everywhere
 from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.sized import as_saved
+from unitsphere.training.sized import settled
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
@@ -100,9 +100,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
             f"{max(round(tokens / context), 1) * context} is the nearest that is"
         )
     precision = decide_precision(config, saved)
-    model = replace(config.model, vocab_size=model_vocabulary(config))
-    if saved is not None:
-        model = as_saved(model, saved.model)
+    model = settled(config.model, None if saved is None else saved.model)
+    model = replace(model, vocab_size=model_vocabulary(config))
     check_model(replace(config, model=model))
     if config.init is not None and saved is None:
         check_start(config.init, replace(config, model=model))

@@ -79,13 +79,16 @@ def sizes(model: Any) -> tuple[int, int]:
     return model.d_model, model.n_layers
 
 
-def as_saved(model: Config, saved: Any) -> Config:
-    """A model's config, each number that has a form as it was saved, if that is it to the digits
-    written: recipes used to have three digits of it, or nine."""
+def settled(model: Config, saved: Any) -> Config:
+    """A model's config in which numbers have forms no longer, for good.
+
+    Where `saved`, that of a run or None, has such a number to some of its digits, these stay:
+    recipes used to have three of them, or nine.
+    """
 
     def keep(number: BySize, before: Any) -> float:
         written = {float(f"{number:.{digits}g}") for digits in range(3, 17)}
-        return before if before in written else number
+        return before if before in written else float(number)
 
     return changed(model, saved, keep)
 
