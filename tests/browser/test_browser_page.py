@@ -222,3 +222,17 @@ def test_a_served_page_follows_a_run_and_keeps_what_was_chosen(chromium, tmp_pat
         finally:
             serving.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_more_than_six_runs_are_small_plots_that_zoom_together(chromium, tmp_path, width):
+    for place in range(7):
+        make_run(tmp_path / "runs" / f"run-{place}", "quickstart/ngpt", steps=40 + place)
+    chromium.open(write_page(tmp_path / "runs").path.as_uri(), width)
+    assert chromium.run("document.querySelectorAll('#figure-loss .panel canvas').length") == 7
+    assert chromium.run("document.querySelectorAll('#figure-loss .legend button').length") == 0
+    assert chromium.run("document.querySelector('#figure-loss .axis').textContent")
+    assert chromium.run("document.documentElement.scrollWidth") <= width
+    chromium.click("#group-0-in")
+    assert chromium.run("document.querySelector('#figure-loss').dataset.zoom") == "in"
+    assert chromium.errors() == []
