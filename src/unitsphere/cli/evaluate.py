@@ -231,6 +231,7 @@ def scorer(
             run.model, shards, form(context), batch_rows(run, context)
         )
         return
+    assert data is not None  # that means a split
     with source_files(data) as files:
         if not any(path.stat().st_size for path in files):
             raise UserError(f"{data} is empty: there is no text to evaluate")

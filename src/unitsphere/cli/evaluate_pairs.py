@@ -86,6 +86,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         pairs, decode = Pairs(shards), run.tokenizer.decode
         yield PairSource(lambda: pairs, lambda: (decode(p.target.tolist()) for p in pairs))
         return
+    assert data is not None  # that means a split
     with source_files(data) as files:
         if not any(path.stat().st_size for path in files):
             raise UserError(f"{data} is empty: there are no pairs to evaluate")

@@ -117,6 +117,7 @@ def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
         shards.check_tokenizer(run.tokenizer)
         yield lambda model: evaluate_shards(model, shards, form, rows, study.tokens)
         return
+    assert study.data is not None  # that means a split
     with source_files(study.data) as files:
         yield lambda model: evaluate(
             model, read_documents(files, study.field), run.tokenizer, form, rows

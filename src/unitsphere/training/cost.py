@@ -13,7 +13,7 @@ import torch
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import RunConfig
-from unitsphere.training.device import autocast, pick_device
+from unitsphere.training.device import autocast, pick_device, pick_precision
 from unitsphere.training.flops import PEAK_BF16, flops_per_token, peak_flops
 from unitsphere.training.parallel.forecast import optimizer_bytes
 
@@ -88,12 +88,13 @@ def speed(config: RunConfig, device: torch.device) -> Speed:
     model = build_from(small.architecture, small.model, device, objective=small.objective)
     shape = small.train.batch_tokens // small.data.context, small.data.context
     tokens = torch.randint(small.model.vocab_size, shape)
-    source = {"source": tokens} if small.objective == "seq2seq" else {}
+    source = tokens if small.objective == "seq2seq" else None
+    precision = pick_precision(small.train.precision, device)
     seconds = []
     for _ in range(2):
         began = time.perf_counter()
-        with autocast(device, small.train.precision):
-            loss = model.loss(tokens, tokens, **source)
+        with autocast(device, precision):
+            loss = model.loss(tokens, tokens, source=source)
         loss.backward()
         seconds.append(time.perf_counter() - began)
     flops = flops_per_token(model, small.data.context) * small.train.batch_tokens
@@ -103,13 +104,13 @@ def speed(config: RunConfig, device: torch.device) -> Speed:
 
 def assumed(config: RunConfig, device: torch.device) -> Speed:
     """The speed of a GPU: SHARE of its peak, of an H100's if it is not known or not here."""
-    precision = config.train.precision
+    precision = "fp32" if config.train.precision == "fp32" else "bf16"
     peak = peak_flops(device, precision) if torch.cuda.is_available() else None
     chip = torch.cuda.get_device_name(device) if peak else "H100"
     peak = peak or (PEAK_FP32 if precision == "fp32" else PEAK_BF16[chip])
-    kind = "fp32" if precision == "fp32" else "bf16"
     return Speed(
-        SHARE * peak, f"assumed: {SHARE:.0%} of the {kind} peak of a GPU like {chip}, a process"
+        SHARE * peak,
+        f"assumed: {SHARE:.0%} of the {precision} peak of a GPU like {chip}, a process",
     )
 
 

@@ -23,6 +23,7 @@ def open_documents(
         shards.check_tokenizer(run.tokenizer)
         yield lambda: ShardTokens(shards)
         return
+    assert data is not None  # that means a split
     with source_files(data) as files:
         if not any(path.stat().st_size for path in files):
             raise UserError(f"{data} is empty: there is no text to evaluate")
