@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from unitsphere.training.load import load_run as load
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "build", "constrain", "fold", "load", "nn", "project"]
+__all__ = [
+    "UserError",
+    "__version__",
+    "build",
+    "constrain",
+    "fold",
+    "load",
+    "nn",  # pyright: ignore[reportUnsupportedDunderAll] - imported when first used
+    "project",
+]
 
 _HOMES = {
     "UserError": ("unitsphere.errors", "UserError"),

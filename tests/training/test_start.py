@@ -179,9 +179,9 @@ def test_a_run_whose_rate_has_come_down_says_what_to_do(kind, tiny, tmp_path):
 def test_a_warm_up_that_would_grow_can_be_kept(tiny, tmp_path):
     train(scheduled(tiny("gpt", steps=4), warmup=0.5), tmp_path / "run")
     with pytest.raises(UserError, match=r"add --schedule\.warmup 2 to keep it"):
-        train(scheduled(tiny("gpt", steps=5), warmup=0.5), tmp_path / "run")
-    train(scheduled(tiny("gpt", steps=5), warmup=2.0), tmp_path / "run")
-    assert last_state(tmp_path / "run").step == 5
+        train(scheduled(tiny("gpt", steps=8), warmup=0.5), tmp_path / "run")
+    train(scheduled(tiny("gpt", steps=8), warmup=2.0), tmp_path / "run")
+    assert last_state(tmp_path / "run").step == 8
 
 
 def test_train_takes_a_run_folder_and_says_how_it_ended(first, tmp_path, capsys):

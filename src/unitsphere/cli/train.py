@@ -36,7 +36,7 @@ examples:
   unitsphere train angpt2025/ngpt-32m --data.source my.jsonl --data.field text
   unitsphere train quickstart/ngpt --objective mlm --out runs/masked
   unitsphere train runs/long
-  unitsphere train runs/long --init runs/long --data.source my.jsonl --out runs/my
+  unitsphere train runs/long --init runs/long --train.seed 1 --out runs/more
 
 what is set most often (all, with defaults: unitsphere train RECIPE --help);
 a key that is True or False is true by its name (--optim.muon_head):
