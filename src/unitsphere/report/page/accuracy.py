@@ -60,7 +60,7 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
         series=series,
         log_x=len(places) > 1 and places[-1] > 4 * places[0] > 0,
         places={"tokens": places} if len(places) <= FEW_PLACES else {},
-        data="unitsphere eval RUN --tasks TASK … --task-data DIR",
+        data="unitsphere eval RUN --tasks TASK … --task_data DIR",
     )
     table = Table("Accuracy", ["arm", "tokens", *shown], rows(arms, shown))
     return [Section("accuracy", "Accuracy", [Figures([figure]), table], INTRO)]
