@@ -144,14 +144,17 @@ def test_eval_without_data_is_of_the_validation_split(folder, capsys):
 
 def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):
     """By `eval` and by `context`; the run's own validation split, prepared again, scores alike."""
-    made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "shards"]
+    made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "own-shards"]
     assert main(made) == 0
     capsys.readouterr()
-    own, found = printed(capsys, "eval", "run"), printed(capsys, "eval", "run", "--data", "shards")
-    assert found == own | {"data": "shards"}
+    own, found = (
+        printed(capsys, "eval", "run"),
+        printed(capsys, "eval", "run", "--data", "own-shards"),
+    )
+    assert found == own | {"data": "own-shards"}
     argv = ["context", "run", "--context", "2", "4"]
     own = printed(capsys, *argv)["arms"]
-    assert printed(capsys, *argv, "--data", "shards")["arms"] == own
+    assert printed(capsys, *argv, "--data", "own-shards")["arms"] == own
     made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "all"]
     assert main([*made, "--val_fraction", "0"]) == 0
     capsys.readouterr()
@@ -271,10 +274,10 @@ def test_a_run_without_out_takes_a_folder_of_its_own(folder, capsys, tmp_path, m
     other = lines("--optim.lr", "0.01", "--train.seed", "1")
     odd = "optim.lr: 0.02 -> 0.01, and 1 more"
     assert other[0] == f"runs/tiny holds another run ({odd}): this run is in runs/tiny-2"
-    assert other[-1] == "this run is in runs/tiny-2"
+    assert other[-1] == "  unitsphere report runs/tiny-2"
     Path("runs/tiny-3").mkdir()
     Path("runs/tiny-3/notes.txt").write_text("mine")
-    assert lines("--train.seed", "1")[-1] == "this run is in runs/tiny-4"
+    assert lines("--train.seed", "1")[-1] == "  unitsphere report runs/tiny-4"
     shutil.rmtree("runs/tiny")
     again = lines("--optim.lr", "0.01", "--train.seed", "1", "--train.log_every", "5")
     assert "runs/tiny-2 is finished" in "".join(again)

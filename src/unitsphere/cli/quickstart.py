@@ -21,7 +21,7 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Quickstart:
-    """Train GPT+ by AdamW and by Muon, nGPT and anGPT on Python's own source text; compare them.
+    """Train GPT+ by AdamW and Muon, nGPT and anGPT on Python's source; compare them.
 
     No download, no account, no GPU; about four minutes on two cores. The same
     command again resumes arms that were stopped and reuses finished ones.
