@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 SIZE = {"d_model": 128, "n_layers": 4, "n_heads": 2}
-INIT = {"init_std": 0.0884}  # 1/√d_model, as in quickstart/gpt-plus
+# One rate serves all roles here, and then a wide start is the better one for these designs.
+INIT = {"init_std": "1/sqrt(d)"}
 GPT_PLUS = {"qk_norm": True, "rotary_fraction": 0.5, **INIT}
-SMALL_RUN = {"alpha": {"init": 0.25}, "s_z": {"init": 11.3137085}}  # 1/L and √d_model
+SMALL_RUN = {"alpha": {"init": "1/L"}, "s_z": {"init": "sqrt(d)"}}
 ANGPT = {"rotary_fraction": 0.5, "nu_acf": 3.74}
 NORMFORMER = {"res_scale": True, **INIT}
 PRE_LN = {"post_attn_ln": False, "ffn_ln": False, "head_scale": False, **INIT}

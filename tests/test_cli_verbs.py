@@ -147,10 +147,8 @@ def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):
     made = ["prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "own-shards"]
     assert main(made) == 0
     capsys.readouterr()
-    own, found = (
-        printed(capsys, "eval", "run"),
-        printed(capsys, "eval", "run", "--data", "own-shards"),
-    )
+    own = printed(capsys, "eval", "run")
+    found = printed(capsys, "eval", "run", "--data", "own-shards")
     assert found == own | {"data": "own-shards"}
     argv = ["context", "run", "--context", "2", "4"]
     own = printed(capsys, *argv)["arms"]

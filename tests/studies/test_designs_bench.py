@@ -50,7 +50,7 @@ def test_the_arms_share_data_budget_schedule_and_size(designs):
     assert found[0].train.eval_tokens is None
 
 
-@pytest.mark.parametrize("name", ["gpt-plus", "ngpt", "angpt", "normformer"])
+@pytest.mark.parametrize("name", ["ngpt", "angpt", "normformer"])
 def test_the_quickstart_s_arms_are_its_recipes(designs, name):
     design, recipe = designs.DESIGNS[name], load_recipe(f"quickstart/{name}")
     config = config_from(design.table(), name)

@@ -151,20 +151,19 @@ def test_what_goes_with_the_width_is_that_of_the_recipes():
                     assert own == pytest.approx(BY_SIZE[value](*sizes)), key
 
 
-def test_both_sides_of_angpts_tables_start_as_in_the_quickstart():
-    quickstart = {
-        name: load_recipe(f"quickstart/{name}").model for name in ("gpt-plus", "ngpt", "angpt")
-    }
+def test_both_sides_of_angpts_tables_start_by_the_width():
+    """nGPT's rows as in the quickstart; the others at 1/√d, which suits one rate for all roles."""
+    quickstart = {name: load_recipe(f"quickstart/{name}").model for name in ("ngpt", "angpt")}
     for name in ("angpt-figure5", "angpt-figureA1"):
         study = ablation_study(name)
         models = {arm: arm_config(study, arm).model for arm in study.arms}
         for arm, model in models.items():
-            like = quickstart[arm.partition("-")[0] if "ngpt" in arm else "gpt-plus"]
-            for key in ("alpha", "s_z"):
-                if "ngpt" in arm:
-                    assert getattr(model, key).init == pytest.approx(getattr(like, key).init), arm
             if "ngpt" not in arm:
-                assert model.init_std == pytest.approx(like.init_std, rel=1e-3), arm
+                assert model.init_std == pytest.approx(model.d_model**-0.5), arm
+                continue
+            like = quickstart[arm.partition("-")[0]]
+            for key in ("alpha", "s_z"):
+                assert getattr(model, key).init == pytest.approx(getattr(like, key).init), arm
 
 
 def test_a_smaller_normformer_has_a_warm_up_of_more_than_a_step():
