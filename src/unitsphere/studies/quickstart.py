@@ -150,11 +150,12 @@ def _report(
         for line in lines[:SAMPLE_LINES]:
             console.print(f"  {escape(line)}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
         console.print()
-    for run in runs:
-        console.print(f"{run.arm.name:<10}{run.arm.run}", markup=False)
-    if runs:
-        console.print(f"{'curves':<10}{summary['curves']}", markup=False)
-    console.print(f"{'report':<10}{summary['report']}", markup=False)
+    places = {run.arm.name: run.arm.run for run in runs}
+    places |= {"curves": summary["curves"]} if runs else {}
+    places["report"] = summary["report"]
+    width = max(map(len, places)) + 2
+    for name, place in places.items():
+        console.print(f"{name:<{width}}{place}", markup=False)
     _say(f"quickstart took {duration(seconds)}")
 
 
