@@ -58,7 +58,7 @@ PLANNED = {
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
     "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
 }
-"""Run with --dry-run instead, which reads the command, its files and recipes."""
+"""Run with --dry_run instead, which reads the command, its files and recipes."""
 
 FEWER = {"benchmarks/number_words.py": ["--train", "300", "--test", "8"]}
 INSTEAD = {"make quickstart": "unitsphere quickstart"}
@@ -120,6 +120,7 @@ def write_files() -> None:
     lines("pairs.jsonl", 60, source=lambda: text(3), target=lambda: text(2))
     lines("test.jsonl", 3, source=lambda: text(3), target=lambda: text(2))
     Path("other.txt").write_text(text(300))
+    Path("notes.txt").write_text(text(3000))
     made = prepare("wiki.jsonl", "bpe:512", "made", progress=False)
     shutil.copy(made / "tokenizer.json", "tokenizer.json")
     for name, count in (("train", 24), ("dev", 8)):
@@ -173,7 +174,7 @@ def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-SHORTER = dict.fromkeys(("--context", "--per-document", "--tokens"), 16) | dict.fromkeys(
+SHORTER = dict.fromkeys(("--context", "--per_document", "--tokens"), 16) | dict.fromkeys(
     ("--steps", "--train.steps", "--train.save_every", "--inspect.every"), 40
 )
 """Options whose numbers are divided, and by how much."""
@@ -218,11 +219,11 @@ def run(patch: pytest.MonkeyPatch, command: str) -> None:
     assert ours, "not a command of ours: NOT_RUN has to say why"
     if named(command, PARSED):
         only_parse(patch, ours)
-    elif "--dry-run" in ours:
+    elif "--dry_run" in ours:
         assert main(ours + ["--model.n_layers", "2"] * (ours[0] == "train")) == 0
     else:
         with small(patch):
-            assert main(shorter(ours) + ["--dry-run"] * named(command, PLANNED)) == 0
+            assert main(shorter(ours) + ["--dry_run"] * named(command, PLANNED)) == 0
 
 
 @pytest.mark.timeout(900)
