@@ -58,7 +58,7 @@ class Design:
 DESIGNS = {
     "gpt-plus": Design("GPT+", "gpt", GPT_PLUS, ADAMW, 8e-3),
     "ngpt": Design("nGPT, α = 1/L and s_z = √d", "ngpt", SMALL_RUN, ADAM, 1e-2),
-    "angpt": Design("anGPT", "angpt", ANGPT, ADAM, 1.41e-2),
+    "angpt": Design("anGPT", "angpt", ANGPT, ADAM, 1.4e-2),
     "gpt-plus-muon": Design("GPT+ with Muon", "gpt", GPT_PLUS, MUON, 8e-3),
     "gpt": Design("GPT", "gpt", INIT, ADAMW, 4e-3),
     "ngpt-paper": Design("nGPT, the paper's scales", "ngpt", {}, ADAM, 2e-2),
