@@ -24,7 +24,7 @@ def test_attention_logits_start_with_unit_spread_in_encoders_and_across(
     """As test_mistakes.py has it for causal attention; a memory's 48 vectors vary more by head."""
     spreads, keys = [], []
 
-    def watched(q, k, v, scale, mask, causal):
+    def watched(q, k, v, scale, mask, causal, dropout):
         scores = q @ k.transpose(-1, -2) * scale
         spreads.append(scores.std(dim=(0, 2, 3)))
         keys.append(k.shape[-2])

@@ -25,7 +25,7 @@ def test_attention_logits_start_with_unit_spread_in_every_head(name, numbers, mo
     """q and k normalised over the full width before the head split would give 1/H."""
     spreads = []
 
-    def watched(q, k, v, scale, mask, causal):
+    def watched(q, k, v, scale, mask, causal, dropout):
         scores = q @ k.transpose(-1, -2) * scale
         spreads.append(scores.std(dim=(0, 2, 3)))
         return torch.softmax(scores, -1) @ v

@@ -127,5 +127,6 @@ def test_four_processes_learn_as_one_does(tmp_path):
     for (name, weight), other in zip(
         alone.model.named_parameters(), loaded.model.parameters(), strict=True
     ):
-        assert torch.allclose(weight, other, atol=1e-5), name
+        # By norm: Adam takes one whole step by the sign of a gradient that is rounding alone.
+        assert float((weight - other).norm() / weight.norm()) < 1e-5, name
     assert torch.allclose(losses(alone, range(20, 23)), losses(loaded, range(20, 23)), atol=1e-5)
