@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unitsphere.errors import UserError
+from unitsphere.files import read_text
 
 T = TypeVar("T")
 
@@ -33,10 +34,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file; a `UserError` if it is missing or no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits
+        return tomllib.loads(read_text(path))
+    except ValueError as error:  # no TOML, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise UserError(f"{path} is not valid TOML: it is nested too deeply") from error
@@ -51,11 +50,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The document in a JSON file; a `UserError` if it is missing or no JSON."""
+    """The document in a JSON file; a `UserError` if it is missing, no JSON or a link elsewhere."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        return parse_json(read_text(path, within=path.parent))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 

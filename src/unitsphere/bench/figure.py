@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.errors import UserError
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def draw_training(report: Mapping[str, Any], path: Path) -> Path:
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
     return path
 
 

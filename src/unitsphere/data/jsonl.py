@@ -13,6 +13,7 @@ from typing import Any
 
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
+from unitsphere.files import open_given
 
 LINE_LIMIT = 32 << 20
 """Longest line of a JSONL file, in bytes: a line is parsed as a whole."""
@@ -91,10 +92,7 @@ def _decoded(line: bytes, path: Path, offset: int) -> str:
 
 def open_file(path: Path) -> BufferedReader:
     """The file, open for reading bytes; a `UserError` if it cannot be."""
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return BufferedReader(open_given(path))
 
 
 def refuse_binary(data: bytes, path: Path, offset: int) -> None:

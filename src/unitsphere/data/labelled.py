@@ -16,7 +16,10 @@ from typing import Any
 from unitsphere.config import did_you_mean
 from unitsphere.data.tasks import Fields
 from unitsphere.errors import UserError
+from unitsphere.files import read_bytes
 
+LIMIT = 1 << 30
+"""Most bytes of a file of examples, which is read whole."""
 JSON_LINES = (".jsonl", ".json", ".ndjson")
 
 
@@ -92,9 +95,7 @@ def class_indices(
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        text = read_bytes(path, limit=LIMIT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid UTF-8 at byte {error.start}") from error
     return [line.removesuffix("\r") for line in text.split("\n")]

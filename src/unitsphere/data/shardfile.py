@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from unitsphere.data.manifest import FileEntry
 from unitsphere.errors import UserError
+from unitsphere.files import check_within, open_given
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ class ShardFile:
 
         self.path, self.entry = folder / entry.name, entry
         self.kind = np.dtype(dtype).newbyteorder("<")
+        check_within(self.path, folder)
         with _open(self.path) as file:
             self.identity = _identity(file)
             size = os.fstat(file.fileno()).st_size
@@ -90,12 +92,9 @@ def _identity(file: FileIO) -> Identity:
 
 
 def _open(path: Path) -> FileIO:
-    try:
-        return path.open("rb", buffering=0)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: delete the folder and prepare again") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if not path.exists():
+        raise UserError(f"{path} is missing: delete the folder and prepare again")
+    return open_given(path)
 
 
 def _changed(path: Path, how: str) -> UserError:

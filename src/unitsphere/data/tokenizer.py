@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from unitsphere.config import parse_json
 from unitsphere.errors import UserError
+from unitsphere.files import read_text, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +74,7 @@ class ByteTokenizer:
         return bytes(i for i in ids if i != self.separator).decode(errors="replace")
 
     def save(self, path: Path) -> None:
-        path.write_text(self.json, encoding="utf-8")
+        write_text(path, self.json)
 
 
 class JsonTokenizer:
@@ -111,7 +112,7 @@ class JsonTokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def save(self, path: Path) -> None:
-        path.write_text(self.json, encoding="utf-8")
+        write_text(path, self.json)
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
@@ -177,12 +178,10 @@ def _read(spec: str | Path) -> tuple[str, dict[str, Any]]:
     path = Path(expanduser(spec))
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        text = read_text(path)
+    except UserError as error:
         raise UserError(
-            f"cannot read tokenizer {path} ({reason}): it is 'bytes', 'bpe:N', "
-            "or the path of a tokenizer.json"
+            f"{error}; a tokenizer is 'bytes', 'bpe:N', or the path of a tokenizer.json"
         ) from error
     try:
         document = parse_json(text)

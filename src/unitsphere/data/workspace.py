@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unitsphere.errors import UserError
+from unitsphere.files import refuse_link, sync
 
 
 @contextmanager
@@ -20,6 +21,7 @@ def workspace(out: Path) -> Iterator[Path]:
     partial = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        refuse_link(partial)
         lock = _lock(partial)
     except OSError as error:
         raise UserError(f"cannot write to {out.parent}: {error.strerror}") from error
@@ -35,12 +37,12 @@ def workspace(out: Path) -> Iterator[Path]:
 
 def publish(partial: Path, out: Path) -> None:
     """Make a complete workspace visible as `out`, which is absent or empty."""
-    _to_disk(partial)
+    sync(partial)
     try:
         partial.rename(out)
     except OSError as error:
         raise UserError(f"cannot move what was made to {out}: {error.strerror}") from error
-    _to_disk(out.parent)
+    sync(out.parent)
 
 
 def _lock(folder: Path) -> int:
@@ -48,7 +50,7 @@ def _lock(folder: Path) -> int:
     while True:
         folder.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue  # The process before us has just published or removed it.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -58,12 +60,7 @@ def _lock(folder: Path) -> int:
 
 
 def _is_at(descriptor: int, folder: Path) -> bool:
-    return folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
-
-
-def _to_disk(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return os.path.samestat(os.fstat(descriptor), folder.lstat())
+    except FileNotFoundError:
+        return False

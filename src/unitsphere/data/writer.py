@@ -27,7 +27,7 @@ class HashedFile:
     def __init__(self, path: Path) -> None:
         self._path, self._size, self._hash = path, 0, hashlib.sha256()
         try:
-            self._handle = path.open("wb")
+            self._handle = path.open("xb")
         except OSError as error:
             raise _cannot_write(path, error) from error
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
 from unitsphere.report.ticks import plain_ticks, set_places
 
@@ -71,7 +72,8 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     name_lines(axes, curves)
     axes.set_title(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
     return path
 
 

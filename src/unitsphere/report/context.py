@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS
 from unitsphere.report.ticks import plain_axis
 
@@ -89,7 +90,8 @@ def context_figure(found: Document, path: Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(suffix) for suffix in (".svg", ".png")]
     for file in files:
-        figure.savefig(file)
+        with aside(file) as drawn:
+            figure.savefig(drawn)
     return files
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unitsphere.files import aside
 from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def validation_curves(curves: Sequence[Curve], title: str, path: Path) -> Path:
         _name_lines(axes, curves, [x[-1] for x in xs])
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
     return path
 
 

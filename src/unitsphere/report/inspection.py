@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from unitsphere.files import own_folder, write_text
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.values import QUANTILES
 
@@ -23,10 +24,9 @@ def write(document: Mapping[str, Any], run: Path, moving: bool = False) -> list[
     from unitsphere.report.probe_film import draw_film
     from unitsphere.report.probe_pictures import draw
 
-    folder = run / FOLDER
-    folder.mkdir(exist_ok=True)
+    folder = own_folder(run / FOLDER)
     path = folder / DOCUMENT
-    path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, ensure_ascii=False) + "\n")
     for name, probe in document["probes"].items():
         pictures = [folder / f"{name}.{ending}" for ending in ("svg", "png")]
         for picture in pictures:

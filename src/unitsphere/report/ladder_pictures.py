@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS
 from unitsphere.report.ticks import plain_ticks
 
@@ -130,5 +131,6 @@ def dress(axes: "Axes", x: str, y: str) -> None:
 def save(figure: "Figure", path: Path) -> Path:
     """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
     return path

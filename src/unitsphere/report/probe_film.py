@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.inspection.values import QUANTILES
 from unitsphere.report.probe_panels import LAST, heights, layer_ticks
 from unitsphere.report.probe_pictures import COLUMNS, PANEL, STYLE
@@ -48,7 +49,7 @@ def draw_film(document: Mapping[str, Any], run: str, path: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         grid = figure.subplots(count, columns, squeeze=False).flatten()
         writer = PillowWriter(fps=PER_SECOND)
-        with writer.saving(figure, str(path), dpi=80):
+        with aside(path) as drawn, writer.saving(figure, str(drawn), dpi=80):
             for step in steps:
                 for axes, panel in zip(grid, panels, strict=False):
                     draw_frame(axes, panel, step)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
 from unitsphere.report.probe_panels import FIRST, LAST, History, colours, draw_panel, spread
@@ -49,7 +50,8 @@ def draw(name: str, probe: Mapping[str, Any], run: str, *paths: Path) -> None:
         figure.set_layout_engine(None)  # it is laid out: not once more for each file
         for path in paths:
             same_bytes = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=150, metadata=same_bytes)
+            with aside(path) as drawn:
+                figure.savefig(drawn, dpi=150, metadata=same_bytes)
 
 
 def history_of(name: str, values: Mapping[str, Any]) -> History:

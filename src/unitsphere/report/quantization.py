@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS
 from unitsphere.report.ticks import plain_ticks
 
@@ -93,7 +94,8 @@ def quantization_figure(found: Document, path: Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(suffix) for suffix in (".svg", ".png")]
     for file in files:
-        figure.savefig(file)
+        with aside(file) as drawn:
+            figure.savefig(drawn)
     return files
 
 

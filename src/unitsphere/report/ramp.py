@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS
 from unitsphere.report.ticks import plain_ticks
 
@@ -79,7 +80,8 @@ def ramp_picture(
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
     return path
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS
 from unitsphere.report.origin import origin
 from unitsphere.report.table import markdown
@@ -146,7 +147,8 @@ def sweep_picture(found: Mapping[str, Any], path: Path) -> None:
     for row in grid:
         row[0].set_ylabel(f"{axis(found['arms'])}, split searched on")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
 
 
 def axis(arms: Mapping[str, Any]) -> str:

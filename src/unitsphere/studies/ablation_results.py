@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unitsphere.files import write_text
 from unitsphere.report.ablation import ablation_page
 from unitsphere.studies.ablate import Ablation, AblationStudy, ablation_findings, tokens_of
 from unitsphere.studies.execute import Record
@@ -15,7 +16,6 @@ from unitsphere.studies.learned_means import learned_means
 from unitsphere.studies.run_flags import runs_commit, timing, version_flags
 from unitsphere.studies.significance import paired
 from unitsphere.studies.tables import PaperTable, Row, load_size
-from unitsphere.training.log import replace
 
 Change = dict[str, float | int | None]
 """A relative change in percent: `mean`, `low` and `high` of its 95% interval, `seeds`."""
@@ -147,8 +147,8 @@ def agreement(paper: float | None, change: Change | None) -> str:
 def write_ablation(found: Mapping[str, Any], out: Path) -> list[Path]:
     """Write results.json and results.md; their paths."""
     files = [out / "results.json", out / "results.md"]
-    replace(files[0], json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    replace(files[1], ablation_page(found))
+    write_text(files[0], json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(files[1], ablation_page(found))
     return files
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unitsphere.files import write_text
 from unitsphere.report.budgets import budget_curves, curves_of
 from unitsphere.report.comparison import comparison_page
-from unitsphere.training.log import replace
 
 PICTURE = "loss.png"
 
@@ -15,10 +15,10 @@ PICTURE = "loss.png"
 def write_comparison(found: Mapping[str, Any], out: Path) -> list[Path]:
     """Write the three files; their paths."""
     document, page, picture = out / "results.json", out / "results.md", out / PICTURE
-    replace(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     curves = curves_of(found["arms"])
     budget_curves(curves, "Loss against training tokens", picture)
-    replace(page, comparison_page(found, PICTURE))
+    write_text(page, comparison_page(found, PICTURE))
     return [document, page, picture]
 
 

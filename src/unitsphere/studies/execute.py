@@ -16,6 +16,7 @@ from typing import Any, Literal
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
+from unitsphere.files import read_text, write_text
 from unitsphere.studies.cluster import Resources
 from unitsphere.studies.executor import Executor as JobExecutor
 from unitsphere.studies.executor import Interrupted, here, run_jobs
@@ -27,7 +28,7 @@ from unitsphere.studies.slurm import SlurmExecutor
 from unitsphere.studies.spec import Execution
 from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.log import read_metrics, replace
+from unitsphere.training.log import read_metrics
 
 OnProgress = Callable[[list[State]], None]
 Executor = Callable[[Sequence[Job]], JobExecutor]
@@ -142,7 +143,7 @@ def mark(states: list[State]) -> None:
         path = divergence(state.job.out) if state.diverged else early_stop(state.job.out)
         why = state.error if state.diverged else state.stop
         if (state.diverged or state.stopped_early) and not path.exists():
-            replace(path, f"{why}\n")
+            write_text(path, f"{why}\n")
 
 
 def early_stop(folder: Path) -> Path:
@@ -194,4 +195,4 @@ def read_record(run: Planned, error: str | None = None) -> Record:
 
 def said(mark: Path) -> str:
     """What a mark beside a run folder says."""
-    return mark.read_text(encoding="utf-8").strip()
+    return read_text(mark, mark.parent).strip()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from unitsphere.config import differences, to_dict
 from unitsphere.errors import Preempted, UserError
+from unitsphere.files import write_text
 from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.spec import Study, load_study
 from unitsphere.studies.toml import toml_text
 from unitsphere.training.folder import locked
-from unitsphere.training.log import replace
 
 RECORD = "study.toml"
 RUNS = "runs"
@@ -43,7 +43,7 @@ def write_record(out: Path, study: Study) -> None:
         others = any(not found.name.startswith(".") for found in out.iterdir())
         if others and not (out / RUNS).is_dir():
             raise UserError(f"{out} is not empty and holds no study: give --out another folder")
-        replace(path, toml_text(to_dict(study)))
+        write_text(path, toml_text(to_dict(study)))
         return
     odd = [
         line

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import signal
 import time
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
+
+from unitsphere.files import open_given, read_bytes
 
 Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
 """interrupted: it has saved and stopped, the same call goes on (exit status 75, or Ctrl-C)"""
@@ -155,8 +158,8 @@ def tail_records(metrics: Path) -> list[dict[str, Any]]:
     """The last records of a metrics file, oldest first; none if it is not there yet."""
     if not metrics.exists():
         return []
-    with metrics.open("rb") as file:
-        start = max(0, metrics.stat().st_size - TAIL_BYTES)
+    with open_given(metrics, metrics.parent) as file:
+        start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
         file.seek(start)
         lines = file.read().split(b"\n")
     # The first line may begin before the tail, the last one may still be being written.
@@ -171,7 +174,8 @@ def last_words(log: Path, code: int, begins: int = 0) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    text = log.read_bytes()[begins:].decode(errors="replace") if log.exists() else ""
+    found = read_bytes(log, log.parent) if log.exists() else b""
+    text = found[begins:].decode(errors="replace")
     said = [line.strip() for line in text.split("\n") if line.strip()]
     errors = [line for line in said if line.startswith("unitsphere: error:")]
     return (errors or said or [f"exit status {code}, nothing printed"])[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unitsphere.files import write_text
 from unitsphere.report.ladder import ladder_page
 from unitsphere.report.ladder_pictures import (
     BatchCurve,
@@ -20,7 +21,6 @@ from unitsphere.studies.ladder import Rung
 from unitsphere.studies.ladder_results import Findings, document
 from unitsphere.studies.powerlaw import PowerLaw
 from unitsphere.studies.scaling import flops
-from unitsphere.training.log import replace
 
 AHEAD = 4.0
 """How far beyond its last point a law is drawn, as a ratio."""
@@ -38,8 +38,8 @@ def write_ladder(found: Findings, out: Path) -> list[Path]:
     for name, panels in pictures.items():
         if panels:
             law_picture(panels, out / name)
-    replace(out / "results.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
-    replace(out / "results.md", ladder_page(figures, list(pictures)))
+    write_text(out / "results.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+    write_text(out / "results.md", ladder_page(figures, list(pictures)))
     return [out / name for name in ("results.json", "results.md", *pictures)]
 
 

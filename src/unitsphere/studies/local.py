@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
+from unitsphere.files import append_to
 from unitsphere.studies.jobs import GOES_ON, KILLED, Clock, Job, State, held_signals
 
 POLL_SECONDS = 0.25
@@ -113,7 +114,7 @@ class _Child:
         fixed = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
         if gpu is not None and wants_gpu(job):
             fixed["CUDA_VISIBLE_DEVICES"] = gpu
-        with job.log.open("ab") as log, _on_core(core):
+        with append_to(job.log) as log, _on_core(core):
             state.log_begins = log.tell()
             self.process = subprocess.Popen(
                 list(job.argv),

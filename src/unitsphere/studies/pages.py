@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unitsphere.files import write_text
 from unitsphere.report.table import markdown
-from unitsphere.training.log import replace
 
 
 def write_page(
@@ -20,10 +20,10 @@ def write_page(
     """Write the document as results.json, and its table and picture as results.md; their paths."""
     out.mkdir(parents=True, exist_ok=True)
     document, page = out / "results.json", out / "results.md"
-    replace(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     origin = found["provenance"]
     machine = f"commit {origin['commit']}, {origin['machine']}, torch {origin['torch']}"
-    replace(
+    write_text(
         page,
         f"# {title}\n\n{markdown(columns, rows)}\n![{title}]({picture})\n\n"
         f"`{origin['command']}`: {machine}\n",

@@ -14,6 +14,7 @@ from typing import Any
 
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
+from unitsphere.files import write_text
 from unitsphere.report.curves import validation_curves
 from unitsphere.report.page.write import FILE as REPORT
 from unitsphere.report.page.write import write_page
@@ -124,7 +125,7 @@ def _summary(
     }
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary, indent=2, ensure_ascii=False)
-    (out / "summary.json").write_text(text + "\n", encoding="utf-8")
+    write_text(out / "summary.json", text + "\n")
     write_page(out)
     return summary
 

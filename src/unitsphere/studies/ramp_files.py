@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unitsphere.files import write_text
 from unitsphere.report.origin import origin
 from unitsphere.report.ramp import COLUMNS, RampCurve, notes, ramp_picture, ramp_rows
 from unitsphere.report.table import markdown
 from unitsphere.studies.ramp import Climb
-from unitsphere.training.log import replace
 
 PICTURE = "loss.png"
 
@@ -19,7 +19,7 @@ def write_ramp(
 ) -> list[Path]:
     """Write the three files; their paths."""
     document, page, picture = out / "results.json", out / "results.md", out / PICTURE
-    replace(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     curves = {
         name: [RampCurve(run.rates, run.smoothed, run.lr) for run in runs]
         for name, runs in climbs.items()
@@ -28,5 +28,7 @@ def write_ramp(
     source = origin(found["provenance"])
     flags = "".join(f"- {note}\n" for note in notes(found))
     table = markdown(COLUMNS, ramp_rows(found))
-    replace(page, f"# lr-ramp\n\n{source}\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n")
+    write_text(
+        page, f"# lr-ramp\n\n{source}\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n"
+    )
     return [document, page, picture]

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.files import read_text, write_text
 from unitsphere.studies.cluster import LOGS, Cluster, Resources, submitter
 from unitsphere.studies.jobs import (
     DIVERGED,
@@ -29,7 +30,6 @@ from unitsphere.studies.jobs import (
     last_words,
 )
 from unitsphere.studies.task import CommandTask, exit_file
-from unitsphere.training.log import replace
 
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 10.0
@@ -180,7 +180,7 @@ class SlurmExecutor:
         """Write down those jobs: what is followed, and what an earlier call left of other runs."""
         followed = {run_of(job.state): job.number for job in self.followed}
         text = json.dumps(self.known | followed, indent=2)
-        replace(self.logs / "jobs.json", text + "\n")
+        write_text(self.logs / "jobs.json", text + "\n")
 
     def _submit(self, states: Sequence[State]) -> None:
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -247,7 +247,7 @@ def diverged_since(state: State) -> bool:
 
 def read_exit(path: Path) -> int | None:
     """The exit status in a file; None while there is none, or it is being written."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path, path.parent) if path.exists() else ""
     return int(text) if text.endswith("\n") else None
 
 

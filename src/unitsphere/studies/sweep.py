@@ -14,6 +14,7 @@ from typing import Literal
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 from unitsphere.report.table import short
 from unitsphere.studies.arms import arm_config, to_come
 from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
@@ -31,7 +32,6 @@ from unitsphere.studies.trials import Swept, Trial, best_of
 from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
 from unitsphere.training.decide import resolve
-from unitsphere.training.log import replace
 
 ASKED = "asked.json"
 MOST_POINTS = 10_000
@@ -174,7 +174,7 @@ def next_points(
     known = [t for t in told if t is not None]
     points = [*asked, *ask(study.space, known, missing, study.search_seed, len(asked))]
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({"search": study.search, "points": points}, indent=2) + "\n")
+    write_text(path, json.dumps({"search": study.search, "points": points}, indent=2) + "\n")
     return points
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.config import to_dict
+from unitsphere.files import write_text
 from unitsphere.report.sweep import sweep_page, sweep_picture
 from unitsphere.studies.execute import Record
 from unitsphere.studies.run_flags import runs_commit
@@ -15,7 +16,6 @@ from unitsphere.studies.space import Choices, Range, Space
 from unitsphere.studies.sweep import SweepStudy, point_config
 from unitsphere.studies.toml import toml_text
 from unitsphere.studies.trials import Swept, Trial, figure, importance
-from unitsphere.training.log import replace
 
 
 def document(study: SweepStudy, found: Mapping[str, Swept], source: Mapping[str, Any]) -> Any:
@@ -99,14 +99,14 @@ def run_document(record: Record) -> dict[str, Any]:
 def write_sweep(study: SweepStudy, found: Mapping[str, Swept], doc: Any, out: Path) -> list[Path]:
     """Write the files; their paths."""
     files = [out / "results.json", out / "results.md", out / "trials.png"]
-    replace(files[0], json.dumps(doc, indent=2, ensure_ascii=False) + "\n")
-    replace(files[1], sweep_page(doc, files[2].name))
+    write_text(files[0], json.dumps(doc, indent=2, ensure_ascii=False) + "\n")
+    write_text(files[1], sweep_page(doc, files[2].name))
     sweep_picture(doc, files[2])
     for arm, swept in found.items():
         if swept.best is not None:
             path = out / f"{arm}-best.toml"
             config = point_config(study, arm, swept.best.params)
-            replace(path, toml_text(to_dict(config)))
+            write_text(path, toml_text(to_dict(config)))
             files.append(path)
     return files
 

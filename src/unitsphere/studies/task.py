@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from unitsphere.files import append_to, write_text
 from unitsphere.studies.jobs import SAVED, Job
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class CommandTask:
             signal.signal(TIME_IS_UP, requeue)
             signal.raise_signal(TIME_IS_UP)  # submitit: the first task requeues, and exits
         elif first:
-            self.exit.write_text(f"{code}\n", encoding="utf-8")
+            write_text(self.exit, f"{code}\n")
         if code == SAVED:
             sys.exit(SAVED)  # returning would tell submitit that the job is over
 
@@ -95,7 +96,7 @@ class CommandTask:
             yield None
             return
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as log:
+        with append_to(self.log) as log:
             yield log
 
     def checkpoint(self) -> "DelayedSubmission":

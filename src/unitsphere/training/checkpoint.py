@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
+from unitsphere.files import open_given, own_folder, refuse_link, sync
 from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
@@ -90,8 +91,10 @@ def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout =
 
 def make_empty(folder: Path) -> None:
     """An empty folder, whatever was there."""
+    refuse_link(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    own_folder(folder.parent)
+    folder.mkdir()
 
 
 def write_shards(aside: Path, tensors: dict[str, Tensor], layout: Layout) -> None:
@@ -211,7 +214,7 @@ def fingerprint(path: Path) -> dict[str, int | str]:
     """Size and sha256 of a file; OSError for what is none, which reading might never end."""
     if not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
-    with path.open("rb") as file:
+    with open_given(path, path.parent) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"size": path.stat().st_size, "sha256": digest}
 
@@ -244,16 +247,7 @@ def discard(folder: Path) -> None:
 
 def write_synced(path: Path, text: str) -> None:
     """Write a text file and wait until the disk has it."""
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

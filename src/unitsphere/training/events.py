@@ -13,13 +13,15 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ign
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from unitsphere.files import own_folder
+
 
 class Events:
     """A new event file in `folder`; readers drop what others hold of steps after `step`."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        folder.mkdir(exist_ok=True)
-        self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb")
+        own_folder(folder)
+        self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")
         self.writer = RecordWriter(self.file)
         self._write(Event(file_version="brain.Event:2"))
         self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from unitsphere.data.tasks import fields_of
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 from unitsphere.models.classifier import Pool
 from unitsphere.training.environment import environment
 from unitsphere.training.finetune_config import FinetuneConfig
@@ -28,7 +29,6 @@ from unitsphere.training.finetune_results import Tuned, best_rate, document
 from unitsphere.training.finetune_trials import Trials
 from unitsphere.training.folder import disk_errors, locked
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.log import replace as write
 
 POOLS: dict[str, Pool] = {"mlm": "mean", "clm": "last"}
 """How a body's features are pooled unless asked otherwise: a causal one has seen all at its last
@@ -48,7 +48,7 @@ def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
         parts = open_parts(config.data, config.test, fields, run.tokenizer, length)
         settings = settings_of(config, run, fields, parts, pool, length)
         check_settings(out, settings)
-        write(out / CONFIG, json.dumps(settings, indent=2) + "\n")
+        write_text(out / CONFIG, json.dumps(settings, indent=2) + "\n")
         run.tokenizer.save(out / TOKENIZER)
         say(config, parts, length)
         how = Fit(run.config.optim, config.epochs, config.batch, run.tokenizer.separator)
@@ -59,7 +59,7 @@ def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
         trials.keep(best, config.seed[0])
         results = document(config, parts, tuned, best, tests)
         results |= {"pool": pool, "environment": environment(run.model.device)}
-        write(out / RESULTS, json.dumps(results, indent=2) + "\n")
+        write_text(out / RESULTS, json.dumps(results, indent=2) + "\n")
     return results
 
 

@@ -11,6 +11,7 @@ from unitsphere.data.labelled import Example, class_indices, class_names, read_l
 from unitsphere.data.tasks import Fields
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.files import open_given
 from unitsphere.training.finetune_fit import Labelled
 from unitsphere.training.scores import Scores, scores
 
@@ -84,7 +85,5 @@ def open_parts(
 
 def fingerprint(path: str) -> str:
     """sha256 of a file's bytes; UserError if it cannot be read."""
-    try:
-        return hashlib.sha256(Path(expanduser(path)).read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with open_given(Path(expanduser(path))) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

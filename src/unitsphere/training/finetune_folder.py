@@ -20,6 +20,7 @@ from torch import nn
 from unitsphere.config import read_json, to_dict
 from unitsphere.data.tasks import Fields
 from unitsphere.errors import UserError
+from unitsphere.files import aside, check_given
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.training.finetune_config import FinetuneConfig
 from unitsphere.training.finetune_data import Parts, fingerprint
@@ -36,23 +37,22 @@ READING = ("unlabelled", "ragged", "reshape")
 
 def save_weights(path: Path, model: Classifier, tag: str) -> None:
     """Write every tensor once, and what the file holds; it is complete or absent."""
-    aside = path.with_name(f".{path.name}.writing")
-    save_file(model_tensors(model), aside, metadata={"trained": tag})
-    aside.replace(path)
+    with aside(path) as temporary:
+        save_file(model_tensors(model), temporary, metadata={"trained": tag})
 
 
 def weights_of(path: Path) -> str | None:
     """What a file of weights holds, or None if there is no file."""
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as file:
+    with safe_open(check_given(path, path.parent), framework="pt") as file:
         return file.metadata().get("trained")
 
 
 def load_weights(path: Path, model: Classifier) -> None:
     """Fill the model in place; UserError unless the file holds its tensors."""
     try:
-        stored = load_file(path)
+        stored = load_file(check_given(path, path.parent))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     tensors = model_tensors(model)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from unitsphere.config import from_dict, read_json, to_dict
+from unitsphere.files import own_folder, write_text
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.training.environment import commit
@@ -19,7 +20,6 @@ from unitsphere.training.finetune_fit import Fit, Labelled, class_logits, fit
 from unitsphere.training.finetune_folder import MODEL, load_weights, save_weights, weights_of
 from unitsphere.training.finetune_results import Scored, Tuned
 from unitsphere.training.load import LoadedRun
-from unitsphere.training.log import replace as write
 from unitsphere.training.scores import scores
 
 
@@ -36,7 +36,7 @@ class Trials:
         self.out, self.run, self.parts, self.how = out, run, parts, how
         self.pool: Pool = pool
         self.scratch = scratch
-        (out / "parts").mkdir(exist_ok=True)
+        own_folder(out / "parts")
 
     def tuned(self, lr: float, seed: int) -> Tuned:
         """Scores on the tune part, after training if need be."""
@@ -50,7 +50,7 @@ class Trials:
         path = self._path(lr, seed, "test.json")
         if not path.is_file():
             scored = self._score(self._trained(lr, seed), self.parts.test)
-            write(path, json.dumps(to_dict(scored)) + "\n")
+            write_text(path, json.dumps(to_dict(scored)) + "\n")
         return from_dict(Scored, read_json(path), f"{path}: ")
 
     def keep(self, lr: float, seed: int) -> None:
@@ -102,7 +102,7 @@ class Trials:
         seconds = time.perf_counter() - begun
         save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
         result = Tuned(tune, round(seconds, 3), commit())
-        write(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
+        write_text(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
         said = f"tune loss {tune.loss:.4f}" if tune else "the loss became no number"
         print(f"lr {lr:g}, seed {seed}: {said}, {seconds:.0f}s", file=sys.stderr)
 

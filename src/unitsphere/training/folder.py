@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -13,9 +12,10 @@ from typing import Any
 
 from unitsphere.config import differences, read_json, to_dict
 from unitsphere.errors import UserError
+from unitsphere.files import own_folder, read_bytes, write_bytes, write_text
 from unitsphere.training import checkpoint
 from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, RunConfig
-from unitsphere.training.log import METRICS, SAMPLES, parse, replace
+from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
 from unitsphere.training.recipes import load_recipe
 
 CONFIG = "config.json"
@@ -81,10 +81,10 @@ def keep_end(out: Path, step: int) -> Path | None:
         return None
     kept = out / f"end-at-{checkpoint.load_state(later[-1]).step}"
     kept = next(path for n in count(1) if not (path := numbered(kept, n)).exists())
-    (kept / "checkpoints").mkdir(parents=True)
+    own_folder(kept / "checkpoints")
     for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES):
         if (out / name).is_file():
-            shutil.copyfile(out / name, kept / name)
+            write_bytes(kept / name, read_bytes(out / name, within=out, limit=LIMIT))
     for path in later:
         path.rename(kept / "checkpoints" / path.name)
     return kept
@@ -92,7 +92,7 @@ def keep_end(out: Path, step: int) -> Path | None:
 
 def write_config(out: Path, config: RunConfig) -> None:
     """Write config.json; `load_recipe` of it gives an equal config."""
-    replace(out / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")
+    write_text(out / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def write_environment(out: Path, found: dict[str, Any], step: int) -> None:
@@ -103,7 +103,7 @@ def write_environment(out: Path, found: dict[str, Any], step: int) -> None:
         if not isinstance(first, dict) or not isinstance(first.get("resumed", []), list):
             raise UserError(f"{path} is not what was written: delete it")
         found = first | {"resumed": [*first.get("resumed", []), {"step": step} | found]}
-    replace(path, json.dumps(found, indent=2) + "\n")
+    write_text(path, json.dumps(found, indent=2) + "\n")
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def read_evaluations(out: Path) -> list[dict[str, Any]]:
     Each has `step`, `tokens` (trained on), `context`, and `tasks` as `eval` prints them.
     """
     path = out / EVALUATIONS
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    lines = read_bytes(path, within=out).splitlines() if path.is_file() else []
     found = [record for record in map(parse, lines) if record is not None]
     return [
         r for r in found if isinstance(r.get("tokens"), int) and isinstance(r.get("tasks"), dict)
@@ -172,4 +172,4 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
         return record.get("step"), record.get("context"), tasks
 
     kept = [record for record in read_evaluations(out) if what(record) != what(found)]
-    replace(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))
+    write_text(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))

@@ -17,6 +17,7 @@ from torch import Tensor
 from unitsphere.config import read_json
 from unitsphere.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.files import check_given
 from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import RunConfig
@@ -59,8 +60,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):
         try:
-            found |= load_file(file)
-        except (OSError, SafetensorError) as error:
+            found |= load_file(check_given(file, path))
+        except SafetensorError as error:
             raise UserError(f"cannot read {file}: {error}") from error
     if not found:
         raise UserError(f"{path} has no model.safetensors: export the run again")

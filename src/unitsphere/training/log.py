@@ -14,17 +14,20 @@ from rich.live import Live
 from rich.text import Text
 
 from unitsphere.config import parse_json
+from unitsphere.files import append_to, read_bytes, write_text
 from unitsphere.training.events import Events
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.txt"
 EVENTS = "tensorboard"
+LIMIT = 4 << 30
+"""Most bytes of a metrics.jsonl: about ten million records."""
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     """The records of a run folder's metrics.jsonl, oldest first; a torn line is left out."""
     path = out / METRICS
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_bytes(path, within=out, limit=LIMIT).splitlines() if path.exists() else []
     return [record for record in map(parse, lines) if record is not None]
 
 
@@ -43,10 +46,13 @@ def cut(out: Path, step: int, samples: int) -> None:
     The checkpoint knows its step and the bytes that samples.txt had then.
     """
     kept = [record for record in read_metrics(out) if record["step"] <= step]
-    replace(out / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
-    path = out / SAMPLES
-    if path.exists() and path.stat().st_size > samples:
-        os.truncate(path, samples)
+    for left in out.glob(".*.writing-*"):  # by a process that was killed
+        if left.is_file():
+            left.unlink()
+    write_text(out / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+    with append_to(out / SAMPLES) as file:
+        if os.fstat(file.fileno()).st_size > samples:
+            file.truncate(samples)
 
 
 HEADER = "--- step "
@@ -56,25 +62,13 @@ HEADER = "--- step "
 def read_samples(out: Path) -> list[tuple[int, str]]:
     """(step, text) of each sample in a run folder's samples.txt, oldest first."""
     path = out / SAMPLES
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    found = read_bytes(path, within=out) if path.exists() else b""
+    text = found.decode(errors="replace")
     parts = re.split(rf"^{re.escape(HEADER)}(\d+)\n", text, flags=re.MULTILINE)[1:]
     return [
         (int(step), sample.strip("\n"))
         for step, sample in zip(parts[::2], parts[1::2], strict=True)
     ]
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file aside and rename it over `path`, so that no reader sees half of it."""
-    aside = path.with_name(f".{path.name}.writing")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 class RunLog:
@@ -94,7 +88,7 @@ class RunLog:
     ) -> None:
         self.out, self.steps, self.also = out, steps, also
         cut(out, step, samples)
-        self.metrics = (out / METRICS).open("a", encoding="utf-8")
+        self.metrics = append_to(out / METRICS)
         self.events = Events(out / EVENTS, step)
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if sys.stderr.isatty() else None
@@ -156,7 +150,7 @@ class RunLog:
 
     def sample(self, step: int, text: str) -> None:
         """Add sampled text to samples.txt."""
-        with (self.out / SAMPLES).open("a", encoding="utf-8") as file:
+        with append_to(self.out / SAMPLES) as file:
             file.write(f"{HEADER}{step}\n{text}\n\n")
 
     def samples_size(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.training.log import replace
+from unitsphere.files import write_text
 
 PLACE = "wandb.json"
 """In a run folder: the id of its W&B run, and the last step sent there."""
@@ -137,4 +137,4 @@ def place(out: Path) -> tuple[str, int]:
 
 def keep(out: Path, name: str, step: int) -> None:
     """Write down how far the W&B run has come."""
-    replace(out / PLACE, json.dumps({"id": name, "step": step}) + "\n")
+    write_text(out / PLACE, json.dumps({"id": name, "step": step}) + "\n")

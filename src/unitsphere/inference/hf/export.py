@@ -19,6 +19,7 @@ from unitsphere.config import to_dict
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.data.workspace import publish, workspace
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 from unitsphere.inference.hf.fields import config_fields
 from unitsphere.inference.hf.tokenizer import write_tokenizer
 from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
@@ -82,7 +83,7 @@ def export_hf(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"{out} is not empty: give --out another folder")
         made = write_folder(aside, out, model.float(), tokenizer, architecture, context, settings)
-        (aside / "README.md").write_text(card(made), encoding="utf-8")
+        write_text(aside / "README.md", card(made))
         publish(aside, out)
     return made
 

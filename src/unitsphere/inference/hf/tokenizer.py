@@ -10,6 +10,7 @@ from typing import Any
 
 from unitsphere.data.tokenizer import SEPARATOR, ByteTokenizer, Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER
 from unitsphere.models.trunk import Objective
 
@@ -24,7 +25,7 @@ def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, conte
     if objective == "mlm":
         check_mask(text, tokenizer)
     text, separator = with_separator(text, tokenizer.separator)
-    (out / "tokenizer.json").write_text(text, encoding="utf-8")
+    write_text(out / "tokenizer.json", text)
     special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), separator)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -36,7 +37,7 @@ def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, conte
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": objective == "clm",
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    write_text(out / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
 def with_separator(text: str, separator: int) -> tuple[str, str]:

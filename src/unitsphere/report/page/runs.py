@@ -19,7 +19,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.divergence import divergence
 from unitsphere.training.flops import flops_per_token
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
-from unitsphere.training.log import HEADER, METRICS, SAMPLES, read_metrics
+from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
 
 Json = Mapping[str, Any]
@@ -90,12 +90,7 @@ class Run:
     @cached_property
     def samples(self) -> list[tuple[int, str]]:
         """The texts of samples.txt with their steps, oldest first."""
-        path = self.folder / SAMPLES
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        parts = re.split(rf"^{re.escape(HEADER)}(\d+)\n", text, flags=re.MULTILINE)[1:]
-        return [
-            (int(step), said.strip("\n")) for step, said in zip(*[iter(parts)] * 2, strict=True)
-        ]
+        return read_samples(self.folder)
 
     @property
     def steps(self) -> int | None:
@@ -143,7 +138,7 @@ def document(path: Path) -> Json:
         return {}
     try:
         found = read_json(path)
-    except (UserError, UnicodeDecodeError):  # being written, or not ours
+    except UserError:  # being written, or not ours
         return {}
     return found if isinstance(found, dict) else {}
 

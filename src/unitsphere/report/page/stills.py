@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitsphere.files import write_bytes
 from unitsphere.report.curves import COLOURS, MARKERS
 from unitsphere.report.page.parts import Figure, Mark, Panel, Series
 from unitsphere.report.page.thin import smoothed
@@ -37,7 +38,7 @@ def write_stills(figures: list[Figure], folder: Path) -> dict[str, dict[str, str
         paths[figure.name] = {}
         for form in ("svg", "png"):
             path = folder / f"{file_name(figure)}.{form}"
-            path.write_bytes(still(figure, form))
+            write_bytes(path, still(figure, form))
             paths[figure.name][form] = str(path)
     return paths
 

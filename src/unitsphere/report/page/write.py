@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 from unitsphere.report.page.kinds import page_of
 from unitsphere.report.page.parts import Page
 from unitsphere.report.page.render import render
@@ -14,7 +15,6 @@ from unitsphere.report.page.runs import Folders, listed
 from unitsphere.report.page.settings import report_command
 from unitsphere.report.page.stills import still, write_stills
 from unitsphere.report.page.texts import fresh_samples, with_samples
-from unitsphere.training.log import replace as write_file
 
 FILE = "report.html"
 
@@ -87,6 +87,6 @@ def write_page(
         page = with_samples(page, fresh_samples(first, samples))
     path = out or (Path(FILE) if others else first / FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, document(page, folders))
+    write_text(path, document(page, folders))
     drawn = {} if figures is None else write_stills(page.figures(), figures)
     return Written(page, path, drawn)

@@ -1,0 +1,150 @@
+"""Files that somebody else may have made or planted: opened, and written beside, with care.
+
+A folder may come from a stranger. So a file of it is read only if it is a regular one, if no link
+leads out of the folder, and up to a size; and what is written goes through no link. What a user
+names on the command line may be a link: it is the user's own.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO, TextIOWrapper
+from pathlib import Path
+from secrets import token_hex
+
+from unitsphere.errors import UserError
+
+JSON_LIMIT = 256 << 20
+"""Most bytes of a file that is parsed as a whole: tokenizers of 250k entries take about 40 MB."""
+
+
+def open_given(path: Path, within: Path | None = None) -> FileIO:
+    """A regular file for reading bytes, unbuffered; a `UserError` with one line for all else.
+
+    within: the folder to which the file must belong once links are followed. A FIFO or a device,
+    whose reading might never end, is not read.
+    """
+    try:
+        if within is not None:
+            check_within(path, within)
+        # Without O_NONBLOCK opening a FIFO waits for its writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"cannot read {path}: it is no regular file")
+    return FileIO(handle, "rb", closefd=True)
+
+
+def read_bytes(path: Path, within: Path | None = None, limit: int = JSON_LIMIT) -> bytes:
+    """All bytes of a file that `open_given` opens; a `UserError` if they are more than `limit`."""
+    with open_given(path, within) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise UserError(
+                f"cannot read {path}: it has {size:,} bytes, and at most {limit:,} are read"
+            )
+        try:
+            return file.read(limit)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {reason(error)}") from error
+
+
+def read_text(path: Path, within: Path | None = None, limit: int = JSON_LIMIT) -> str:
+    """`read_bytes` as UTF-8 text."""
+    try:
+        return read_bytes(path, within, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: it is not UTF-8 (byte {error.start})") from error
+
+
+def check_given(path: Path, within: Path | None = None) -> Path:
+    """`path`, if `open_given` would open it: for libraries that open a path themselves."""
+    open_given(path, within).close()
+    return path
+
+
+def check_within(path: Path, folder: Path) -> None:
+    """Raise UserError if a link leads from `path` to a place outside `folder`."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"{path} is a link out of {folder}, which is not followed: put the file itself there"
+        )
+
+
+def own_folder(path: Path) -> Path:
+    """The folder `path`, made if need be; a `UserError` if it is a link or no folder.
+
+    For folders inside a run or a study, where nobody but this package has reason to put one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_link(path)
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {reason(error)}") from error
+    return path
+
+
+def refuse_link(path: Path) -> None:
+    """Raise UserError if `path` itself is a link: what is written or deleted there is elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, through which nothing is written: remove it")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file aside, sync it and rename it over `path`: no reader sees half of it.
+
+    A link at `path` is replaced by the file; what it pointed to stays as it is. Raises OSError.
+    """
+    with aside(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode())
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A new empty file beside `path`, with its ending, that becomes `path` when all went well.
+
+    Its name is one that nobody knew before, so nothing can have been planted there.
+    """
+    # A name has at most 255 bytes: what is added to a long one must fit.
+    temporary = path.with_name(f".{path.stem[:50]}.writing-{token_hex(8)}{path.suffix[:10]}")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def append_to(path: Path) -> TextIOWrapper:
+    """A regular file, made if need be, open for adding UTF-8 text; a `UserError` for a link."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    refuse_link(path)
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"cannot write to {path}: it is no regular file")
+    return open(handle, "a", encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What the system says, without numbers and paths."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
