@@ -1,8 +1,9 @@
 """Typed configs: strict load from TOML or JSON, and dump. Knows no project type.
 
 A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s, lists or dicts of
-these, or further such dataclasses. A key that the dataclass lacks, or a value of the wrong type, is
-a `UserError` that names the key and its nearest match: a misspelt setting never trains in silence.
+these, `Any`, or further such dataclasses. A key that the dataclass lacks, or a value of the wrong
+type, is a `UserError` that names the key and its nearest match: a misspelt setting never trains in
+silence.
 """
 
 import dataclasses
@@ -88,6 +89,8 @@ def _nested_defaults(cls: type) -> dict[str, Any]:
 
 
 def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
+    if kind is Any:
+        return value
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise UserError(f"'{where}' must be a table, not {value!r}")

@@ -175,6 +175,8 @@ def test_a_shard_that_changes_under_a_reader_is_named(copy: Path, harm) -> None:
 
 def test_a_larger_corpus_than_a_process_may_hold_open(ready: Path, tmp_path: Path) -> None:
     shutil.copytree(ready, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("train-*.bin"):
+        file.unlink()
     writer = SplitWriter(tmp_path, "train", "uint16", separator=0, shard_tokens=2)
     writer.begin_document()
     writer.write(np.arange(1, 600), 0)

@@ -116,7 +116,7 @@ def test_vocabulary_sizes_without_training(tmp_path: Path) -> None:
         ("bpe:100", "from 257"),
         ("bpe:many", "from 257"),
         ("bpe:1024", "unitsphere prepare"),
-        ("missing.json", "cannot read tokenizer missing.json"),
+        ("missing.json", "cannot read missing.json: No such file"),
         ("broken.json", "not valid JSON"),
         ("config.json", "has no 'model'"),
         ("odd.json", "not a tokenizer.json that can be read"),

@@ -15,7 +15,7 @@ The manifest names each file with its size and sha256. It is written last.
 import dataclasses
 import json
 from dataclasses import dataclass
-from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
+from os.path import expanduser, isfile  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +92,8 @@ class Manifest:
 
 def is_prepared(folder: str | Path) -> bool:
     """Whether a folder was made by `prepare`: it has a manifest."""
-    return (Path(expanduser(folder)) / NAME).is_file()
+    # Unlike Path's, it is False for a name that cannot be.
+    return isfile(Path(expanduser(folder)) / NAME)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
+from os.path import exists, expanduser, isdir  # they raise nothing for names that cannot be
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
@@ -46,7 +46,9 @@ def prepare(
         raise UserError(f"{source} is prepared already: train on it as it is")
     out = Path(expanduser(out))
     folder = Path(expanduser(source))
-    if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+    if "\0" in str(out):
+        raise UserError("the name of --out holds a NUL character")
+    if isdir(folder) and out.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{out} lies in the source {source}: choose another --out")
     with source_files(source) as files:
         job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
@@ -184,7 +186,7 @@ def _make(job: Job, wanted: str, out: Path, progress: bool) -> bool:
 
 def _holds(out: Path, wanted: str) -> bool:
     if not is_prepared(out):
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        if exists(out) and not (out.is_dir() and not any(out.iterdir())):
             raise UserError(f"{out} exists and is no prepared folder: choose another --out")
         return False
     manifest = read_manifest(out)

@@ -172,6 +172,9 @@ def load_exported(
     if odd := sorted(set(names) ^ set(tensors)):
         raise UserError(f"the exported weights are not those of its config: see {odd[0]}")
     state = {own: tensors[name] for name, own in names.items()}
+    for own, tensor in state.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise UserError(f"the exported {exported_name(own)} does not hold finite numbers")
     for own, like in model.state_dict().items():
         if state[own].numel() != like.numel():
             raise UserError(f"the exported {exported_name(own)} has another size than its config")

@@ -38,6 +38,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dyt": Architecture(DyTConfig, DyTGPT),
 }
 
+MOST_LAYERS = 10_000
+"""Ten times the deepest published Transformers: beyond it laying out the model takes minutes."""
+
 
 def architecture(name: str) -> Architecture:
     """The architecture of that name; a `UserError` with the nearest name otherwise."""
@@ -59,8 +62,14 @@ def build_from(
     """
     if config.n_layers < 1:
         raise UserError(f"model.n_layers must be at least 1: {config.n_layers}")
-    with torch.device("meta"):
-        model = architecture(name).model(config, objective)
+    if config.n_layers > MOST_LAYERS:
+        raise UserError(f"model.n_layers must be at most {MOST_LAYERS:,}: {config.n_layers}")
+    try:
+        with torch.device("meta"):
+            model = architecture(name).model(config, objective)
+    except RuntimeError as error:  # a tensor of more than 2^63 bytes
+        first = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes cannot be built: {first}") from error
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device=device)

@@ -21,6 +21,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.declared import check_checkpoint
 from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.load_exported import is_exported
@@ -103,6 +104,7 @@ def film(
     names = chosen(names)
     config = run_config(run)
     places = checkpoints(run, steps)
+    check_checkpoint(config, places[max(places)])
     on = pick_device(device)
     batch, why = probed_batch(config, on)
     bases = {} if against is None else bases_of(against, on)
@@ -222,6 +224,7 @@ def bases_of(run: Path, device: torch.device) -> dict[int, Callable[[], Base]]:
     """Step -> the run that gradients are compared with as it was then, on its own data."""
     config = run_config(run)
     places = checkpoints(run, ())
+    check_checkpoint(config, places[max(places)])
     batch, why = probed_batch(config, device)
     if batch is None:
         raise UserError(f"cannot compare with {run}: {why}")

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
-from unitsphere.files import open_given, own_folder, refuse_link, sync
+from unitsphere.files import open_given, refuse_link, sync
 from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
@@ -91,10 +91,10 @@ def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout =
 
 def make_empty(folder: Path) -> None:
     """An empty folder, whatever was there."""
-    refuse_link(folder)
+    for place in (folder.parent, folder):
+        refuse_link(place)
     shutil.rmtree(folder, ignore_errors=True)
-    own_folder(folder.parent)
-    folder.mkdir()
+    folder.mkdir(parents=True)
 
 
 def write_shards(aside: Path, tensors: dict[str, Tensor], layout: Layout) -> None:

@@ -9,13 +9,15 @@ parts/              a rate and seed each: tune scores, test scores; weights whil
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from unitsphere.config import read_json, to_dict
 from unitsphere.data.tasks import Fields
@@ -25,12 +27,14 @@ from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.training.finetune_config import FinetuneConfig
 from unitsphere.training.finetune_data import Parts, fingerprint
 from unitsphere.training.load import LoadedRun
-from unitsphere.training.tensors import model_tensors
+from unitsphere.training.tensors import check_tensors, model_tensors
 
 CONFIG, RESULTS = "config.json", "results.json"
 MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"
 TOLD = ("run", "data", "test")
 """Keys of config.json that are only told: paths, whose contents are compared instead."""
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Kinds of numbers in a safetensors file that are floats, as its header calls them."""
 READING = ("unlabelled", "ragged", "reshape")
 """Keys of the fields that the task's name decides."""
 
@@ -41,26 +45,42 @@ def save_weights(path: Path, model: Classifier, tag: str) -> None:
         save_file(model_tensors(model), temporary, metadata={"trained": tag})
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of weights, opened for reading parts; UserError if it cannot be read."""
+    try:
+        with safe_open(check_given(path, path.parent), framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
 def weights_of(path: Path) -> str | None:
     """What a file of weights holds, or None if there is no file."""
     if not path.is_file():
         return None
-    with safe_open(check_given(path, path.parent), framework="pt") as file:
-        return file.metadata().get("trained")
+    with opened(path) as file:
+        return (file.metadata() or {}).get("trained")
+
+
+def header(path: Path) -> dict[str, Tensor]:
+    """Name -> an empty tensor of the shape and dtype that a file of weights holds of it."""
+    found = {}
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            view = file.get_slice(name)
+            dtype = FLOATS.get(view.get_dtype(), torch.int8)
+            found[name] = torch.empty(view.get_shape(), dtype=dtype, device="meta")
+    return found
 
 
 def load_weights(path: Path, model: Classifier) -> None:
     """Fill the model in place; UserError unless the file holds its tensors."""
-    try:
-        stored = load_file(check_given(path, path.parent))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
     tensors = model_tensors(model)
-    if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
-        raise UserError(f"{path} does not hold the tensors of the model in {CONFIG} beside it")
-    with torch.no_grad():
+    check_tensors(tensors, header(path), str(path))
+    with torch.no_grad(), opened(path) as file:
         for name, tensor in tensors.items():
-            tensor.copy_(stored[name])
+            tensor.copy_(file.get_tensor(name))
 
 
 def check_settings(out: Path, settings: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
+from unitsphere.training.declared import check_checkpoint, check_finite
 from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG, TOKENIZER
 from unitsphere.training.load_exported import is_exported, load_folder
@@ -44,14 +45,17 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
         return LoadedRun(*load_folder(path, pick_device(device)))
     config = config_of_run(path)
     folder = chosen_checkpoint(path, wanted)
+    tokenizer = load_tokenizer(path / TOKENIZER)
+    check_checkpoint(config, folder)
     model = build_from(
         config.architecture, config.model, pick_device(device), objective=config.objective
     )
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     load_model(folder, model)
+    check_finite(model.state_dict(), f"checkpoint {folder}")
     model.requires_grad_(trainable).train(trainable)
-    return LoadedRun(model, load_tokenizer(path / TOKENIZER), config)
+    return LoadedRun(model, tokenizer, config)
 
 
 def config_of_run(path: Path) -> RunConfig:

@@ -38,6 +38,8 @@ def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenize
         raise UserError(f"{path}/config.json has lost its key '{MODEL_TYPE}': export the run again")
     config = saved_config(own, f"{path}/config.json")
     tensors = read_weights(path)
+    if config.model.n_layers > len(tensors):  # laying out a billion layers would not end
+        raise UserError(f"{path} declares {config.model.n_layers} layers, and holds fewer tensors")
     model = load_exported(config.architecture, config.model, config.objective, tensors)
     return model.to(device).eval(), read_tokenizer(path), config
 

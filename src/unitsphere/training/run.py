@@ -19,6 +19,7 @@ from unitsphere.training.compiling import compiles, keep_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.decide import agreed_config, place
+from unitsphere.training.declared import check_checkpoint
 from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
@@ -104,6 +105,7 @@ def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
         state = last_state(out)
         if state is not None:
             state = state_on_the_way(out, config, state)
+            check_checkpoint(config, checkpoint.folder_of(out / "checkpoints", state.step))
         return None if state is None else to_dict(state)
 
     found = on_first(layout, find)

@@ -6,7 +6,7 @@ skips the rest; the optimizer's are `optim.<parameter>.<state>`. No pickle is wr
 
 import warnings
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,15 +76,28 @@ def load_model(folder: Path, model: nn.Module) -> None:
     Raises UserError if the names or shapes are not those of the model.
     """
     tensors = model_tensors(model)
-    stored = {name: t.shape for name, t in empty_tensors(folder, "model.", "meta").items()}
-    wanted = {name: t.shape for name, t in tensors.items()}
-    if stored != wanted:
-        odd = sorted(name for name in stored | wanted if stored.get(name) != wanted.get(name))
-        raise UserError(
-            f"checkpoint {folder} does not fit the model at {', '.join(odd[:3])}: "
-            "it was written by another version of the model"
-        )
+    check_tensors(tensors, empty_tensors(folder, "model.", "meta"), f"checkpoint {folder}")
     read_tensors(folder, tensors)
+
+
+def check_tensors(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError unless `stored` has the names and shapes of `wanted`, and holds floats.
+
+    where: what holds them, for the message.
+    """
+    odd = sorted(
+        name
+        for name in stored.keys() | wanted.keys()
+        if name not in stored
+        or name not in wanted
+        or stored[name].shape != wanted[name].shape
+        or not stored[name].is_floating_point()
+    )
+    if odd:
+        raise UserError(
+            f"{where} does not fit the model at {', '.join(odd[:3])}: its config declares another "
+            "one, or another version wrote it"
+        )
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
