@@ -47,7 +47,7 @@ def read_bytes(path: Path, within: Path | None = None, limit: int = JSON_LIMIT) 
                 f"cannot read {path}: it has {size:,} bytes, and at most {limit:,} are read"
             )
         try:
-            return file.read(limit)
+            return file.readall()
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
 
