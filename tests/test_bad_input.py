@@ -132,6 +132,10 @@ MISTAKES = {
     ),
     "a device that is none": ([*TRAIN, "--train.device", "meta"], ["meta", "use cpu, cuda"]),
     "nan in a key": ([*TRAIN, "--optim.lr", "nan"], ["optim.lr must be a number above 0: nan"]),
+    "nan in a key that has no limits": (
+        [*TRAIN, "--model.s_z.init", "nan"],
+        ["model.s_z.init must be a number, not nan"],
+    ),
     "unknown recipe": (["train", "angpt2025/ngpt-32n"], ["unknown recipe", "angpt2025/ngpt-32m"]),
     "missing recipe file": (["train", "mine.toml"], ["mine.toml"]),
     "unknown key": ([*TRAIN, "--optim.lrr", "1"], ["--optim.lrr", "did you mean '--optim.lr'"]),

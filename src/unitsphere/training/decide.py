@@ -1,5 +1,6 @@
 """What a run's config leaves open, decided; the same in all of its processes."""
 
+import math
 import os
 import re
 import sys
@@ -107,6 +108,9 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     the objective. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
+    for key, value in flatten(to_dict(config)).items():
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{key} must be a number, not nan")
     if config.init is not None:
         config = replace(config, data=data_of_start(config.init, config.data))
     tokens, context = config.train.batch_tokens, config.data.context
