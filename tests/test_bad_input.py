@@ -117,6 +117,25 @@ MISTAKES = {
         [*TRAIN, "--data.source", "shards", "--data.tokenizer", "bytes"],
         ["shards", "bpe:300", "bytes", "shards/tokenizer.json"],
     ),
+    "NUL in a path": ([*TRAIN[:-1], "a\0b"], ["must not hold a NUL character", r"'a\x00b'"]),
+    "a repeated flag": (
+        [*TRAIN, "--train.steps", "5", "--train.steps", "many"],
+        ["--train.steps must be an integer", "not 'many'"],
+    ),
+    "a seed beyond 64 bits": (
+        [*TRAIN, "--train.seed", "99999999999999999999999"],
+        ["train.seed must be from 0 to 2^64 - 1", "99999999999999999999999"],
+    ),
+    "a vocabulary that no memory holds": (
+        [*TRAIN, "--model.vocab_size", "99999999999"],
+        ["parameters needs at least", "GiB", "model.vocab_size"],
+    ),
+    "a device that is none": ([*TRAIN, "--train.device", "meta"], ["meta", "use cpu, cuda"]),
+    "nan in a key": ([*TRAIN, "--optim.lr", "nan"], ["optim.lr must be a number above 0: nan"]),
+    "nan in a key that has no limits": (
+        [*TRAIN, "--model.s_z.init", "nan"],
+        ["model.s_z.init must be a number, not nan"],
+    ),
     "unknown recipe": (["train", "angpt2025/ngpt-32n"], ["unknown recipe", "angpt2025/ngpt-32m"]),
     "missing recipe file": (["train", "mine.toml"], ["mine.toml"]),
     "unknown key": ([*TRAIN, "--optim.lrr", "1"], ["--optim.lrr", "did you mean '--optim.lr'"]),

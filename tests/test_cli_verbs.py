@@ -301,7 +301,7 @@ def test_too_little_gpu_memory_is_a_user_s_mistake(folder, capsys, monkeypatch):
     monkeypatch.setattr("unitsphere.training.run.train", out_of_memory)
     assert main(["train", "tiny.toml", "--out", "run"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("unitsphere: error: out of GPU memory")
+    assert error.startswith("unitsphere: error: out of memory")
     assert "--train.micro_batch" in error
 
 

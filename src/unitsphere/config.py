@@ -116,7 +116,15 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
         return float(value)
     if (kind is int and isinstance(value, bool)) or not isinstance(value, kind):
         raise UserError(f"'{where}' must be {kind.__name__}, not {value!r}")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"'{where}' must not hold a NUL character: {value!r}")
     return value
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Raise UserError for a seed that generators do not take."""
+    if not 0 <= seed < 2**64:
+        raise UserError(f"{name} must be from 0 to 2^64 - 1: {seed}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

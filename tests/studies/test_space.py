@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
-from unitsphere.studies.space import Choices, Range, grid_points, random_point, space_of
+from unitsphere.studies.space import (
+    Choices,
+    Range,
+    count_points,
+    grid_points,
+    random_point,
+    space_of,
+)
 
 
 def test_lists_and_ranges_under_dotted_or_nested_keys():
@@ -79,7 +86,7 @@ def test_draws_spread_over_the_range():
         ({"low": 2.0, "high": 1.0}, "'low' below its 'high'"),
         ({"low": 0.0, "high": math.inf}, "'low' below its 'high'"),
         ({"low": 0.0, "high": 1.0, "log": True}, "must be above 0 with log = true"),
-        ({"low": 0.0, "high": 1.0, "points": 1}, "must be at least 2"),
+        ({"low": 0.0, "high": 1.0, "points": 1}, "must be from 2 to 10000"),
         ({"low": 0.0, "high": 1.0, "steps": 3}, "unknown key 'search.key.steps'"),
         ({"low": "a", "high": 1.0}, "must be float"),
     ],
@@ -92,3 +99,14 @@ def test_mistakes_are_one_line(entry, line):
 def test_a_grid_needs_points():
     with pytest.raises(UserError, match=r"a grid needs 'search\.lr\.points'"):
         grid_points({"lr": Range(0.0, 1.0)})
+
+
+@pytest.mark.parametrize("points", [1, 10_001, 10**10])
+def test_a_range_has_as_many_points_as_a_sweep_may_have(points):
+    with pytest.raises(UserError, match=r"'search\.lr\.points' must be from 2 to 10000"):
+        space_of({"lr": {"low": 1e-3, "high": 1.0, "points": points}})
+
+
+def test_points_are_counted_without_making_them():
+    wide = {"low": 0.0, "high": 1.0, "points": 1000}
+    assert count_points(space_of({"a": wide, "b": wide, "c": wide, "d": wide})) == 10**12

@@ -202,9 +202,10 @@ def test_whatever_operation_the_disk_refuses_the_earlier_ones_stay(operation, ro
         calls, failing = 0, failing + 1
         try:
             checkpoint.save(root, state(4), model, optimizer)
-            break
         except UserError as error:
             refused.append(str(error))
+        if calls < failing:
+            break
         assert not list(root.glob(".writing-*"))
         assert checkpoint.fingerprints(root / "step-00000003") == before
         newest, damaged = checkpoint.newest(root)
@@ -242,3 +243,57 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_later(tiny, tmp_
     train(config, out)
     train(config, tmp_path / "whole")
     assert figures(out) == figures(tmp_path / "whole")
+
+
+def test_what_a_file_manager_or_a_network_disk_leaves_in_a_checkpoint_is_ignored(root):
+    for name in (".DS_Store", "._state.json", ".nfs000000000123"):
+        (root / "step-00000003" / name).write_text("something")
+    assert checkpoint.newest(root) == (root / "step-00000003", [])
+
+
+def test_a_file_still_read_over_nfs_stays_until_the_next_pruning(root, monkeypatch):
+    def busy(path):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    checkpoint.prune(root / "step-00000003", 2)
+    assert [*checkpoint.folders(root)] == [2, 3]
+    monkeypatch.undo()
+    checkpoint.prune(root / "step-00000003", 2)
+    assert sorted(p.name for p in root.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_link_among_checkpoints_is_neither_followed_nor_deleted(root, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(root / "step-00000001", elsewhere)
+    names = ("step-00000000", "step-00000009", ".removing-step-00000001", ".writing-step-00000007")
+    for name in names:
+        (root / name).symlink_to(elsewhere)
+    assert checkpoint.newest(root) == (root / "step-00000003", [])
+    checkpoint.prune(root / "step-00000003", 1)
+    assert {p.name for p in root.iterdir()} == {*names, "step-00000003"}
+    said = checkpoint.links(root)
+    assert len(said) == len(names)
+    assert all("is a link, which is neither followed nor deleted" in line for line in said)
+    for step in (7, 9):
+        with pytest.raises(UserError, match="is a link"):
+            checkpoint.save(root, state(step), *make())
+    assert len([*elsewhere.iterdir()]) == len([*(root / "step-00000003").iterdir()])
+
+
+def test_checkpoints_that_are_a_link_are_not_followed(root, tmp_path):
+    (tmp_path / "run").mkdir()
+    linked = tmp_path / "run/checkpoints"
+    linked.symlink_to(root)
+    for use in (checkpoint.newest, checkpoint.folders):
+        with pytest.raises(UserError, match=r"run/checkpoints is a link"):
+            use(linked)
+    assert [*checkpoint.folders(root)] == [1, 2, 3]
+
+
+def test_a_link_within_a_checkpoint_is_damage(root, tmp_path):
+    (root / "step-00000003/state.json").rename(tmp_path / "state.json")
+    (root / "step-00000003/state.json").symlink_to(tmp_path / "state.json")
+    found, damaged = checkpoint.newest(root)
+    assert found == root / "step-00000002"
+    assert "is a link out of" in damaged[0]

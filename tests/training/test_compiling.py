@@ -2,15 +2,18 @@
 
 import dataclasses
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from unitsphere.data import Batch
+from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.build import build_job
-from unitsphere.training.compiling import CACHE, compiles, keep_cache
+from unitsphere.training.compiling import CACHE, SEAL, check_private, compiles, kept_cache
 from unitsphere.training.config import run_config_type
 from unitsphere.training.loop import train_steps
 
@@ -89,10 +92,74 @@ def test_compiling_is_for_gpus_unless_asked_for():
     assert [compiles(True, cpu), compiles(False, gpu)] == [True, False]
 
 
-def test_what_is_compiled_is_kept_with_the_run(tmp_path, monkeypatch):
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The user's cache folder."""
+    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def opened(run) -> Path:
+    """The cache that is kept for a run."""
+    with kept_cache(run, first=True):
+        return Path(os.environ[CACHE])
+
+
+def test_what_is_compiled_is_kept_in_the_user_s_own_cache(home, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    (run / "compiled").mkdir(parents=True)  # of an earlier version, or of a stranger
+    with kept_cache(run, first=True):
+        cache = Path(os.environ[CACHE])
+        (cache / "ab").mkdir()
+        (cache / "ab/graph").write_bytes(b"compiled")
+    assert cache.is_relative_to(home / "unitsphere")
+    assert cache.stat().st_mode & 0o777 == (home / "unitsphere").stat().st_mode & 0o777 == 0o700
+    assert CACHE not in os.environ
+    assert opened(run) == cache != opened(tmp_path / "other")
+    assert (cache / "ab/graph").read_bytes() == b"compiled"
     monkeypatch.setenv(CACHE, "/elsewhere")
-    keep_cache(tmp_path)
-    assert os.environ[CACHE] == "/elsewhere"
-    monkeypatch.delenv(CACHE)
-    keep_cache(tmp_path)
-    assert os.environ[CACHE] == str(tmp_path / "compiled")
+    assert opened(run) == Path("/elsewhere")
+
+
+@pytest.mark.parametrize("harm", ["changed", "added", "removed", "seal", "emptied"])
+def test_a_damaged_cache_is_emptied(harm, home, tmp_path):
+    with kept_cache(tmp_path, first=True):
+        cache = Path(os.environ[CACHE])
+        for name in ("graph", "library.so"):
+            (cache / name).write_bytes(b"compiled")
+    if harm == "changed":
+        (cache / "library.so").write_bytes(b"comp")
+    elif harm == "added":
+        (cache / "half").write_bytes(b"")
+    elif harm == "removed":
+        (cache / "graph").unlink()
+    elif harm == "seal":
+        (cache / SEAL).write_text("[")
+    else:
+        shutil.rmtree(cache)
+    assert opened(tmp_path) == cache
+    assert [path.name for path in cache.iterdir()] == [SEAL]
+
+
+def test_a_cache_of_somebody_else_is_refused(home, tmp_path, monkeypatch):
+    opened(tmp_path)
+    me = os.getuid()
+    with pytest.raises(UserError, match=r"belongs to another user.*XDG_CACHE_HOME"):
+        check_private(home, me + 1)
+    (tmp_path / "else").mkdir()
+    shutil.rmtree(home / "unitsphere/compiled")
+    (home / "unitsphere/compiled").symlink_to(tmp_path / "else")
+    with pytest.raises(UserError, match="is a link"):
+        opened(tmp_path)
+    assert [*(tmp_path / "else").iterdir()] == []
+
+
+def test_without_a_cache_folder_what_is_compiled_lasts_as_long_as_the_process(
+    home, tmp_path, capsys
+):
+    home.write_text("no folder")
+    cache = opened(tmp_path)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert "is not kept" in capsys.readouterr().err
+    shutil.rmtree(cache)

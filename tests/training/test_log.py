@@ -1,4 +1,5 @@
 import json
+import math
 import os
 
 import pytest
@@ -98,3 +99,14 @@ def test_a_terminal_gets_one_live_line(tmp_path, monkeypatch, capsys):
 
 def test_durations():
     assert [duration(s) for s in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+
+
+def test_what_is_no_number_is_left_out_of_a_record(tmp_path):
+    with RunLog(tmp_path, 0, 10) as log:
+        log.record(record(1, loss=math.nan, val_loss=math.inf, lr=0.1))
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "tokens": 8, "time": 0.5, "lr": 0.1}\n'
+    )
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "lr": 0.1}\n')
+    cut(tmp_path, 1, 0)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "lr": 0.1}\n'

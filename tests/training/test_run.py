@@ -13,14 +13,16 @@ from run_folders import figures, weights
 from unitsphere.config import to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import prepare
-from unitsphere.errors import UserError
+from unitsphere.errors import RunFailed, UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES
+from unitsphere.studies.jobs import DIVERGED
 from unitsphere.training.config import run_config_type
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.decide import resolve
 from unitsphere.training.folder import locked
 from unitsphere.training.log import read_metrics
+from unitsphere.training.monitor import RunMonitor
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import load_run, train
 
@@ -290,3 +292,55 @@ def test_a_shard_that_changes_under_a_run_stops_it_with_its_name(tiny, tmp_path)
     ahead = dataclasses.replace(config, data=dataclasses.replace(data, prefetch=3))
     train(ahead, tmp_path / "run", sampler=lambda *_: "")
     assert figures(tmp_path / "run") == figures(whole)
+
+
+def strictly(line):
+    def refuse(name):
+        raise AssertionError(name)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tiny, tmp_path):
+    def spoil(model, *_):
+        with torch.no_grad():
+            model.get_parameter("norm.gain").fill_(math.inf)
+        return ""
+
+    config = tiny("gpt", sample_every=6, save_every=3, eval_every=0)
+    with pytest.raises(RunFailed, match=r"step 6: weights that are NaN or infinite; start a new"):
+        train(config, tmp_path / "run", sampler=spoil)
+    assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000003"]
+    assert DIVERGED.search("step 6: weights that are NaN or infinite; start")
+
+
+def test_a_run_that_ends_in_nan_is_no_success(tiny, tmp_path, monkeypatch):
+    figures = {"val_loss": math.nan, "val_bits_per_byte": math.inf}
+    monkeypatch.setattr(RunMonitor, "validate", lambda self: figures)
+    with pytest.raises(RunFailed, match=r"step 8: validation loss nan; start a new run") as caught:
+        train(tiny(eval_every=0), tmp_path / "run")
+    assert DIVERGED.search(str(caught.value))
+    assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()][-1:] != ["step-00000008"]
+    records = [strictly(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    assert records[-1]["step"] == 8
+    assert "val_loss" not in records[-1]
+
+    stopping = tiny(eval_every=0, stop_at_divergence=True)
+    assert math.isnan(train(stopping, tmp_path / "stopping").val_loss)
+    assert read_metrics(tmp_path / "stopping")[-1]["diverged"] == 8
+    assert not train(stopping, tmp_path / "stopping").trained
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(tiny, tmp_path):
+    config = tiny()
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, vocab_size=99999999999)
+    )
+    with pytest.raises(UserError, match=r"parameters needs at least .* GiB"):
+        train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_that_no_generator_takes_is_refused(seed, tiny):
+    with pytest.raises(UserError, match=r"train\.seed must"):
+        tiny(seed=seed)

@@ -166,3 +166,17 @@ def test_times():
 def test_a_wrong_limit_is_refused_with_the_config(tiny):
     with pytest.raises(UserError, match="time_limit"):
         tiny(time_limit="soon")
+
+
+def test_a_closed_terminal_saves_unless_nohup_says_otherwise():
+    before = signal.getsignal(signal.SIGHUP)
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.due()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.due()
+    finally:
+        signal.signal(signal.SIGHUP, before)

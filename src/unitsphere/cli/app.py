@@ -1,19 +1,21 @@
 """`unitsphere VERB …`: finds the verb, runs it, turns mistakes into one line and an exit status.
 
-Exit status: 0, 1 for a study of which a run failed, 2 for a user's mistake or what the system
-refuses, 75 for a run that was stopped and saved its state, 130 for any other interruption.
+Exit status: 0, 1 for a run that failed (its loss became NaN) or a study of which one did, 2 for a
+user's mistake or what the system refuses, 75 for a run that was stopped and saved its state, 130
+for any other interruption.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from unitsphere import __version__
+from unitsphere.cli import streams
 from unitsphere.config import did_you_mean
-from unitsphere.errors import Preempted, UserError
+from unitsphere.errors import Preempted, RunFailed, UserError
+from unitsphere.studies.lifeline import end_with_parent
 
-EXIT_OK, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 2, 75, 130
+EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 2, 75, 130
 
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
@@ -60,21 +62,30 @@ unitsphere VERB --help explains a verb; unitsphere --version is the version."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (without the program's name) and return its exit status."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run one command line (without the program's name) and return its exit status.
+
+    Without `argv` it is that of this process, whose streams and parent are then looked after too.
+    """
+    if argv is None:
+        argv = sys.argv[1:]
+        streams.settle()
+        end_with_parent()
+    argv = list(argv)
     try:
         status = _dispatch(argv)
         sys.stdout.flush()
         return status
+    except RunFailed as error:
+        return _fail(str(error), EXIT_RUN_FAILED)
     except UserError as error:
         return _fail(str(error))
     except Preempted as stopped:
         print(f"unitsphere: {stopped}", file=sys.stderr)
         return EXIT_PREEMPTED
-    except BrokenPipeError:
-        _drop_output()
-        return EXIT_OK
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and streams.reader_has_left(sys.stdout):
+            _drop_output()
+            return EXIT_OK  # the reader has what it wanted, as in `… | head`
         _drop_output()
         return _fail(f"cannot use {error.filename or 'the output'}: {error.strerror}")
     except KeyboardInterrupt:
@@ -98,16 +109,13 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Forget what stdout (a pipe whose reader has left, a full disk) does not take.
-
-    Python would try again when it exits, and complain.
-    """
+    """Forget what stdout (a pipe whose reader has left, a full disk) does not take."""
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop(sys.stdout)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
     print(f"unitsphere: error: {' '.join(message.split())}", file=sys.stderr)
-    return EXIT_USER_ERROR
+    return status

@@ -148,6 +148,8 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
     rest = collections.deque(argv)
     while rest:
         token = rest.popleft()
+        if "\0" in token:
+            raise UserError(f"an argument must not hold a NUL character: {token!r}")
         if token in ("-h", "--help"):
             given.help = True
         elif not token.startswith("-") or token in ("-", "-.jsonl"):
@@ -180,6 +182,8 @@ def _values(rest: collections.deque[str], kind: Any) -> list[str]:
     values: list[str] = []
     while rest and (not values or (_takes_several(kind) and not rest[0].startswith("-"))):
         value = rest.popleft()
+        if "\0" in value:
+            raise UserError(f"an argument must not hold a NUL character: {value!r}")
         values.append(value.capitalize() if kind is bool else value)
     return values
 
@@ -251,7 +255,7 @@ def describe(kind: Any) -> str:
 
 def _retold(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> str:
     """tyro's box as one line: it has refused the value of an option, or of a word."""
-    for name, values in given.options:
+    for name, values in reversed(given.options):  # of one that is repeated the last one counts
         if f"--{name}:" in box or f"'--{name}'" in box:
             kind, got = describe(known[name]), " ".join(values)
             return f"--{name} must be {kind}, not '{got}'{_see(verb)}"

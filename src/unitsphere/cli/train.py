@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,14 +99,16 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
 
-    config, given = read_command(name, load_recipe(name), rest)
+    with told_to_others():
+        config, given = read_command(name, load_recipe(name), rest)
     if instead.dry_run:
         world = instead.world_size or (submission.processes if submission else 1)
         if submission:
             print("--dry_run: nothing is submitted", file=sys.stderr)
         return show_dry_run(config, world, instead.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
-    out = given or pick_folder(config, name, first)
+    with told_to_others():
+        out = given or pick_folder(config, name, first)
     if submission:
         return submit(submission, command if given else [*command, f"--out={out}"], out)
     try:
@@ -119,13 +123,27 @@ def run(argv: list[str]) -> int:
         if first:
             raise
         return EXIT_USER_ERROR
-    except OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
         raise UserError(
-            f"out of GPU memory: give --train.micro_batch (sequences at once, now "
+            f"out of memory: give --train.micro_batch (sequences at once, now "
             f"{config.train.micro_batch or 'as many as were predicted to fit'}) a lower value, or "
             "set --train.recompute full, or --parallel.dp_shard for more processes"
         ) from error
     return 0
+
+
+@contextmanager
+def told_to_others() -> Iterator[None]:
+    """Within: a mistake of this process ends the others of the run too, which wait for it."""
+    try:
+        yield
+    except UserError as error:
+        from unitsphere.training.parallel.processes import tell_others
+
+        tell_others(error)
+        raise
 
 
 def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:

@@ -23,8 +23,10 @@ GOES_ON = "stopped and saved: the same command goes on from there"
 KILLED = "it did not save in time and was ended: it goes on from its last checkpoint"
 STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
 TAIL_BYTES = 32_768
-DIVERGED = re.compile(r"step \d+: loss \S+, gradient norm \S+")
-"""In the last words of a run whose loss or gradient was no number, or a spike."""
+DIVERGED = re.compile(
+    r"step \d+: (loss \S+, gradient norm \S+|validation loss (nan|-?inf)|weights that are NaN)"
+)
+"""In the last words of a run whose loss, gradient or weights were NaN or infinite, or a spike."""
 
 
 @dataclasses.dataclass(frozen=True)

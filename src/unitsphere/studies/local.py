@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from unitsphere.files import append_to
 from unitsphere.studies.jobs import GOES_ON, KILLED, Clock, Job, State, held_signals
+from unitsphere.studies.lifeline import LIFELINE, lifeline
 
 POLL_SECONDS = 0.25
 # A child asked to stop finishes its step and writes a checkpoint; past this it is ended.
@@ -118,7 +119,8 @@ class _Child:
             state.log_begins = log.tell()
             self.process = subprocess.Popen(
                 list(job.argv),
-                env={**os.environ, **fixed, **job.env},
+                env={**os.environ, **fixed, **job.env, LIFELINE: str(lifeline())},
+                pass_fds=[lifeline()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

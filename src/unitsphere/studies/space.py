@@ -17,6 +17,9 @@ import numpy as np
 from unitsphere.config import from_dict
 from unitsphere.errors import UserError
 
+MOST_POINTS = 10_000
+"""Of a sweep, and so of one of its ranges."""
+
 Value = bool | int | float | str
 Params = dict[str, Value]
 """A point of the space: key -> value."""
@@ -123,18 +126,28 @@ def range_of(entry: Mapping[str, object], key: str) -> Range:
         raise UserError(f"'{key}' must have a 'low' below its 'high': {keys.low} and {keys.high}")
     if keys.log and keys.low <= 0:
         raise UserError(f"'{key}.low' must be above 0 with log = true: {keys.low}")
-    if keys.points is not None and keys.points < 2:
-        raise UserError(f"'{key}.points' must be at least 2: {keys.points}")
+    if keys.points is not None and not 2 <= keys.points <= MOST_POINTS:
+        raise UserError(f"'{key}.points' must be from 2 to {MOST_POINTS}: {keys.points}")
     whole = isinstance(entry["low"], int) and isinstance(entry["high"], int)
     return Range(keys.low, keys.high, keys.log, keys.points, whole)
 
 
-def grid_points(space: Space) -> list[Params]:
-    """Every combination; the last key changes fastest."""
+def grid_values(space: Space) -> list[list[Value]]:
+    """The values of each key in a grid."""
     for key, choice in space.items():
         if isinstance(choice, Range) and choice.points is None:
             raise UserError(f"a grid needs 'search.{key}.points', or a list of values")
-    values = [choice.grid() for choice in space.values()]
+    return [choice.grid() for choice in space.values()]
+
+
+def count_points(space: Space) -> int:
+    """How many combinations there are."""
+    return math.prod(map(len, grid_values(space)))
+
+
+def grid_points(space: Space) -> list[Params]:
+    """Every combination; the last key changes fastest."""
+    values = grid_values(space)
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
 
 

@@ -26,7 +26,15 @@ from unitsphere.studies.local import available_slots
 from unitsphere.studies.optuna_search import Told, ask, check_optuna
 from unitsphere.studies.plan import Planned, plan, steps_for
 from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.space import Params, Space, grid_points, random_point, space_of
+from unitsphere.studies.space import (
+    MOST_POINTS,
+    Params,
+    Space,
+    count_points,
+    grid_points,
+    random_point,
+    space_of,
+)
 from unitsphere.studies.spec import Study, Tune
 from unitsphere.studies.trials import Swept, Trial, best_of
 from unitsphere.studies.tuning_split import tuning_data
@@ -34,7 +42,6 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.decide import resolve
 
 ASKED = "asked.json"
-MOST_POINTS = 10_000
 LOOKED_AT = 32
 
 
@@ -80,14 +87,14 @@ class SweepStudy(Study):
     def check_method(self) -> None:
         """Raise UserError unless method, trials and space go together."""
         if self.method == "grid":
-            points = len(grid_points(self.space))
+            points = count_points(self.space)
             if self.trials is not None or points > MOST_POINTS:
                 raise UserError(
-                    f"a grid tries every combination, here {points}: leave 'trials' out, or use "
-                    'method = "random"'
+                    f"a grid tries every combination, here {points} (at most {MOST_POINTS}): leave "
+                    "'trials' out, or use method = \"random\""
                 )
-        elif self.trials is None or self.trials < 1:
-            raise UserError(f"method = \"{self.method}\" needs 'trials', at least 1")
+        elif self.trials is None or not 1 <= self.trials <= MOST_POINTS:
+            raise UserError(f"method = \"{self.method}\" needs 'trials', from 1 to {MOST_POINTS}")
 
     @property
     def space(self) -> Space:

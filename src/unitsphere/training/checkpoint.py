@@ -5,8 +5,9 @@
     COMPLETE        size and sha256 of every other file, written last
 
 A checkpoint is written into a hidden folder beside its place, synced to the disk, and renamed.
-One whose files do not match its marker is passed over. All tensors are safetensors and all
-else is JSON: reading a checkpoint that someone else wrote runs no code.
+One whose files do not match its marker is passed over; hidden files (.DS_Store, .nfs…) are not
+part of it. A link is neither followed nor deleted. All tensors are safetensors and all else is
+JSON: reading a checkpoint that someone else wrote runs no code.
 """
 
 import errno
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -110,6 +112,7 @@ def complete(aside: Path, target: Path, state: State) -> None:
     write_synced(aside / STATE, json.dumps(to_dict(state)))
     write_synced(aside / MARKER, json.dumps(fingerprints(aside)))
     sync(aside)
+    refuse_link(target)
     discard(target)  # a damaged one, or one of a step that is finished only now
     aside.rename(target)
     sync(target.parent)
@@ -158,10 +161,24 @@ def load_state(folder: Path) -> State:
 
 
 def folders(root: Path) -> dict[int, Path]:
-    """Step -> folder of everything under `root` that has a checkpoint's name, oldest first."""
+    """Step -> folder of everything under `root` that has a checkpoint's name, oldest first.
+
+    Links are left out, and `root` itself must not be one: what they lead to belongs to another run.
+    """
+    refuse_link(root)
     named = {path: re.fullmatch(r"step-(\d{8,18})", path.name) for path in root.glob("step-*")}
-    found = {int(match[1]): path for path, match in named.items() if match and path.is_dir()}
+    found = {
+        int(match[1]): path
+        for path, match in named.items()
+        if match and path.is_dir() and not path.is_symlink()
+    }
     return dict(sorted(found.items()))
+
+
+def links(root: Path) -> list[str]:
+    """A line for each link under `root`."""
+    found = sorted(path for path in root.glob("*") if path.is_symlink())
+    return [f"{path} is a link, which is neither followed nor deleted" for path in found]
 
 
 def newest(root: Path, most: int | None = None) -> tuple[Path | None, list[str]]:
@@ -195,6 +212,8 @@ def damage(folder: Path) -> str | None:
         actual = fingerprints(folder)
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+    except UserError as error:  # a link to elsewhere
+        return str(error)
     for name in sorted(promised.keys() | actual.keys()):
         if name not in actual:
             return f"{name} is missing"
@@ -204,8 +223,11 @@ def damage(folder: Path) -> str | None:
 
 
 def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
-    """File name -> fingerprint, for every file of a checkpoint but the marker."""
-    files = sorted(path for path in folder.iterdir() if path.name != MARKER)
+    """File name -> fingerprint, for every file of a checkpoint but the marker and hidden ones.
+
+    A checkpoint has no hidden files of its own: they are a file manager's or a network disk's.
+    """
+    files = sorted(path for path in folder.iterdir() if path.name != MARKER and path.name[0] != ".")
     with ThreadPoolExecutor() as pool:  # hashing holds no lock of Python's
         return dict(zip((path.name for path in files), pool.map(fingerprint, files), strict=True))
 
@@ -233,16 +255,29 @@ def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:
             discard(older[step])
     for pattern in (".writing-*", ".removing-*"):
         for leftover in root.glob(pattern):
-            shutil.rmtree(leftover)
+            if not leftover.is_symlink():
+                remove(leftover)
 
 
 def discard(folder: Path) -> None:
     """Delete a checkpoint so that, whenever this is interrupted, no part of it looks like one."""
     if folder.exists():
-        hidden = folder.with_name(f".removing-{folder.name}")
-        shutil.rmtree(hidden, ignore_errors=True)
+        # A name of its own: what a former one could not delete may still be there.
+        hidden = folder.with_name(f".removing-{folder.name}-{token_hex(8)}")
         folder.rename(hidden)
-        shutil.rmtree(hidden)
+        remove(hidden)
+
+
+def remove(folder: Path) -> None:
+    """Delete a hidden folder; one with a file that is still being read over NFS stays for now.
+
+    There such a file becomes `.nfs…` until its last reader closes it. The next pruning tries again.
+    """
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
 
 
 def write_synced(path: Path, text: str) -> None:

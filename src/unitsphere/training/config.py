@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from unitsphere.config import field_types, from_dict
+from unitsphere.config import check_seed, field_types, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.kernels import Mode
@@ -112,6 +112,7 @@ class TrainConfig:
         for name in ("seed", "eval_every", "save_every", "sample_every"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
+        check_seed("train.seed", self.seed)
 
 
 FREE_KEYS = frozenset(

@@ -1,5 +1,7 @@
 """What a run's config leaves open, decided; the same in all of its processes."""
 
+import math
+import os
 import re
 import sys
 from dataclasses import replace
@@ -77,9 +79,26 @@ def place(layout: Layout, config: RunConfig) -> Layout:
     """This process's place once the degrees of parallelism are decided by the model's size."""
     model = build_from(config.architecture, config.model, "meta", objective=config.objective)
     count = sum(parameter.numel() for parameter in model.parameters())
+    device = own_device(config.train.device)
+    check_memory(count, layout.world, device.type)
     found = degrees(config.parallel, layout.world, count)
     check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
-    return layout.with_degrees(found, own_device(config.train.device).type)
+    return layout.with_degrees(found, device.type)
+
+
+def check_memory(parameters: int, world: int, device: str) -> None:
+    """Raise UserError for weights that no CPU's memory holds; a GPU says so itself.
+
+    Weights and gradients in fp32, shared by all processes, are the least that training needs.
+    """
+    need = 8 * parameters / world
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device == "cpu" and need > have:
+        raise UserError(
+            f"a model of {parameters:,} parameters needs at least {need / 2**30:,.0f} GiB to be "
+            f"trained, and this machine has {have / 2**30:,.0f}: lower model.d_model, "
+            "model.n_layers or model.vocab_size"
+        )
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
@@ -89,6 +108,9 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     the objective. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
+    for key, value in flatten(to_dict(config)).items():
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{key} must be a number, not nan")
     if config.init is not None:
         config = replace(config, data=data_of_start(config.init, config.data))
     tokens, context = config.train.batch_tokens, config.data.context

@@ -31,18 +31,17 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise UserError(
             f"the device '{name}' is not supported: use cpu, cuda (an NVIDIA or AMD GPU; cuda:1 "
             "for the second) or auto"
         )
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name != "cpu" and int(name[5:] or 0) >= torch.cuda.device_count():
         raise UserError(
             f"the device '{name}' is not there: this machine has {torch.cuda.device_count()} "
             "usable GPUs; use auto or cpu"
         )
-    return device
+    return torch.device(name)
 
 
 def computes_in_bf16(device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from unitsphere.config import check_seed
 from unitsphere.data.tasks import TASKS, Metric, TaskName
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Pool
@@ -33,8 +34,10 @@ class FinetuneConfig:
                 raise UserError(f"--{name} must be at least 1: {getattr(self, name)}")
         if not self.lr or not all(0 < lr < math.inf for lr in self.lr):
             raise UserError(f"--lr takes numbers above 0: {' '.join(map(str, self.lr))}")
-        if not self.seed or any(seed < 0 for seed in self.seed):
-            raise UserError(f"--seed takes numbers from 0 on: {' '.join(map(str, self.seed))}")
+        if not self.seed:
+            raise UserError("--seed takes numbers from 0 on")
+        for seed in self.seed:
+            check_seed("--seed", seed)
         for name in ("lr", "seed"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise UserError(f"--{name} names a value twice")

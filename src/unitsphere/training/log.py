@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,6 +41,16 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
+def line_of(record: Mapping[str, Any]) -> str:
+    """A record as a line of JSON, which has no NaN and no infinity: such figures are left out."""
+    return json.dumps(finite(record), allow_nan=False) + "\n"
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without the figures that are NaN or infinite."""
+    return {k: v for k, v in record.items() if not (isinstance(v, float) and not isfinite(v))}
+
+
 def cut(out: Path, step: int, samples: int) -> None:
     """Drop what a killed run logged after its last checkpoint: those steps come again.
 
@@ -49,7 +60,7 @@ def cut(out: Path, step: int, samples: int) -> None:
     for left in out.glob(".*.writing-*"):  # by a process that was killed
         if left.is_file():
             left.unlink()
-    write_text(out / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+    write_text(out / METRICS, "".join(line_of(record) for record in kept))
     with append_to(out / SAMPLES) as file:
         if os.fstat(file.fileno()).st_size > samples:
             file.truncate(samples)
@@ -112,7 +123,8 @@ class RunLog:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Add one record: `step`, `tokens`, `time` and whatever was measured at that step."""
-        self.metrics.write(json.dumps(record) + "\n")
+        record = finite(record)
+        self.metrics.write(line_of(record))
         self.metrics.flush()
         place = ("step", "tokens", "time")
         self.events.add(record["step"], {k: v for k, v in record.items() if k not in place})

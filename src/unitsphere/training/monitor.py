@@ -6,15 +6,18 @@ Losses stay on the device until a record is due, so that a GPU never waits for t
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
-from unitsphere.errors import Preempted, UserError
+from unitsphere.errors import Preempted, RunFailed
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.checkpoint import State
 from unitsphere.training.corpus import Corpus
@@ -122,12 +125,26 @@ class RunMonitor:
         last = step == train.steps
         if values:
             self.unfinished = values
-            if last or due(step, train.eval_every):
-                values = values | self.validate()
-            self.log.record(self.place(step) | values)
+            validates = last or due(step, train.eval_every)
+            values = values | (self.validate() if validates else {})
+            broken = validates and not math.isfinite(values["val_loss"])
             self.unfinished = {}
+            if broken and train.stop_at_divergence:
+                self.divergence = replace(self.divergence, diverged=step)
+                self.end(step, step, values)
+            self.log.record(self.place(step) | values)
+            if broken:
+                self.fail(step, f"validation loss {values['val_loss']}")
         if last or due(step, train.sample_every):
             self.sample(step)
+
+    def fail(self, step: int, why: str) -> NoReturn:
+        """Raise RunFailed about a step after which nothing is saved."""
+        raise RunFailed(
+            f"step {step}: {why}; start a new run with a lower optim.lr (now "
+            f"{self.job.config.optim.lr}) or a longer schedule.warmup; nothing of this step is "
+            "saved, checkpoints are kept"
+        )
 
     def probe(self, step: int) -> dict[str, float]:
         """What the live probes show, if that is due."""
@@ -172,7 +189,7 @@ class RunMonitor:
         """Read the figures that are still on the device, and the clock; those of the last step.
 
         A spike gets a record of its own, unless it is the last step and that has one anyway.
-        Raises UserError for a spike if the run is to stop or has had too many, RolledBack if it is
+        Raises RunFailed for a spike if the run is to stop or has had too many, RolledBack if it is
         to go back.
         """
         rows = [torch.stack([part.double() for part in row]) for _, *row in self.pending]
@@ -204,7 +221,7 @@ class RunMonitor:
         self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
         if guard.on_spike == "stop" or len(self.spikes) > MOST:
             many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
-            raise UserError(
+            raise RunFailed(
                 f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
                 "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
                 f"replay {self.out} --step {step}` shows the batch"
@@ -230,7 +247,13 @@ class RunMonitor:
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
     def save(self) -> None:
-        """Save a checkpoint of `done` steps, and delete those that are too old."""
+        """Save a checkpoint of `done` steps, and delete those that are too old.
+
+        Raises RunFailed, and saves nothing, if weights are NaN or infinite; where the run is to end
+        when it diverges, the next loss shows that.
+        """
+        if not self.job.config.train.stop_at_divergence and not all_finite(self.job):
+            self.fail(self.done, "weights that are NaN or infinite")
         self.log.sync()
         losses, seen = self.job.guard.state()
         state = State(
@@ -251,6 +274,14 @@ class RunMonitor:
         self.saver.save(state, self.job.model, self.job.optimizer)
         self.stop.saving = self.saver.longest
         self.saved = self.done
+
+
+def all_finite(job: Job) -> bool:
+    """Whether every weight is finite, in all processes."""
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in job.model.parameters()]
+    parts = [part.detach() for part in parts if part.numel()]  # FSDP's may be empty
+    largest = get_total_norm(parts, math.inf)  # unlike isfinite() it needs no memory
+    return not job.layout.any(not bool(largest.isfinite()))
 
 
 def due(step: int, every: int) -> bool:

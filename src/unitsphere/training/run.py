@@ -1,5 +1,6 @@
 """One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
 
+import math
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,11 +12,11 @@ import torch
 
 from unitsphere.config import from_dict, to_dict
 from unitsphere.data.prefetch import Prefetch
-from unitsphere.errors import Preempted, UserError
+from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.training import checkpoint
 from unitsphere.training.build import build_job, with_micro_batch
 from unitsphere.training.checkpoint import State
-from unitsphere.training.compiling import compiles, keep_cache
+from unitsphere.training.compiling import compiles, kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.decide import agreed_config, place
@@ -71,6 +72,8 @@ def train(
         state = agreed_state(layout, out, config)
         if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
+            if math.isnan(found.val_loss) and state.watch.diverged is None:
+                raise RunFailed(f"{out} ended with a loss that is NaN or infinite: start a new run")
             if layout.first:
                 print(
                     f"{out} is finished: {found.step} steps, {found.validation()}; "
@@ -79,7 +82,7 @@ def train(
                 )
             return found
         if compiles(config.train.compile, own_device(config.train.device)):
-            keep_cache(out)
+            stack.enter_context(kept_cache(out, layout.local_rank == 0))
         corpus = one_by_one(layout, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
@@ -171,6 +174,8 @@ def last_state(out: Path) -> State | None:
     damaged ones.
     """
     folder, damaged = checkpoint.newest(out / "checkpoints")
+    for line in checkpoint.links(out / "checkpoints"):
+        print(line, file=sys.stderr)
     if folder is None and damaged:
         raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
     for line in damaged:

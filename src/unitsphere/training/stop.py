@@ -11,7 +11,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -42,7 +42,10 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            for number in SIGNALS:
+                # nohup ignores SIGHUP so that a run outlives its terminal.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -88,7 +88,8 @@ def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
     """
     found = gather(layout, dict(facts))
     for rank, other in enumerate(found):
-        odd = [key for key in found[0] | other if other.get(key) != found[0].get(key)]
+        # As text: NaN is not equal to itself.
+        odd = [key for key in found[0] | other if repr(other.get(key)) != repr(found[0].get(key))]
         if odd:
             lines = [f"{key}: {found[0].get(key)!r} -> {other.get(key)!r}" for key in odd[:3]]
             raise SharedError(
