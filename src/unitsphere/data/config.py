@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from unitsphere.errors import UserError
 
 DEFAULT_TOKENIZER = "bpe:1024"
+MOST_AHEAD = 1000
+"""Batches that are read ahead at most: all of them are in memory."""
 
 
 @dataclass(frozen=True)
@@ -63,5 +65,5 @@ class DataConfig:
     """what is hidden, with objective mlm"""
 
     def __post_init__(self) -> None:
-        if self.prefetch < 0:
-            raise UserError(f"data.prefetch must not be negative: {self.prefetch}")
+        if not 0 <= self.prefetch <= MOST_AHEAD:
+            raise UserError(f"data.prefetch must be from 0 to {MOST_AHEAD}: {self.prefetch}")

@@ -57,8 +57,7 @@ def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> No
             split.write(piece, tokens)
         for piece, tokens in _encoded(job.validation_pieces(advance), tokenizer):
             val.write(piece, tokens)
-    if job.whole_size() != size:
-        raise UserError(f"{job.source} changed while it was read: prepare it again")
+    job.check_unchanged()
     train_counts, train_files = train.close()
     val_counts, val_files = val.close()
     saved = write_file(folder / "tokenizer.json", tokenizer.json.encode())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
+from typing import NamedTuple
 
 from unitsphere.data.manifest import VERSION
 from unitsphere.data.sources import (
@@ -18,6 +21,27 @@ from unitsphere.data.sources import (
 )
 from unitsphere.data.tokenizer import is_name, load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.files import open_given
+
+
+class Seen(NamedTuple):
+    """What differs once a file has been written to, even where its size does not.
+
+    written, changed: times in ns; the first can be set back by whoever writes, the second cannot.
+    """
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+    @classmethod
+    def of(cls, path: Path) -> Seen:
+        """A file as it is now; a `UserError` if it cannot be read."""
+        with open_given(path) as file:
+            s = os.fstat(file.fileno())
+        return cls(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -32,10 +56,12 @@ class Job:
     val_fraction: float
     validation: Sequence[Path] = ()
     """files that are the validation split; without any it is val_fraction of the source"""
+    _seen: list[Seen] = dataclass_field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction <= 1:
             raise UserError(f"val_fraction is a share from 0 to 1, not {self.val_fraction}")
+        object.__setattr__(self, "_seen", self._look())
 
     def fingerprint(self) -> str:
         """Equal for equal contents and settings, wherever the files lie."""
@@ -80,11 +106,22 @@ class Job:
 
     def size(self) -> int:
         """Bytes of the source's files."""
-        return _size(self.files)
+        return sum(seen.size for seen in self._seen[: len(self.files)])
 
     def whole_size(self) -> int:
         """Bytes of all that is read: the source's files and those of the validation."""
-        return self.size() + _size(self.validation)
+        return sum(seen.size for seen in self._seen)
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if a file was changed since the job was made, its size or not."""
+        for path, before, now in zip(
+            (*self.files, *self.validation), self._seen, self._look(), strict=True
+        ):
+            if now != before:
+                raise UserError(f"{path} changed while it was read: prepare it again")
+
+    def _look(self) -> list[Seen]:
+        return [Seen.of(path) for path in (*self.files, *self.validation)]
 
     def _slack(self, cut: int) -> int:
         """Characters by which the one document may be cut elsewhere: half of the smaller part."""
@@ -101,10 +138,6 @@ def share_of(what: str, index: int) -> float:
     """A number in [0, 1) that depends on its arguments alone."""
     digest = hashlib.blake2b(f"{what} {index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
-
-
-def _size(files: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in files)
 
 
 def place_to_cut(job: Job) -> int | None:

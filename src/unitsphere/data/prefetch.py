@@ -53,8 +53,7 @@ class Prefetch:
     def _take(self, step: int, *part: int) -> Batch:
         read = self.batches.rows if part else self.batches.batch
         wanted = [(s, *part) for s in range(step, step + self.ahead + 1)]
-        self.begun = {key: batch for key, batch in self.begun.items() if key in wanted}
-        for key in wanted:
-            if key not in self.begun:
-                self.begun[key] = self.pool.submit(partial(read, *key))
+        self.begun = {
+            key: self.begun.get(key) or self.pool.submit(partial(read, *key)) for key in wanted
+        }
         return self.begun.pop(wanted[0]).result()

@@ -39,8 +39,9 @@ def prepare(
     With 0 or 1, one split is empty.
     validation: a file, a glob or a folder that is held out instead of a share of the source.
 
-    If `out` holds the shards of this input already, nothing is done. `out` appears only once it is
-    complete. Raises a `UserError` for unusable input, or if `out` holds anything else.
+    If `out` holds the shards of this input already, they are read once, to see that none was
+    changed, and nothing else is done. `out` appears only once it is complete. Raises a `UserError`
+    for unusable input, or if `out` holds anything else.
     """
     if is_prepared(source):
         raise UserError(f"{source} is prepared already: train on it as it is")
@@ -53,6 +54,9 @@ def prepare(
     with source_files(source) as files:
         job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
         made = _make(job, job.fingerprint(), out, progress)
+    if not made:
+        for split in SPLITS:
+            Shards.open(out, split).verify()
     if progress:
         state = "prepared" if made else "nothing to do, it holds this input already"
         print(f"{out}: {state}\n{summary(read_manifest(out))}", file=sys.stderr)
@@ -104,7 +108,8 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     held_out = _validation_files(config.validation)
     job = Job(config.source, files, field, tokenizer, config.val_fraction, held_out)
     wanted = job.fingerprint()
-    name = re.sub(r"[^\w.]+", "-", Path(config.source).name)
+    # A name has at most 255 bytes, a character up to 4 of them.
+    name = re.sub(r"[^\w.]+", "-", Path(config.source).name)[:50]
     out = Path(expanduser(config.cache)) / f"{name}-{wanted[:16]}"
     _make(job, wanted, out, progress)
     return out

@@ -1,9 +1,11 @@
 """Where text comes from: a source's files, and their documents as a stream of short pieces.
 
 A source is "stdlib", a file, a glob, a folder, or standard input: "-" as one text, "-.jsonl" as
-JSON lines, either kept in a temporary file because a source is read more than once. A *.jsonl file
-holds one document a line; every other file is one document. Empty documents are left out. Text is
-UTF-8 without NUL bytes.
+JSON lines, either kept in a temporary file because a source is read more than once. A *.jsonl or
+*.ndjson file holds one document a line; every other file is one document, but for tables and JSON
+(`NOT_TEXT`), which are refused. Empty documents are left out. Text is UTF-8 without NUL bytes.
+
+Nothing in a folder is left out in silence but hidden names: what cannot be read is an error.
 
 Whatever the input's size, only a piece is held at a time: files are read in chunks, and a document
 longer than PIECE characters comes in several pieces. Each ends where a line ends and the next
@@ -17,7 +19,6 @@ import glob
 import hashlib
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import tempfile
@@ -29,6 +30,7 @@ from typing import NamedTuple
 
 from unitsphere.data.jsonl import json_records, not_utf8, open_file, refuse_binary
 from unitsphere.errors import UserError
+from unitsphere.files import reason
 
 PIECE = 1 << 16
 """Longest piece of a document, in characters."""
@@ -39,6 +41,10 @@ BEGIN = 1 << 16
 """Bytes of each file that are looked at before anything is done with the source."""
 
 STANDARD_INPUT = ("-", "-.jsonl")
+JSON_LINES = (".jsonl", ".ndjson")
+"""Endings, in lower case, of files with a JSON object a line."""
+NOT_TEXT = {".json": "JSON", ".csv": "a table", ".tsv": "a table", ".parquet": "a table"}
+"""Endings, in lower case, of files whose commas, quotes and numbers would be learned as text."""
 
 # In order of preference; each match ends at the last such place.
 _CUTS = tuple(
@@ -79,22 +85,81 @@ def source_files(source: str) -> Iterator[list[Path]]:
     if source not in STANDARD_INPUT:
         yield find_files(source)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with _temporary_folder() as folder:
         path = Path(folder, "stdin" + Path(source).suffix)
-        with path.open("wb") as handle:
-            shutil.copyfileobj(sys.stdin.buffer, handle, CHUNK)
+        _keep_standard_input(path)
         yield [path]
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    try:
+        folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise _no_room(error) from error
+    with folder as path:
+        yield path
+
+
+def _keep_standard_input(path: Path) -> None:
+    if sys.stdin is None:
+        raise UserError("standard input is closed: pipe the text in")
+    try:
+        with path.open("xb") as handle:
+            while chunk := _read_standard_input():
+                handle.write(chunk)
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _read_standard_input() -> bytes:
+    try:
+        return sys.stdin.buffer.read(CHUNK)
+    except OSError as error:
+        raise UserError(f"cannot read standard input: {reason(error)}") from error
+
+
+def _no_room(error: OSError) -> UserError:
+    """The error of a folder for temporary files that takes nothing: the output is not to blame."""
+    return UserError(
+        f"cannot keep standard input in {tempfile.tempdir or 'a temporary folder'}: "
+        f"{reason(error)}; set TMPDIR to a folder with room, or write the text to a file"
+    )
 
 
 def find_files(source: str) -> list[Path]:
     """The files of a source, sorted by name.
 
-    Raises UserError if there are none, or one begins with what is not text.
+    Raises UserError if there are none, one begins with what is not text or is a table, or a file
+    or folder cannot be read.
     """
-    files = _files(source)
+    try:
+        files = _files(source)
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        name = getattr(error, "filename", None) or source
+        raise UserError(f"cannot read {name}: {reason(error)}") from error
     for file in files:
+        _check_ending(file, source)
         _check_begin(file)
     return files
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file's name says that each of its lines is a JSON object."""
+    return path.suffix.lower() in JSON_LINES
+
+
+def _check_ending(path: Path, source: str) -> None:
+    """Raise UserError for a table, and for JSON that is not one object a line."""
+    kind = NOT_TEXT.get(path.suffix.lower())
+    if kind is None:
+        return
+    todo = "write its texts to a .jsonl file, a JSON object a line"
+    if path.suffix.lower() != ".parquet":
+        todo += "; to learn it as it stands, rename it to end in .txt"
+    if str(path) != source:
+        todo += "; to leave it out, name the others by a glob, such as '*.txt'"
+    raise UserError(f"{path} is {kind}, not text: {todo}")
 
 
 def _check_begin(path: Path) -> None:
@@ -111,16 +176,18 @@ def _check_begin(path: Path) -> None:
 def _files(source: str) -> list[Path]:
     path = Path(expanduser(source))
     if source == "stdlib":
-        return _walk(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB, ".py")
+        files, _ = _walk(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB)
+        return sorted((file for file in files if file.suffix == ".py"), key=str)
     if path.is_dir():
-        files = _walk(path, _HIDDEN)
+        files, _ = _below(path)
         nothing = f"folder {source} holds no files"
     elif path.is_file():
         return [path]
     elif path.exists():
         raise UserError(f"{source} is no regular file: pipe it in, with '-' as the source")
     else:
-        files = [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]
+        parts = path.parts[1:] if path.anchor else path.parts
+        files = list(set(_matches(Path(path.anchor), parts)))
         is_glob = glob.has_magic(source)
         nothing = f"no file matches {source}" if is_glob else f"no such file: {source}"
     if not files:
@@ -128,14 +195,62 @@ def _files(source: str) -> list[Path]:
     return sorted(files)
 
 
-def _walk(root: Path, skipped: re.Pattern[str], suffix: str = "") -> list[Path]:
-    """The files below a folder, sorted, but for skipped names of files and folders."""
-    files: list[str] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not skipped.fullmatch(name)]
-        wanted = [n for n in names if n.endswith(suffix) and not skipped.fullmatch(n)]
-        files += filter(os.path.isfile, (os.path.join(folder, name) for name in wanted))
-    return [Path(file) for file in sorted(files)]
+def _matches(base: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    """What a glob's parts name below the folder `base`, but for folders; some perhaps twice.
+
+    As `glob` does it, but `**` follows no links, whose circles would have no end, and a folder
+    that cannot be read is an OSError.
+    """
+    at = parts.index("**") if "**" in parts else len(parts)
+    start = glob.escape(str(base))
+    for n, name in enumerate(parts[:at]):
+        for folder in filter(os.path.isdir, glob.iglob(os.path.join(start, *parts[:n]))):
+            os.stat(os.path.join(folder, "."))
+            if glob.has_magic(name):
+                os.scandir(folder).close()
+    found = glob.iglob(os.path.join(start, *parts[:at]))
+    if at == len(parts):
+        yield from (Path(path) for path in found if not os.path.isdir(path))
+        return
+    for root in filter(os.path.isdir, found):
+        for folder in (Path(root), *_below(Path(root))[1]):
+            yield from _matches(folder, parts[at + 1 :] or ("*",))
+
+
+def _below(root: Path) -> tuple[list[Path], list[Path]]:
+    """The files and folders below a folder of the user's, but for hidden ones.
+
+    Links to files are files. Raises UserError for a link to a folder that is not among these: what
+    is there would be missing, and following links may have no end.
+    """
+    files, folders = _walk(root, _HIDDEN)
+    real = [folder for folder in folders if not folder.is_symlink()]
+    inside = {folder.resolve() for folder in (root, *real)}
+    for link in folders:
+        if link.is_symlink() and link.resolve() not in inside:
+            raise UserError(
+                f"{link} is a link to another folder, which is not followed: remove it, or name "
+                f"the files by a glob without **, such as '{root}/*/*.txt'"
+            )
+    return files, real
+
+
+def _walk(root: Path, skipped: re.Pattern[str]) -> tuple[list[Path], list[Path]]:
+    """The files and the folders below a folder, but for skipped names.
+
+    A link to a folder is among the folders, and what is in it is not followed. Raises OSError for
+    a folder that cannot be read.
+    """
+    files, folders = [], []
+    for place, inside, names in os.walk(root, onerror=_raise):
+        inside[:] = [name for name in inside if not skipped.fullmatch(name)]
+        folders += [Path(place, name) for name in inside]
+        files += [Path(place, name) for name in names if not skipped.fullmatch(name)]
+    return files, folders
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def content_fingerprint(files: Sequence[Path]) -> str:
@@ -144,7 +259,7 @@ def content_fingerprint(files: Sequence[Path]) -> str:
     for path in files:
         with open_file(path) as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        whole.update(f"{'jsonl' if path.suffix == '.jsonl' else 'text'} {digest}\n".encode())
+        whole.update(f"{'jsonl' if is_json_lines(path) else 'text'} {digest}\n".encode())
     return whole.hexdigest()
 
 
@@ -157,7 +272,7 @@ def read_documents(
     """
     document = 0
     for path in files:
-        if path.suffix == ".jsonl":
+        if is_json_lines(path):
             documents = _json_lines(path, field, on_bytes)
         else:
             documents = iter([_text_file(path, on_bytes)])
@@ -179,7 +294,7 @@ def read_text_pairs(
     """
     example = f'{{"{fields.source}": "...", "{fields.target}": "..."}}'
     for path in files:
-        if path.suffix != ".jsonl":
+        if not is_json_lines(path):
             raise UserError(f"{path} is no .jsonl file: pairs come as lines such as {example}")
         for record in json_records(path, on_bytes, example):
             pair = TextPair(record.text(fields.source), record.text(fields.target))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SEPARATOR = "<|endoftext|>"
 _SEPARATORS = (SEPARATOR, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]", "[SEP]")
 _BYTES = {"type": "bytes"}
+LARGEST_BPE = 1_000_000
+"""Entries of a BPE at most: room for them all is taken at once, and the process dies without it."""
 
 
 class Tokenizer(Protocol):
@@ -130,9 +132,14 @@ def bpe_size(spec: str | Path) -> int | None:
     name, colon, size = str(spec).partition(":")
     if name != "bpe" or not colon:
         return None
-    if not size.isdecimal() or int(size) < 257:
-        raise UserError(f"tokenizer '{spec}': N in bpe:N is a number from 257 (256 bytes and 1)")
-    return int(size)
+    digits = size.lstrip("0")
+    known = digits.isdecimal() and len(digits) <= len(str(LARGEST_BPE))
+    if not known or not 257 <= int(digits) <= LARGEST_BPE:
+        raise UserError(
+            f"tokenizer '{str(spec)[:40]}': N in bpe:N is a number from 257 (256 bytes and 1) to "
+            f"{LARGEST_BPE:,}"
+        )
+    return int(digits)
 
 
 def is_name(spec: str | Path) -> bool:

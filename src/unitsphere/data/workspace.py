@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.files import refuse_link, sync
+from unitsphere.files import reason, refuse_link, sync
 
 
 @contextmanager
@@ -23,15 +23,16 @@ def workspace(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         refuse_link(partial)
         lock = _lock(partial)
-    except OSError as error:
-        raise UserError(f"cannot write to {out.parent}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        raise UserError(f"cannot write to {out.parent}: {reason(error)}") from error
     try:
-        for left in partial.iterdir():
-            left.unlink()
-        yield partial
+        _empty(partial)
+        try:
+            yield partial
+        finally:
+            if _is_at(lock, partial):  # Not published.
+                shutil.rmtree(partial)
     finally:
-        if _is_at(lock, partial):  # Not published.
-            shutil.rmtree(partial)
         os.close(lock)
 
 
@@ -43,6 +44,18 @@ def publish(partial: Path, out: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot move what was made to {out}: {error.strerror}") from error
     sync(out.parent)
+
+
+def _empty(folder: Path) -> None:
+    """Remove the files that a killed process left in a workspace; it makes no folders."""
+    for left in folder.iterdir():
+        try:
+            left.unlink()
+        except OSError as error:
+            raise UserError(
+                f"cannot remove {left}, which nothing here has made ({reason(error)}): "
+                f"move {folder} away"
+            ) from error
 
 
 def _lock(folder: Path) -> int:
