@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
 
-from unitsphere.inference.hf.requests import Asked, Refused, parsed
+from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, Refused, parsed
 
 PLACES = 32
 """Requests that are answered or wait; one more is told to come again."""
@@ -24,8 +25,8 @@ COLDEST = 1e-4
 """Below this temperature sampling takes the likeliest token, and logits overflow."""
 
 
-class Left(Exception):
-    """The client is not there any more."""
+class Ended(Exception):
+    """Nothing more is to be generated: the client has left, or a stop string has come."""
 
 
 class Penalties(LogitsProcessor):
@@ -49,25 +50,38 @@ class Work:
     The generating thread calls `put`, `end` and `close`, the event loop everything else.
     """
 
-    def __init__(self, asked: Asked, prompt: list[int], most: int, backend: Any) -> None:
+    def __init__(self, asked: Asked, prompt: list[int], most: int, backend: Backend) -> None:
         self.asked, self.prompt, self.most, self.backend = asked, prompt, most, backend
         self.ids: list[int] = []
         self.left = threading.Event()
+        self.stopped = False
+        self.tail = ""
         self.decoder = DecodeStream([], skip_special_tokens=True)
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         self.loop: asyncio.AbstractEventLoop
         self.done: asyncio.Future[None]
 
     def put(self, ids: Tensor) -> None:
-        """Take the prompt's ids at first, and then each token's. Raises Left."""
+        """Take the prompt's ids at first, and then each token's. Raises Ended."""
         if self.left.is_set():
-            raise Left
+            raise Ended
         if ids.dim() > 1:  # the prompt, [1, time]
             return
         for token in ids.tolist():
             self.ids.append(token)
             if piece := self.decoder.step(self.backend, token):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
+                self.look_for_stop(piece)
+
+    def look_for_stop(self, piece: str) -> None:
+        """Raise Ended if a stop string ends in this piece.
+
+        transformers' criterion would cost seconds of preparation for a vocabulary of 50k.
+        """
+        self.tail = self.tail[-STOP_LENGTH:] + piece
+        self.stopped = any(stop in self.tail for stop in self.asked.stop)
+        if self.stopped:
+            raise Ended
 
     def end(self) -> None:
         """As transformers' `generate` asks it of a streamer; `close` ends the pieces."""
@@ -96,17 +110,18 @@ class Work:
     @property
     def finish_reason(self) -> str:
         """Why it ended."""
-        return "length" if len(self.ids) >= self.most else "stop"
+        return "length" if len(self.ids) >= self.most and not self.stopped else "stop"
 
 
 class Engine:
-    """The model called `name` with its tokenizer, on its device."""
+    """The model called `name`, on its device, and its tokenizer."""
 
-    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
-        self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.backend = tokenizer.backend_tokenizer
+    def __init__(self, model: Any, backend: Backend, name: str) -> None:
+        self.model, self.backend, self.name = model, backend, name
         # As in training, "<|endoftext|>" within a text is characters.
         self.backend.encode_special_tokens = True
+        self.backend.no_truncation()
+        self.backend.no_padding()
         self.context: int = model.config.max_position_embeddings
         self.vocab_size: int = model.config.vocab_size
         self.longest = max(16, *map(len, self.backend.get_vocab()))
@@ -171,10 +186,9 @@ class Engine:
                 generation_config=self.settings(asked, work.most),
                 logits_processor=[penalties],
                 streamer=work,
-                tokenizer=self.tokenizer,
             )
-        except Left:
-            pass  # it has stopped, as it should
+        except Ended:
+            pass  # as it should
         finally:
             work.close()
 
@@ -184,7 +198,6 @@ class Engine:
         settings.max_new_tokens, settings.top_k, settings.top_p = most, 0, asked.top_p
         settings.do_sample = asked.temperature >= COLDEST
         settings.temperature = asked.temperature if settings.do_sample else 1.0
-        settings.stop_strings = asked.stop or None
         bias = {(int(token),): value for token, value in asked.logit_bias.items()}
         settings.sequence_bias = bias or None
         return settings

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from unitsphere.config import read_json
 from unitsphere.data.tokenizer import JsonTokenizer
@@ -24,13 +25,14 @@ from unitsphere.inference.hf.modeling_unitsphere import UnitsphereConfig, Unitsp
 FLAG = "--trust-remote-code"
 
 
-def load_trusted(folder: Path) -> tuple[Any, Any]:
+def load_trusted(folder: Path) -> tuple[Any, Backend]:
     """Model and tokenizer as transformers loads them: the folder's modeling file runs."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    return model.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    return model.eval(), tokenizer.backend_tokenizer
 
 
-def load_own(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+def load_own(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Any, Backend]:
     """Model and tokenizer of the exported folder, by the classes of this package.
 
     tensors: the folder's weights by name. Raises UserError for a folder with another modeling
@@ -50,7 +52,7 @@ def load_own(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
     settings = generation_config(text.separator, text.vocab_size, model.config.vocab_size)
     model.generation_config = settings
     model.config.bos_token_id = text.separator
-    return model, own_tokenizer(text)
+    return model, Backend.from_str(text.json)
 
 
 def check_modeling(folder: Path, fields: Mapping[str, Any]) -> None:
@@ -89,21 +91,3 @@ def own_model(folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Ten
             f"({' '.join(line.strip() for line in lines)[:200]}): export the run again"
         ) from error
     return model.float().eval().requires_grad_(False)
-
-
-def own_tokenizer(text: JsonTokenizer) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer of a tokenizer.json; text never becomes a special token."""
-    from tokenizers import Tokenizer as Backend
-
-    backend = Backend.from_str(text.json)
-    backend.no_truncation()
-    backend.no_padding()
-    name = backend.id_to_token(text.separator)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=name,
-        eos_token=name,
-        pad_token=name,
-        clean_up_tokenization_spaces=False,
-        split_special_tokens=True,
-    )
