@@ -7,19 +7,23 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
+from unitsphere.files import read_bytes
 
-NEEDED = ("transformers", "fastapi", "uvicorn", "pydantic", "openai")
+if TYPE_CHECKING:
+    from unitsphere.inference.hf.engine import Engine
+
+NEEDED = ("transformers", "starlette", "uvicorn", "pydantic")
 
 
 @dataclasses.dataclass(frozen=True)
 class Serve:
-    """Serve a run by transformers' OpenAI-compatible server, until Ctrl-C.
+    """Serve a run behind an OpenAI-compatible server, until Ctrl-C.
 
     The run is exported to a cache folder, again whenever it has changed. Any
     OpenAI client then takes http://localhost:8000/v1 and the run's name as
@@ -41,6 +45,10 @@ class Serve:
     """where exports are kept; none: ~/.cache/unitsphere/serve"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    allow_host: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
+    """more names that requests may ask by (their Host header), such as that of a proxy"""
+    trust_remote_code: bool = False
+    """run an exported folder's own modeling file: it may do whatever you may do"""
 
 
 def run(argv: list[str]) -> int:
@@ -48,25 +56,47 @@ def run(argv: list[str]) -> int:
     args = parse(Serve, argv, "serve")
     check_extra()
     with listen(args.host, args.port) as listening:
-        from unitsphere.training.device import pick_device
-
-        device = pick_device(args.device)
-        name = args.name or args.run.resolve().name
-        folder = exported(args.run, args.cache or default_cache())
         from transformers.utils import logging
-
-        from unitsphere.inference.hf.server import application, run_server
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        app = application(folder, name, device)
+        engine = engine_of(args)
+
+        from unitsphere.inference.hf.server import application, own_hosts, run_server
+
+        app = application(engine, own_hosts(args.host, listening, args.allow_host))
         port = listening.getsockname()[1]
-        print(f"{name} at http://{args.host}:{port}/v1 (Ctrl-C ends)", flush=True)
+        print(f"{engine.name} at http://{args.host}:{port}/v1 (Ctrl-C ends)", flush=True)
         try:
             run_server(app, listening)
         except KeyboardInterrupt:
             print("ended", file=sys.stderr)
     return 0
+
+
+def engine_of(args: Serve) -> "Engine":
+    """The model that is served, on its device. Raises UserError for one that cannot be."""
+    from unitsphere.inference.hf.engine import Engine
+    from unitsphere.inference.hf.load import load_own, load_trusted
+    from unitsphere.training.device import pick_device
+    from unitsphere.training.load_exported import read_weights
+
+    device = pick_device(args.device)
+    name = model_name(args)
+    folder = exported(args.run, args.cache or default_cache())
+    if args.trust_remote_code:
+        model, tokenizer = load_trusted(folder)
+    else:
+        model, tokenizer = load_own(folder, read_weights(folder))
+    return Engine(model.to(device), tokenizer, name)
+
+
+def model_name(args: Serve) -> str:
+    """What clients call the model; a `UserError` for what no request could say."""
+    name = args.run.resolve().name if args.name is None else args.name
+    if not name or not name.isprintable():
+        raise UserError(f"{name!r} is no name for a model: give another by --name")
+    return name
 
 
 def check_extra() -> None:
@@ -136,5 +166,5 @@ def content(run: Path) -> str:
     digest = hashlib.sha256(__version__.encode())
     modeling = Path(export.__file__).with_name(f"{export.MODELING}.py")
     for file in (newest / checkpoint.MARKER, run / "config.json", run / "tokenizer.json", modeling):
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(read_bytes(file)).digest())
     return f"{run.resolve().name}-{digest.hexdigest()[:16]}"

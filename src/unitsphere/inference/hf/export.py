@@ -137,8 +137,6 @@ def write_configs(
     folder: Path, objective: str, fields: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
     """Write config.json and generation_config.json."""
-    from transformers import GenerationConfig
-
     from unitsphere.inference.hf.modeling_unitsphere import UnitsphereConfig
 
     auto, name = CLASSES[objective]
@@ -159,9 +157,20 @@ def write_configs(
     )
     UnitsphereConfig(**fields).save_pretrained(folder)
     if objective == "clm":
-        # A vocabulary is rounded up: no token stands behind the last ids.
-        unused = list(range(tokenizer.vocab_size, fields["vocab_size"])) or None
-        GenerationConfig(**special, suppress_tokens=unused).save_pretrained(folder)
+        settings = generation_config(separator, tokenizer.vocab_size, fields["vocab_size"])
+        settings.save_pretrained(folder)
+
+
+def generation_config(separator: int, tokens: int, vocab_size: int) -> Any:
+    """How an exported model generates: no id from `tokens` on, which no token stands behind.
+
+    A vocabulary is rounded up, so there are such ids.
+    """
+    from transformers import GenerationConfig
+
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), separator)
+    unused = list(range(tokens, vocab_size)) or None
+    return GenerationConfig(**special, suppress_tokens=unused)
 
 
 def logits_of(folder: Path, objective: str, tokens: Tensor) -> Tensor:

@@ -1,125 +1,189 @@
-"""transformers' own OpenAI-compatible server, for one model that is loaded once.
+"""An OpenAI-compatible server for one model: routes, what is refused before it is read, the loop.
 
-Its request handlers, streaming and generation are used as they are. What differs: the model is
-one that comes with its own code, which `transformers serve` cannot load; no request can load
-another; a prompt that does not fit is refused; sampling is on, so that a request's temperature
-counts; and every text begins with the separator, in a chat too.
+No request can load another model or change this one. It may come from anybody who reaches the
+port: a body has a limit and a time, the host that it names is one that the server has, and a web
+page of someone else's cannot send one that is answered.
 """
 
-import inspect
+import asyncio
+import json
 import socket
-from pathlib import Path
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
-import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.cli.serving.chat_completion import ChatCompletionHandler
-from transformers.cli.serving.completion import CompletionHandler
-from transformers.cli.serving.model_manager import ModelManager, TimedModel
-from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import GenerateManager, GenerationState
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
-"""What is served; the server's routes for audio, or to load other models, are not."""
-TURNS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""The chat template of a model that has learned to continue texts: one text, as it was written."""
+from unitsphere.inference.hf.answers import Chat, Completion
+from unitsphere.inference.hf.engine import Engine, Work
+from unitsphere.inference.hf.requests import Refused
 
-
-class OneModel(ModelManager):
-    """The model of a folder under a name; any other is unknown."""
-
-    def __init__(self, folder: Path, name: str, device: torch.device) -> None:
-        super().__init__(device=str(device))
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-        tokenizer.chat_template = TURNS
-        settings = model.generation_config
-        settings.do_sample, settings.temperature, settings.top_k = True, 1.0, 0
-        self.force_model = name
-        served = TimedModel(model.to(device).eval(), -1, tokenizer)  # never unloaded
-        self.loaded_models = {self.process_model_name(name): served}
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "unitsphere"}]
-        self.get_gen_models = lambda cache_dir=None: listed  # pyright: ignore[reportAttributeAccessIssue]
+BODY_LIMIT = 1 << 20
+"""Most bytes of a request's body."""
+BODY_SECONDS = 30.0
+"""In which a body must have come."""
+CONNECTIONS = 256
+"""Most at a time."""
 
 
-class Fitting(GenerateManager):
-    """Generation within the length that the model was trained on.
+class Answering:
+    """A route that answers requests of one kind."""
 
-    Further arguments are handed on by name: they are not the same in all versions of transformers.
+    def __init__(self, engine: Engine, kind: type[Completion]) -> None:
+        self.engine, self.kind = engine, kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one, unless its client leaves before. Raises Refused."""
+        body = await body_of(Request(scope, receive))
+        answering = asyncio.ensure_future(self.answer(body, scope, receive, send))
+        # The body is read: what is received next is that the client has left.
+        leaving = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()  # nothing happens to one that is done
+            await asyncio.wait({answering})
+        if not answering.cancelled():
+            answering.result()
+
+    async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Do what the request asks for, and stop doing it when this is cancelled."""
+        work = await self.engine.start(self.kind.asked, body)
+        try:
+            response = await self.response(work)
+            await response(scope, receive, send)
+        finally:
+            work.stop()
+
+    async def response(self, work: Work) -> Response:
+        """The whole answer, or the stream of its pieces."""
+        answer = self.kind(work, self.engine.name)
+        if work.asked.stream:
+            return StreamingResponse(answer.events(), media_type="text/event-stream")
+        async for _ in work.pieces():
+            pass
+        return JSONResponse(answer.document())
+
+
+async def body_of(request: Request) -> bytes:
+    """A request's body of JSON; refused if it is another thing, too long or too slow."""
+    # A foreign web page can send other types to this computer without asking the browser.
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
+        raise Refused(415, "give the header Content-Type: application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > BODY_LIMIT:
+                    raise Refused(413, f"the body has more than {BODY_LIMIT:,} bytes")
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} s") from error
+    return bytes(body)
+
+
+class OwnHost:
+    """Lets through what is asked of a host that the server has.
+
+    A page on the web whose name is made to lead to this computer (DNS rebinding) asks by its own.
     """
 
-    def generate_streaming(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, model: Any, processor: Any, inputs: Any, gen_config: Any, **others: Any
-    ) -> Any:
-        """As transformers does it, if the prompt fits."""
-        inputs = fitted(inputs, gen_config, model.config)
-        return super().generate_streaming(model, processor, inputs, gen_config, **others)
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], any_address: bool) -> None:
+        self.app, self.hosts, self.any_address = app, hosts, any_address
 
-    async def generate_non_streaming(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, model: Any, processor: Any, inputs: Any, gen_config: Any, **others: Any
-    ) -> Any:
-        """As transformers does it, if the prompt fits."""
-        inputs = fitted(inputs, gen_config, model.config)
-        return await super().generate_non_streaming(model, processor, inputs, gen_config, **others)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if scope["type"] == "http" and not self.is_own(Headers(scope=scope).getlist("host")):
+            names = ", ".join(sorted(self.hosts))
+            why = f"this server answers to the hosts {names}; --allow-host adds another"
+            response = refusal(Request(scope), Refused(403, why))
+            await response(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
-
-class OneGeneration(GenerationState):
-    """One generation at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.manager = Fitting()
-
-    def get_manager(self, model_id: str, use_cb: bool = False) -> Fitting:
-        """The same for every request."""
-        return self.manager
+    def is_own(self, named: list[str]) -> bool:
+        """Whether the Host headers are one, and name this server."""
+        try:
+            (host,) = (urlsplit(f"//{value}").hostname or "" for value in named)
+        except ValueError:  # several, none, or one that is no host
+            return False
+        # An address is no name that somebody else could make lead here.
+        return host in self.hosts or (self.any_address and is_address(host))
 
 
-def fitted(inputs: Any, gen_config: Any, config: Any) -> dict[str, torch.Tensor]:
-    """A prompt's ids [1, time] with the separator at its start, and no more tokens than fit.
-
-    Raises HTTPException, status 400, for a prompt that leaves no room for one.
-    """
-    ids = inputs["input_ids"].long()
-    if ids.shape[1] == 0 or ids[0, 0] != config.bos_token_id:
-        ids = torch.cat([ids.new_full((1, 1), config.bos_token_id), ids], dim=1)
-    room = config.max_position_embeddings - ids.shape[1]
-    if room < 1:
-        raise HTTPException(
-            400,
-            f"the prompt has {ids.shape[1]} tokens, and the model takes at most "
-            f"{config.max_position_embeddings - 1} before the first of its own: shorten it",
-        )
-    gen_config.max_new_tokens = min(gen_config.max_new_tokens, room)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
-def application(folder: Path, name: str, device: torch.device) -> FastAPI:
-    """The server's application for the exported folder, whose model is called `name`."""
-    models, state = OneModel(folder, name, device), OneGeneration()
-    handlers: dict[str, Any] = {
-        "chat_handler": ChatCompletionHandler(models, state),
-        "completion_handler": CompletionHandler(models, state),
-    }
-    unserved = [n for n in inspect.signature(build_server).parameters if n.endswith("_handler")]
-    handlers = dict.fromkeys(unserved) | handlers
-    app = build_server(models, generation_state=state, **handlers)
-    app.add_exception_handler(HTTPException, refusal)
-    app.router.routes[:] = [r for r in app.routes if getattr(r, "path", None) in ROUTES]
-    return app
+def own_hosts(host: str, listening: socket.socket, more: tuple[str, ...]) -> Middleware:
+    """The check of the hosts that a socket listens on, and of `more`."""
+    bound = ip_address(listening.getsockname()[0])
+    names = {host, str(bound), *more}
+    if bound.is_loopback or bound.is_unspecified:
+        names |= {"localhost", "127.0.0.1", "::1"}
+    if bound.is_unspecified:
+        names.add(socket.gethostname())
+    hosts = frozenset(name.lower() for name in names)
+    return Middleware(OwnHost, hosts=hosts, any_address=bound.is_unspecified)
 
 
-def refusal(request: Request, error: Exception) -> JSONResponse:
+def application(engine: Engine, *checks: Middleware) -> Starlette:
+    """The server's application; `checks` stand before all of it."""
+
+    async def models(request: Request) -> JSONResponse:
+        listed = {"id": engine.name, "object": "model", "created": 0, "owned_by": "unitsphere"}
+        return JSONResponse({"object": "list", "data": [listed]})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", Answering(engine, Completion), methods=["POST"]),
+            Route("/v1/chat/completions", Answering(engine, Chat), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/health", health),
+        ],
+        middleware=checks,
+        exception_handlers={Refused: refusal, HTTPException: refusal, ClientDisconnect: gone},
+    )
+
+
+def refusal(request: Request, error: Any) -> Response:
     """What was wrong with a request, in the form in which OpenAI's clients look for it."""
-    assert isinstance(error, HTTPException)
-    told = {"message": error.detail, "type": "invalid_request_error", "code": error.status_code}
-    return JSONResponse({"error": told}, error.status_code)
+    if isinstance(error, HTTPException):  # no such route, or not with this method
+        error = Refused(error.status_code, error.detail)
+    told = {"message": error.message, "type": "invalid_request_error"}
+    told |= {"param": error.field, "code": error.status}
+    # ASCII: a name that the client gave may hold what is no UTF-8.
+    return Response(json.dumps({"error": told}), error.status, media_type="application/json")
 
 
-def run_server(app: FastAPI, listening: socket.socket) -> None:
+def gone(request: Request, error: Exception) -> Response:
+    """Nobody reads it: the client left while it sent its request."""
+    return Response(status_code=400)
+
+
+def run_server(app: Starlette, listening: socket.socket) -> None:
     """Answer on a socket until the process is interrupted, which ends in KeyboardInterrupt."""
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=2, limit_concurrency=CONNECTIONS
+    )
     uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,203 @@
+"""A served model: requests are read in one thread and answered in another, one after another.
+
+The event loop does neither, so it always answers. A request has a place from its arrival to the
+end of its generation, and there are few places; one whose client leaves gives up its own.
+"""
+
+import asyncio
+import copy
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor
+
+from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, Refused, parsed
+
+PLACES = 32
+"""Requests that are answered or wait; one more is told to come again."""
+COLDEST = 1e-4
+"""Below this temperature sampling takes the likeliest token, and logits overflow."""
+
+
+class Ended(Exception):
+    """Nothing more is to be generated: the client has left, or a stop string has come."""
+
+
+class Penalties(LogitsProcessor):
+    """OpenAI's: a token's logit falls by frequency·(times generated) and, once, by presence."""
+
+    def __init__(self, start: int, frequency: float, presence: float) -> None:
+        self.start, self.frequency, self.presence = start, frequency, presence
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Logits [batch, vocabulary] after ids [batch, time], of which `start` are the prompt."""
+        new = input_ids[:, self.start :]
+        counts = torch.zeros_like(scores).scatter_add(
+            1, new, torch.ones_like(new, dtype=scores.dtype)
+        )
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+class Work:
+    """One generation: what is to be done, and the pieces of its text as they come.
+
+    The generating thread calls `put`, `end` and `close`, the event loop everything else.
+    """
+
+    def __init__(self, asked: Asked, prompt: list[int], most: int, backend: Backend) -> None:
+        self.asked, self.prompt, self.most, self.backend = asked, prompt, most, backend
+        self.ids: list[int] = []
+        self.left = threading.Event()
+        self.stopped = False
+        self.tail = ""
+        self.decoder = DecodeStream([], skip_special_tokens=True)
+        self.queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self.loop: asyncio.AbstractEventLoop
+        self.done: asyncio.Future[None]
+
+    def put(self, ids: Tensor) -> None:
+        """Take the prompt's ids at first, and then each token's. Raises Ended."""
+        if self.left.is_set():
+            raise Ended
+        if ids.dim() > 1:  # the prompt, [1, time]
+            return
+        for token in ids.tolist():
+            self.ids.append(token)
+            if piece := self.decoder.step(self.backend, token):
+                self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
+                self.look_for_stop(piece)
+
+    def look_for_stop(self, piece: str) -> None:
+        """Raise Ended if a stop string ends in this piece.
+
+        transformers' criterion would cost seconds of preparation for a vocabulary of 50k.
+        """
+        self.tail = self.tail[-STOP_LENGTH:] + piece
+        self.stopped = any(stop in self.tail for stop in self.asked.stop)
+        if self.stopped:
+            raise Ended
+
+    def end(self) -> None:
+        """As transformers' `generate` asks it of a streamer; `close` ends the pieces."""
+
+    def close(self) -> None:
+        """Say that no piece will come, if anybody listens."""
+        if not self.left.is_set():
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, None)
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The text as it is generated; raises what the generation raised."""
+        while (piece := await self.queue.get()) is not None:
+            yield piece
+        await self.done
+
+    def stop(self) -> None:
+        """Generate no more: not at all, or no further token."""
+        self.left.set()
+        self.done.cancel()
+
+    @property
+    def text(self) -> str:
+        """All of it, at the end."""
+        return self.backend.decode(self.ids, skip_special_tokens=True)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended."""
+        return "length" if len(self.ids) >= self.most and not self.stopped else "stop"
+
+
+class Engine:
+    """The model called `name`, on its device, and its tokenizer."""
+
+    def __init__(self, model: Any, backend: Backend, name: str) -> None:
+        self.model, self.backend, self.name = model, backend, name
+        # As in training, "<|endoftext|>" within a text is characters.
+        self.backend.encode_special_tokens = True
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.context: int = model.config.max_position_embeddings
+        self.vocab_size: int = model.config.vocab_size
+        self.longest = max(16, *map(len, self.backend.get_vocab()))
+        self.reader = ThreadPoolExecutor(1, "read")
+        self.writer = ThreadPoolExecutor(1, "generate")
+        self.taken = 0
+
+    async def start(self, form: type[Asked], body: bytes) -> Work:
+        """Read a request and put it in line. Raises Refused."""
+        if self.taken >= PLACES:
+            raise Refused(503, f"{PLACES} requests wait already: try again later")
+        self.taken += 1
+        loop = asyncio.get_running_loop()
+        try:
+            work = await loop.run_in_executor(self.reader, self.read, form, body)
+        except BaseException:  # also when the client leaves
+            self.taken -= 1
+            raise
+        work.loop, work.done = loop, loop.run_in_executor(self.writer, self.generate, work)
+        work.done.add_done_callback(self.free)
+        return work
+
+    def free(self, done: Any) -> None:
+        """Give up a place."""
+        self.taken -= 1
+
+    def read(self, form: type[Asked], body: bytes) -> Work:
+        """The work that a request asks for. Raises Refused."""
+        asked = parsed(form, body)
+        if asked.model not in (None, self.name):
+            wrong = f"Server is pinned to {self.name!r}; requested {asked.model[:100]!r}."
+            raise Refused(400, wrong, "model")
+        if foreign := [token for token in asked.logit_bias if int(token) >= self.vocab_size]:
+            raise Refused(400, f"logit_bias: there is no token {foreign[0]}", "logit_bias")
+        prompt = self.tokens(asked.text)
+        return Work(asked, prompt, min(asked.most_tokens, self.context - len(prompt)), self.backend)
+
+    def tokens(self, text: str) -> list[int]:
+        """A prompt's ids after the separator; refused unless it leaves room for one token."""
+        if len(text) > self.longest * self.context:
+            length = f"{len(text)} characters"
+        else:
+            ids = self.backend.encode(text, add_special_tokens=False).ids
+            if len(ids) + 1 < self.context:
+                return [self.model.config.bos_token_id, *ids]
+            length = f"{len(ids) + 1} tokens"
+        raise Refused(
+            400,
+            f"the prompt has {length}, and the model takes at most "
+            f"{self.context - 1} tokens before the first of its own: shorten it",
+        )
+
+    def generate(self, work: Work) -> None:
+        """Do the work, in the one thread for it; without a seed, chance differs each time."""
+        asked, prompt = work.asked, torch.tensor([work.prompt], device=self.model.device)
+        penalties = Penalties(len(work.prompt), asked.frequency_penalty, asked.presence_penalty)
+        try:
+            torch.seed() if asked.seed is None else torch.manual_seed(asked.seed)
+            self.model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=self.settings(asked, work.most),
+                logits_processor=[penalties],
+                streamer=work,
+            )
+        except Ended:
+            pass  # as it should
+        finally:
+            work.close()
+
+    def settings(self, asked: Asked, most: int) -> GenerationConfig:
+        """How to generate: plain sampling, unless the request says otherwise."""
+        settings = copy.deepcopy(self.model.generation_config)
+        settings.max_new_tokens, settings.top_k, settings.top_p = most, 0, asked.top_p
+        settings.do_sample = asked.temperature >= COLDEST
+        settings.temperature = asked.temperature if settings.do_sample else 1.0
+        bias = {(int(token),): value for token, value in asked.logit_bias.items()}
+        settings.sequence_bias = bias or None
+        return settings
