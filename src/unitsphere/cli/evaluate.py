@@ -86,6 +86,8 @@ class Eval:
     """examples before each item of a task; none: as the task says"""
     limit: Annotated[int | None, arg(metavar="N")] = None
     """only the first N items of each task"""
+    trust_task_code: bool = False
+    """let task files of your own run code (!function, classes, templates outside a sandbox)"""
     fold: bool = False
     """fold constants and scales into the weights first, as generate and export do: the figures are
     the same but for rounding"""

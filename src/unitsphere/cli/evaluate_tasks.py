@@ -20,8 +20,8 @@ FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
 def check_task_options(args: "Eval") -> None:
     """Raise UserError for options that contradict each other, or if lm-eval is missing."""
     if not args.tasks:
-        for name in ("task_data", "shots", "limit"):
-            if getattr(args, name) is not None:
+        for name in ("task_data", "shots", "limit", "trust_task_code"):
+            if getattr(args, name) not in (None, False):
                 raise UserError(f"--{name} is of --tasks: give both, or leave it out")
         return
     from unitsphere.inference.lm_eval_tasks import check_lm_eval
@@ -59,6 +59,7 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
             rename=renamed(args),
             shots=args.shots,
             limit=args.limit,
+            trusted=args.trust_task_code,
         )
     )
     keep(args.run, context, found)

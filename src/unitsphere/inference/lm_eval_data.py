@@ -1,16 +1,22 @@
 """The documents of a task: what the task files under tasks/ name as their `custom_dataset`."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from datasets import Dataset
 from lm_eval.utils import general_detokenize
 
 from unitsphere.data.jsonl import json_records
 from unitsphere.data.tasks import marked_pronoun
 from unitsphere.errors import UserError
+from unitsphere.files import check_given
 
+WHERE = "unitsphere_place"
+"""The field that says where an item stands: "line 3 of FILE"."""
 POSSESSIVE = ("my", "his", "her", "our", "their")
 LOWERED = ("A", "An", "The", "She", "He", "It", "They", "My", "His", "Her", "Their")
 """First words of an option that are lower-cased within a sentence."""
@@ -32,6 +38,8 @@ def local(
     more than one.
     """
     path = find_file(file, config_source, data)
+    if data is None:  # beside the task file, in a folder that may be somebody else's
+        check_given(path, within=Path(config_source).parent)
     fields = dict(rename or {})
     rows: list[dict[str, Any]] = []
     for record in json_records(path):
@@ -39,10 +47,35 @@ def local(
         for to, name in fields.items():
             if name in record.values:
                 row[to] = record.text(name)
-        rows.append(row)
+        rows.append(row | {WHERE: record.where})
     if not rows:
         raise UserError(f"{path} is empty: there is nothing to evaluate")
-    return {"test": Dataset.from_list(rows)}
+    return {"test": as_dataset(rows)}
+
+
+def as_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+    """Rows as the harness has them: every row has the fields of all, null where it has none."""
+    names = dict.fromkeys(chain.from_iterable(rows))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    for name, column in columns.items():
+        try:
+            pyarrow.array(column)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            odd = bisect_left(range(len(rows)), True, key=lambda i: not alike(column[: i + 1]))
+            raise UserError(
+                f"{rows[odd][WHERE]}: field '{name}' is of another type than on the lines before: "
+                f"{error}"
+            ) from error
+    return Dataset.from_dict(columns)
+
+
+def alike(column: Sequence[Any]) -> bool:
+    """Whether values are of one type."""
+    try:
+        pyarrow.array(column)
+    except (pyarrow.ArrowException, OverflowError):
+        return False
+    return True
 
 
 def find_file(file: str, config_source: str, data: str | None) -> Path:
@@ -51,8 +84,7 @@ def find_file(file: str, config_source: str, data: str | None) -> Path:
     if data is not None and Path(data).is_file():
         return Path(data)
     folder = Path(data) if data is not None else Path(config_source).parent
-    found = [Path(file)] if Path(file).is_absolute() else sorted(folder.glob(file))
-    found = [path for path in found if path.is_file()]
+    found = [path for path in sorted(folder.glob(file)) if path.is_file()]
     if not found:
         where = f"{folder} holds" if data is not None else "there is"
         raise UserError(
@@ -71,6 +103,8 @@ def marked_pronouns(documents: Dataset) -> Dataset:
     """SuperGLUE's WSC with the pronoun between asterisks, as the harness asks it."""
 
     def marked(document: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(document.get("text"), str):
+            raise UserError(f"{document[WHERE]}: field 'text' is missing, or null")
         found = dict(marked_pronoun(document))
         return {**found, "text": general_detokenize(found["text"])}
 
@@ -85,6 +119,7 @@ def fitting_options(documents: Dataset) -> Dataset:
     """
 
     def fitted(document: dict[str, Any]) -> dict[str, Any]:
+        check_schema(document)
         text = document["text"].replace("  ", " ")
         begins = text[document["pronoun_loc"] - 2] == "."
         ending = "'s" if document["pronoun"].lower() in POSSESSIVE else ""
@@ -94,6 +129,18 @@ def fitting_options(documents: Dataset) -> Dataset:
         return {**document, "text": text, "options": options}
 
     return documents.map(fitted)
+
+
+def check_schema(document: Mapping[str, Any]) -> None:
+    """Raise UserError unless a Winograd schema has what its options are fitted to."""
+    kinds = {"text": str, "pronoun": str, "pronoun_loc": int, "options": list}
+    for name, kind in kinds.items():
+        if not isinstance(document.get(name), kind):
+            raise UserError(f"{document[WHERE]}: field '{name}' is missing, or null")
+    if not all(isinstance(option, str) for option in document["options"]):
+        raise UserError(f"{document[WHERE]}: field 'options' holds a null")
+    if not 0 <= document["pronoun_loc"] < len(document["text"]):
+        raise UserError(f"{document[WHERE]}: field 'pronoun_loc' is outside the text")
 
 
 def lowered(option: str) -> str:

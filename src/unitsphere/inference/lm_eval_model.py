@@ -20,6 +20,7 @@ from torch import Tensor
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate
+from unitsphere.inference.sample import check_sampling
 from unitsphere.models.trunk import Transformer
 
 Scored = tuple[list[int], list[int]]
@@ -206,8 +207,15 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[list[str], int, dict[str
     """
     rest = dict(settings)
     stops = rest.pop("until", None) or []
-    max_new = int(rest.pop("max_gen_toks", MAX_NEW))
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise UserError(f"generation_kwargs: 'until' must be text, or several, not {stops!r:.60}")
+    max_new = rest.pop("max_gen_toks", MAX_NEW)
+    if not isinstance(max_new, int) or max_new < 1:
+        raise UserError(f"generation_kwargs: 'max_gen_toks' must be from 1, not {max_new!r:.60}")
     samples = rest.pop("do_sample", None)
+    if samples not in (None, True, False):
+        raise UserError(f"generation_kwargs: 'do_sample' must be true or false: {samples!r:.60}")
     sampling = {name: rest.pop(name) for name in SAMPLING if name in rest}
     if samples is False or "temperature" not in sampling:
         sampling["temperature"] = 1.0 if samples else 0.0
@@ -216,7 +224,11 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[list[str], int, dict[str
             f"generation_kwargs has '{next(iter(rest))}', which is not known here; known: until, "
             f"max_gen_toks, do_sample, {', '.join(SAMPLING)}"
         )
-    return [stops] if isinstance(stops, str) else list(stops), max_new, sampling
+    for name, value in sampling.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"generation_kwargs: '{name}' must be a number, not {value!r:.60}")
+    check_sampling(**{"top_k": None, "top_p": None} | sampling)
+    return stops, max_new, sampling
 
 
 def until(text: str, stops: Sequence[str]) -> str:

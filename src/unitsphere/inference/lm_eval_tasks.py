@@ -1,10 +1,13 @@
 """Tasks of lm-evaluation-harness, run offline on local files.
 
-The task files in tasks/ are the harness's own format, for anyone to copy and change.
+The task files in tasks/ are the harness's own format, for anyone to copy and change. A task file
+is plain data (`lm_eval_files`), and its items are checked before the model sees one
+(`lm_eval_items`).
 """
 
 import contextlib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -13,16 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
-    from lm_eval.tasks import TaskManager
+    from lm_eval.api.task import Task
 
 TASKS = Path(__file__).parent / "tasks"
 DRAWS = 1000
 """Of the bootstrap behind standard errors that have no formula (perplexity; BLEU takes 100)."""
+REHEARSED = 2
+"""Items of each task that go through the harness with made-up answers first."""
 
 
 def check_lm_eval() -> None:
@@ -44,51 +48,78 @@ def run_tasks(
     shots: int | None = None,
     limit: int | None = None,
     samples: bool = False,
+    trusted: bool = False,
 ) -> dict[str, Any]:
     """What the harness finds: its own document, with "results", "n-samples", "configs", ….
 
     `tasks` are names of task files in tasks/, their tags (zero_shot), or paths of task files.
     `data` and `rename` are those of `lm_eval_data.local`. `shots` examples before each item, and
     the first `limit` items, both as the task says if None. With `samples` the document has
-    every item's request and answer. Nothing is fetched: HF_HUB_OFFLINE is set, for good. Raises
-    UserError for a task that is not there.
+    every item's request and answer. With `trusted` the harness itself reads the task files, which
+    may then run code. Nothing is fetched: HF_HUB_OFFLINE is set, for good. Raises UserError for a
+    task that is not there or cannot be read, and for an item that cannot be scored.
     """
     check_lm_eval()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     with quiet():
-        from lm_eval import evaluator
-        from lm_eval.tasks import TaskManager
+        from unitsphere.inference.lm_eval_files import load_tasks
+        from unitsphere.inference.lm_eval_items import check_items, retold, strict_harness
 
-        evaluate: Callable[..., Mapping[str, Any] | None] = evaluator.simple_evaluate
+        with strict_harness(trusted):
+            loaded = load_tasks(tasks, {"data": data, "rename": dict(rename or {})}, trusted)
+            for name, task in loaded.items():
+                # The examples before an item are drawn from all items.
+                checked = None if shots or task.config.num_fewshot else limit
+                with retold(f"task {name}"):
+                    check_items(task, checked)
+                    rehearse(task, shots, trusted)
+            # Only code that was trusted can fail at an item that has been checked.
+            with retold("the tasks") if trusted else contextlib.nullcontext():
+                return harness(
+                    lm,
+                    list(loaded.values()),
+                    num_fewshot=shots,
+                    limit=limit,
+                    log_samples=samples,
+                )
 
-        metadata: dict[str, Any] = {"data": data, "rename": dict(rename or {})}
-        manager = TaskManager(include_path=TASKS, include_defaults=False, metadata=metadata)
-        check_tasks(tasks, manager)
-        # Nobody reads the commit that it asks git for: outside a checkout git would complain.
-        with mock.patch.object(evaluator, "get_git_commit_hash", create=True, return_value=None):
-            found = evaluate(
-                model=lm,
-                tasks=list(tasks),
-                task_manager=manager,
-                num_fewshot=shots,
-                limit=limit,
-                log_samples=samples,
-                bootstrap_iters=DRAWS,
-            )
+
+def rehearse(task: "Task", shots: int | None, trusted: bool) -> None:
+    """Evaluate the first items with made-up answers: metrics and filters that fail, fail now.
+
+    Raises UserError for a metric of which there is no figure, unless the task is `trusted` code,
+    which may name its figures as it likes.
+    """
+    from unitsphere.inference.lm_eval_items import Rehearsal
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        found = harness(Rehearsal(), [task], num_fewshot=shots, limit=REHEARSED)
+    (figured,) = figures(found).values()
+    for name in task.aggregation():
+        if name not in figured["metrics"] and not trusted:
+            raise UserError(f"metric '{name}' has no figure with output_type {task.OUTPUT_TYPE}")
+
+
+def harness(lm: "LM", tasks: Sequence["Task"], **settings: Any) -> dict[str, Any]:
+    """The harness's evaluation of a model on tasks."""
+    from lm_eval import evaluator
+    from lm_eval.tasks import TaskManager
+
+    evaluate: Callable[..., Mapping[str, Any] | None] = evaluator.simple_evaluate
+    # Nobody reads the commit that it asks git for (outside a checkout git would complain), or what
+    # it finds installed, which takes seconds.
+    with mock.patch.multiple(
+        evaluator, create=True, get_git_commit_hash=lambda: None, add_env_info=lambda found: None
+    ):
+        found = evaluate(
+            model=lm,
+            tasks=list(tasks),
+            task_manager=TaskManager(include_defaults=False),
+            bootstrap_iters=DRAWS,
+            **settings,
+        )
     assert found is not None, "one process has all results"
     return dict(found)
-
-
-def check_tasks(tasks: Sequence[str], manager: "TaskManager") -> None:
-    """Raise UserError for a task that is neither known nor a file."""
-    for task in tasks:
-        if task in manager.all_tasks or (task.endswith(".yaml") and Path(task).is_file()):
-            continue
-        if task.endswith(".yaml"):
-            raise UserError(f"no such task file: {task}")
-        raise UserError(
-            f"unknown task '{task}'{did_you_mean(task, manager.all_tasks)}: give a name or a file"
-        )
 
 
 @contextlib.contextmanager
