@@ -135,7 +135,7 @@ def some(cases: list[Any], count: int) -> list[Any]:
 
 def test_fuzz_planted_files(place, run, capsys, cases):  # noqa: F811
     """Nothing outside is read or changed, nothing hangs, and mistakes are one line."""
-    for verb, name, harm in some(list(product(VERBS, FILES, HARMS)), 24):
+    for verb, name, harm in some(list(product(VERBS, FILES, HARMS)), 12):
         afresh(place, run)
         copied = place / "victim/copied"
         copied.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ DECLARED: list[tuple[str, Any]] = [
     ("d_model", 4096),
     ("d_model", 1 << 40),
     ("n_layers", 10**9),
-    ("n_layers", 9_999),
+    ("n_layers", 2_000),
     ("vocab_size", 10**11),
     ("d_ff", 1 << 45),
     ("n_heads", 1 << 40),
@@ -167,7 +167,7 @@ def test_a_config_that_declares_more_than_the_weights_hold(key, value, place, ca
     config = json.loads(path.read_text())
     config["model"][key] = value
     path.write_text(json.dumps(config))
-    for verb in VERBS if LONG else ("generate", "inspect", "report", "train"):
+    for verb in VERBS if LONG else ("generate", "report"):
         status, said = call(verb, capsys)
         ends_well(status, said)
         assert status == 2 or verb in ("report", "recipe"), (verb, said)
@@ -199,7 +199,7 @@ OUTPUTS = [
 def test_fuzz_planted_outputs(place, run, capsys, cases):  # noqa: F811
     """No verb writes, empties or deletes through a link, whatever its name."""
     victim = place / "victim"
-    for verb, name in some(list(product(VERBS, OUTPUTS)), 16):
+    for verb, name in some(list(product(VERBS, OUTPUTS)), 12):
         afresh(place, run)
         planted = place / "work" / name
         planted.parent.mkdir(parents=True, exist_ok=True)

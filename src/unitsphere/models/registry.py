@@ -38,8 +38,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dyt": Architecture(DyTConfig, DyTGPT),
 }
 
-MOST_LAYERS = 10_000
-"""Ten times the deepest published Transformers: beyond it laying out the model takes minutes."""
+MOST_LAYERS = 2_000
+"""Twice the deepest published Transformer (DeepNet, arXiv 2203.00555): beyond it laying out the
+model takes minutes."""
 
 
 def architecture(name: str) -> Architecture:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -208,26 +209,44 @@ def damage(folder: Path) -> str | None:
         return str(error)
     if not isinstance(promised, dict):
         return f"{MARKER} is no list of files"
+    names = {path.name for path in parts(folder)}
+    for name in sorted(promised.keys() | names):
+        if name not in names:
+            return f"{name} is missing"
+        try:
+            # Its size first: hashing what somebody has made endless would not end.
+            if not has_size(folder / name, promised.get(name)):
+                return f"{name} is not what was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     try:
         actual = fingerprints(folder)
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
     except UserError as error:  # a link to elsewhere
         return str(error)
-    for name in sorted(promised.keys() | actual.keys()):
-        if name not in actual:
-            return f"{name} is missing"
-        if promised.get(name) != actual[name]:
-            return f"{name} is not what was written"
-    return None
+    changed = next((name for name in actual if promised[name] != actual[name]), None)
+    return None if changed is None else f"{changed} is not what was written"
 
 
-def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
-    """File name -> fingerprint, for every file of a checkpoint but the marker and hidden ones.
+def has_size(path: Path, promised: Any) -> bool:
+    """Whether a file is as large as its marker says; OSError for what is none."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return isinstance(promised, dict) and path.stat().st_size == promised.get("size")
+
+
+def parts(folder: Path) -> list[Path]:
+    """The files of a checkpoint but the marker, by name.
 
     A checkpoint has no hidden files of its own: they are a file manager's or a network disk's.
     """
-    files = sorted(path for path in folder.iterdir() if path.name != MARKER and path.name[0] != ".")
+    return sorted(path for path in folder.iterdir() if path.name != MARKER and path.name[0] != ".")
+
+
+def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
+    """File name -> fingerprint, for every file of a checkpoint but the marker and hidden ones."""
+    files = parts(folder)
     with ThreadPoolExecutor() as pool:  # hashing holds no lock of Python's
         return dict(zip((path.name for path in files), pool.map(fingerprint, files), strict=True))
 
