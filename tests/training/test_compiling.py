@@ -65,14 +65,14 @@ def _fresh():
     torch._dynamo.reset()
 
 
-def test_a_thousand_steps_need_no_graph_beyond_the_first_and_break_none():
-    watched = trained("ngpt", 1000, compile=True)
+def test_hundreds_of_steps_need_no_graph_beyond_the_first_and_break_none():
+    watched = trained("ngpt", 300, compile=True)
     assert watched.graphs[0] >= 1
     assert watched.graphs[-1] == watched.graphs[0] == 1  # all three layers share it
     assert not counters["graph_break"]
     plain = trained("ngpt", 3, compile=False)
     assert watched.losses[:1] == pytest.approx(plain.losses[:1], rel=1e-5)
-    assert watched.losses[-1] < 0.5 * watched.losses[0]
+    assert watched.losses[-1] < 0.8 * watched.losses[0]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
