@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -297,3 +298,22 @@ def test_a_link_within_a_checkpoint_is_damage(root, tmp_path):
     found, damaged = checkpoint.newest(root)
     assert found == root / "step-00000002"
     assert "is a link out of" in damaged[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "what"), [("iterdir", "checkpoints"), ("lstat", "step-00000003/COMPLETE")]
+)
+def test_checkpoints_that_may_not_be_read_are_not_taken_as_missing(
+    method, what, root, tmp_path, monkeypatch
+):
+    real = getattr(Path, method)
+
+    def denied(path):
+        if str(path).endswith(what):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, method, denied)
+    with pytest.raises(UserError, match=rf"cannot read .*{what}: Permission denied"):
+        checkpoint.newest(root)
+    assert checkpoint.newest(tmp_path / "nothing") == (None, [])

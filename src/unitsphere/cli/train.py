@@ -139,7 +139,7 @@ def told_to_others() -> Iterator[None]:
     """Within: a mistake of this process ends the others of the run too, which wait for it."""
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
         from unitsphere.training.parallel.processes import tell_others
 
         tell_others(error)

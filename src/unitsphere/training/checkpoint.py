@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from torch.optim import Optimizer
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.errors import UserError
-from unitsphere.files import open_given, refuse_link, sync
+from unitsphere.files import open_given, reason, refuse_link, sync
 from unitsphere.training.divergence import Watch
 from unitsphere.training.parallel.agree import everywhere, where
 from unitsphere.training.parallel.layout import SINGLE, Layout
@@ -165,9 +166,16 @@ def folders(root: Path) -> dict[int, Path]:
     """Step -> folder of everything under `root` that has a checkpoint's name, oldest first.
 
     Links are left out, and `root` itself must not be one: what they lead to belongs to another run.
+    Raises UserError if `root` may not be read: taken as empty, the run would start over.
     """
     refuse_link(root)
-    named = {path: re.fullmatch(r"step-(\d{8,18})", path.name) for path in root.glob("step-*")}
+    try:
+        inside = list(root.iterdir())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read {root}: {reason(error)}") from error
+    named = {path: re.fullmatch(r"step-(\d{8,18})", path.name) for path in inside}
     found = {
         int(match[1]): path
         for path, match in named.items()
@@ -201,8 +209,13 @@ def newest(root: Path, most: int | None = None) -> tuple[Path | None, list[str]]
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is as its marker says."""
     marker = folder / MARKER
-    if not marker.is_file():
+    try:
+        if not stat.S_ISREG(marker.lstat().st_mode):
+            return f"{MARKER} is no file"
+    except FileNotFoundError:
         return "it was not written to its end"
+    except OSError as error:  # not passed over: what is newest would be lost
+        raise UserError(f"cannot read {marker}: {reason(error)}") from error
     try:
         promised = read_json(marker)
     except UserError as error:

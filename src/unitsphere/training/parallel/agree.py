@@ -40,7 +40,7 @@ def gather(layout: Layout, message: Any) -> list[Any]:
 
 
 def everywhere(layout: Layout, action: Callable[[], T]) -> T:
-    """`action()` in every process; raises SharedError in all if one of them raised UserError.
+    """`action()` in every process; raises SharedError in all if one raised UserError or OSError.
 
     A single process raises its own.
     """
@@ -57,6 +57,8 @@ def where(layout: Layout, here: bool, action: Callable[[], T]) -> list[T]:
             results.append(action())
     except UserError as error:
         mistake = str(error)
+    except OSError as error:  # a file that may not be read on one machine
+        mistake = f"cannot use {error.filename or 'a file'}: {error.strerror}"
     mistakes = gather(layout, mistake)
     found = [(rank, text) for rank, text in enumerate(mistakes) if text is not None]
     if found:

@@ -62,7 +62,7 @@ def joined(kind: str, timeout: int) -> Iterator[Layout]:
         dist.destroy_process_group()
 
 
-def tell_others(mistake: UserError) -> None:
+def tell_others(mistake: UserError | OSError) -> None:
     """Let the other processes of a run know of a mistake of this one's before it joins them.
 
     They would wait for it until `parallel.timeout`. Does nothing where there are none.
