@@ -6,6 +6,7 @@ import math
 import shutil
 import socket
 import threading
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -451,6 +452,20 @@ def test_the_event_loop_answers_while_a_prompt_is_tokenized(app, engine, monkeyp
 
     health, (status, _) = asyncio.run(meanwhile())
     assert (health, status) == ((200, {"status": "ok"}), 200)
+
+
+class AtOnce(Executor):
+    """Does its work within `submit`, as a thread does that is faster than its caller."""
+
+    def submit(self, work, *arguments):
+        done = Future()
+        done.set_result(work(*arguments))
+        return done
+
+
+def test_a_generation_that_ends_at_once_is_answered(app, engine, monkeypatch):
+    monkeypatch.setattr(engine, "writer", AtOnce())
+    assert ask(app, COMPLETIONS, {"max_tokens": 1})[0] == 200
 
 
 def test_an_error_of_the_generation_is_not_swallowed(app, engine, monkeypatch):
