@@ -393,6 +393,19 @@ def test_work_stops_when_the_client_leaves(app, engine, slow, path, stream):
     assert engine.taken == 0
 
 
+def test_work_stops_when_the_server_ends(app, engine, slow):
+    async def end():
+        client = Client(app, COMPLETIONS, b"{}")
+        running = asyncio.ensure_future(client.app(client.scope, client.receive, client.send))
+        await until(slow.started)
+        running.cancel()
+        await running  # without an error, which uvicorn would print
+        await until(slow.ended)
+
+    asyncio.run(end())
+    assert engine.taken == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_work_that_waits_is_not_begun_when_the_client_leaves(app, engine, slow, stream):
     async def leave():
