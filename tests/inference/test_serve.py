@@ -1,4 +1,4 @@
-"""A run trained here behind transformers' server, asked by OpenAI's own client."""
+"""A run trained here behind the server, asked by OpenAI's own client."""
 
 import importlib.util
 import shutil
@@ -142,10 +142,30 @@ def test_an_unknown_model_is_refused_with_the_name_of_the_one_there_is(client):
 
 
 def test_a_request_that_is_wrong_is_told_so(client):
-    with pytest.raises(openai.BadRequestError, match="prompt must be a string"):
+    with pytest.raises(openai.BadRequestError, match=r"prompt: .* valid string") as caught:
         completion(client, ["one", "two"])
-    with pytest.raises(openai.UnprocessableEntityError, match="Unexpected fields"):
+    assert caught.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match="best: the protocol has no such field"):
         completion(client, extra_body={"best": 1})
+
+
+def test_the_model_of_an_answer_is_one_that_requests_may_name(client):
+    assert completion(client, model=completion(client).model).model == "cat"
+    assert {chunk.model for chunk in completion(client, stream=True)} == {"cat"}
+    assert chat(client, PROMPT).model == "cat"
+    assert {chunk.model for chunk in chat(client, PROMPT, stream=True)} == {"cat"}
+
+
+def test_a_stop_string_ends_the_text(client, expected):
+    stop = expected[2:4]
+    until = expected[: expected.index(stop) + 2]
+    found = completion(client, stop=stop)
+    assert found.choices[0].text == until
+    assert found.choices[0].finish_reason == "stop"
+    pieces = [
+        chunk.choices[0].text for chunk in completion(client, stop=["\n\n", stop], stream=True)
+    ]
+    assert "".join(pieces) == until
 
 
 def test_no_request_loads_another_model_or_drops_this_one(server, client, expected):

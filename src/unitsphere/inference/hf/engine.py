@@ -140,7 +140,8 @@ class Engine:
         except BaseException:  # also when the client leaves
             self.taken -= 1
             raise
-        work.loop, work.done = loop, loop.run_in_executor(self.writer, self.generate, work)
+        work.loop = loop  # before the thread wants it
+        work.done = loop.run_in_executor(self.writer, self.generate, work)
         work.done.add_done_callback(self.free)
         return work
 

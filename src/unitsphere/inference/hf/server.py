@@ -42,18 +42,12 @@ class Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one, unless its client leaves before. Raises Refused."""
-        body = await body_of(Request(scope, receive))
-        answering = asyncio.ensure_future(self.answer(body, scope, receive, send))
-        # The body is read: what is received next is that the client has left.
-        leaving = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            answering.cancel()  # nothing happens to one that is done
-            await asyncio.wait({answering})
-        if not answering.cancelled():
-            answering.result()
+            body = await body_of(Request(scope, receive))
+            answering = asyncio.ensure_future(self.answer(body, scope, receive, send))
+            await until_gone(answering, receive)
+        except asyncio.CancelledError:
+            pass  # the server ends: uvicorn tells the client, and would print a traceback of this
 
     async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Do what the request asks for, and stop doing it when this is cancelled."""
@@ -72,6 +66,18 @@ class Answering:
         async for _ in work.pieces():
             pass
         return JSONResponse(answer.document())
+
+
+async def until_gone(answering: asyncio.Future[None], receive: Receive) -> None:
+    """Wait for an answer to a request whose body is read, and cancel it when its client leaves."""
+    leaving = asyncio.ensure_future(receive())  # what comes after the body is that it has left
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        answering.cancel()  # nothing happens to one that is done
+    if answering.done():
+        answering.result()
 
 
 async def body_of(request: Request) -> bytes:
