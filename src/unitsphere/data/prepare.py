@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from os.path import exists, expanduser, isdir  # they raise nothing for names that cannot be
+from os.path import exists, expanduser, isdir, realpath  # they raise nothing for odd names
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
@@ -49,7 +49,7 @@ def prepare(
     folder = Path(expanduser(source))
     if "\0" in str(out):
         raise UserError("the name of --out holds a NUL character")
-    if isdir(folder) and out.resolve().is_relative_to(folder.resolve()):
+    if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
         raise UserError(f"{out} lies in the source {source}: choose another --out")
     with source_files(source) as files:
         job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
