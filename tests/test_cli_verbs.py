@@ -139,7 +139,8 @@ def test_eval_without_data_is_of_the_validation_split(folder, capsys):
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert found["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
     assert found["bits_per_byte"] == pytest.approx(last["val_bits_per_byte"], rel=1e-6)
-    assert (found["data"], found["split"], found["context"]) == ("text.txt", "validation", 16)
+    text = str(Path("text.txt").absolute())
+    assert (found["data"], found["split"], found["context"]) == (text, "validation", 16)
 
 
 def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):

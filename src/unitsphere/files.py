@@ -68,7 +68,8 @@ def check_given(path: Path, within: Path | None = None) -> Path:
 
 def check_within(path: Path, folder: Path) -> None:
     """Raise UserError if a link leads from `path` to a place outside `folder`."""
-    if not path.resolve().is_relative_to(folder.resolve()):
+    # Path.resolve raises RuntimeError for a link to itself; here opening it says so.
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise UserError(
             f"{path} is a link out of {folder}, which is not followed: put the file itself there"
         )

@@ -211,9 +211,11 @@ def test_other_pairs_are_not_gone_on_with(pairs_of, tmp_path):
     with pytest.raises(KilledError):
         train(config, tmp_path / "run", sampler=die)
     path = tmp_path / "other.jsonl"
-    path.write_text(Path(config.data.source).read_text().replace("größe", "tiefe"))
+    pairs = [json.loads(line) for line in Path(config.data.source).read_text().splitlines()]
+    pairs[0]["target"] += "!"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     data = dataclasses.replace(config.data, source=str(path))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"data\.source: "):
         train(dataclasses.replace(config, data=data), tmp_path / "run")
 
 

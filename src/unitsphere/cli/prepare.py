@@ -14,8 +14,9 @@ from unitsphere.cli.parse import parse
 class Prepare:
     """Turn text into token shards, once, for any number of runs.
 
-    A .jsonl file holds a document a line, any other file is one document. A share
-    of the documents is held out for validation; of a single document its end is.
+    A .jsonl file holds a document a line, any other file of text is one document;
+    .json, .csv, .tsv and .parquet are refused. A share of the documents is held
+    out for validation; of a single document its end is.
     Training from text does this by itself; prepare large sources beforehand, then
     train with --data.source DIR. The same command again does nothing if DIR holds
     its result.

@@ -36,7 +36,7 @@ class DataConfig:
 
     source: str = "stdlib"
     """"stdlib" (the running Python's own source text), a file, a glob, a folder, or a folder made
-    by `unitsphere prepare`; *.jsonl holds one document a line, any other file is one document"""
+    by `unitsphere prepare`; *.jsonl holds one document a line, any other file of text is one"""
     field: str = "text"
     """the key that holds the text in JSONL"""
     source_field: str = "source"
@@ -60,7 +60,7 @@ class DataConfig:
     verify: bool = False
     """read every shard before training and compare its sha256; sizes and ends always are"""
     prefetch: int = 2
-    """batches that a thread reads ahead; 0: none"""
+    """batches that a thread reads ahead, at most 1000; 0: none"""
     mask: MaskConfig = MaskConfig()
     """what is hidden, with objective mlm"""
 

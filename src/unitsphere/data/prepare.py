@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from os.path import exists, expanduser, isdir  # they raise nothing for names that cannot be
+from os.path import exists, expanduser, isdir, realpath  # they raise nothing for odd names
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
@@ -49,7 +49,7 @@ def prepare(
     folder = Path(expanduser(source))
     if "\0" in str(out):
         raise UserError("the name of --out holds a NUL character")
-    if isdir(folder) and out.resolve().is_relative_to(folder.resolve()):
+    if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
         raise UserError(f"{out} lies in the source {source}: choose another --out")
     with source_files(source) as files:
         job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
@@ -87,6 +87,39 @@ def tokenizer_spec(config: DataConfig) -> str:
     return str(folder / "tokenizer.json") if is_prepared(folder) else DEFAULT_TOKENIZER
 
 
+def located(config: DataConfig) -> DataConfig:
+    """The config with paths that mean the same from any working directory."""
+    source, validation, tokenizer = config.source, config.validation, config.tokenizer
+    if source != "stdlib" and source not in STANDARD_INPUT:
+        source = absolute(source)
+    if tokenizer is not None and not is_name(tokenizer):
+        tokenizer = absolute(tokenizer)
+    return dataclasses.replace(
+        config,
+        source=source,
+        validation=None if validation is None else absolute(validation),
+        tokenizer=tokenizer,
+        cache=absolute(config.cache),
+    )
+
+
+def absolute(path: str) -> str:
+    """A path from the root on; "./" and a last "/" are left out, and ".." stays."""
+    return str(Path(expanduser(path)).absolute())
+
+
+def input_fingerprint(config: DataConfig, pairs: bool = False) -> str:
+    """Equal where a config's shards are made of the same contents in the same way, anywhere.
+
+    The source is read, or the manifest of a prepared folder.
+    """
+    if is_prepared(config.source):
+        folder = Path(expanduser(config.source))
+        _check_prepared_for(folder, config, pairs)
+        return read_manifest(folder).input
+    return _job(config, pairs).fingerprint()
+
+
 def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> Path:
     """The folder of shards that a config asks for: its source if that is one, else in its cache.
 
@@ -97,6 +130,17 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     if is_prepared(folder):
         _check_prepared_for(folder, config, pairs)
         return folder
+    job = _job(config, pairs)
+    wanted = job.fingerprint()
+    # A name has at most 255 bytes, a character up to 4 of them.
+    name = re.sub(r"[^\w.]+", "-", Path(config.source).name)[:50]
+    out = Path(expanduser(config.cache)) / f"{name}-{wanted[:16]}"
+    _make(job, wanted, out, progress)
+    return out
+
+
+def _job(config: DataConfig, pairs: bool) -> Job:
+    """What a config asks to be prepared of a source that is not."""
     if config.source in STANDARD_INPUT:
         raise UserError(
             "a run cannot be resumed from standard input: "
@@ -106,13 +150,7 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     tokenizer = tokenizer_spec(config)
     field = PairFields(config.source_field, config.target_field) if pairs else config.field
     held_out = _validation_files(config.validation)
-    job = Job(config.source, files, field, tokenizer, config.val_fraction, held_out)
-    wanted = job.fingerprint()
-    # A name has at most 255 bytes, a character up to 4 of them.
-    name = re.sub(r"[^\w.]+", "-", Path(config.source).name)[:50]
-    out = Path(expanduser(config.cache)) / f"{name}-{wanted[:16]}"
-    _make(job, wanted, out, progress)
-    return out
+    return Job(config.source, files, field, tokenizer, config.val_fraction, held_out)
 
 
 def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> Shards | None:

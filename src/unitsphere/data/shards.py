@@ -25,7 +25,8 @@ class Shards:
     pairs: whether documents 2i and 2i + 1 are the source and the target of pair i; target_bytes:
     UTF-8 bytes of the targets.
     separator, vocab_size, tokenizer_fingerprint: of the tokenizer that made them.
-    fingerprint: of the tokens. note: what is unusual about the split, or "".
+    fingerprint: of the tokens. input: of what they were made from.
+    note: what is unusual about the split, or "".
     """
 
     def __init__(self, folder: Path, split: Split, manifest: Manifest) -> None:
@@ -33,6 +34,7 @@ class Shards:
         counts = manifest.counts(split)
         self.n_tokens, self.n_bytes = counts.tokens, counts.bytes
         self.n_documents = counts.documents
+        self.input = manifest.input
         self.pairs, self.target_bytes = manifest.pairs, counts.target_bytes
         self.separator = manifest.tokenizer.separator
         self.vocab_size = manifest.tokenizer.vocab_size

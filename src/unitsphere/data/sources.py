@@ -17,11 +17,8 @@ A tokenizer that puts a blank before its input does so before each piece.
 import codecs
 import glob
 import hashlib
-import os
 import re
-import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
@@ -29,6 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unitsphere.data.jsonl import json_records, not_utf8, open_file, refuse_binary
+from unitsphere.data.stdin import keep_standard_input, temporary_folder
+from unitsphere.data.walk import below, matches, walk
 from unitsphere.errors import UserError
 from unitsphere.files import reason
 
@@ -50,7 +49,6 @@ NOT_TEXT = {".json": "JSON", ".csv": "a table", ".tsv": "a table", ".parquet": "
 _CUTS = tuple(
     re.compile(pattern, re.DOTALL) for pattern in (r".*\S\n(?=\S)", r".*\S(?= \S)", r".*\n(?=\S)")
 )
-_HIDDEN = re.compile(r"\..*")
 # Parts of the standard library that are tests or differ between installations of one Python.
 _NOT_STDLIB = re.compile(
     r"test|tests|idle_test|site-packages|dist-packages|__pycache__|config-.*"
@@ -85,46 +83,10 @@ def source_files(source: str) -> Iterator[list[Path]]:
     if source not in STANDARD_INPUT:
         yield find_files(source)
         return
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         path = Path(folder, "stdin" + Path(source).suffix)
-        _keep_standard_input(path)
+        keep_standard_input(path)
         yield [path]
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[str]:
-    try:
-        folder = tempfile.TemporaryDirectory()
-    except OSError as error:
-        raise _no_room(error) from error
-    with folder as path:
-        yield path
-
-
-def _keep_standard_input(path: Path) -> None:
-    if sys.stdin is None:
-        raise UserError("standard input is closed: pipe the text in")
-    try:
-        with path.open("xb") as handle:
-            while chunk := _read_standard_input():
-                handle.write(chunk)
-    except OSError as error:
-        raise _no_room(error) from error
-
-
-def _read_standard_input() -> bytes:
-    try:
-        return sys.stdin.buffer.read(CHUNK)
-    except OSError as error:
-        raise UserError(f"cannot read standard input: {reason(error)}") from error
-
-
-def _no_room(error: OSError) -> UserError:
-    """The error of a folder for temporary files that takes nothing: the output is not to blame."""
-    return UserError(
-        f"cannot keep standard input in {tempfile.tempdir or 'a temporary folder'}: "
-        f"{reason(error)}; set TMPDIR to a folder with room, or write the text to a file"
-    )
 
 
 def find_files(source: str) -> list[Path]:
@@ -176,10 +138,10 @@ def _check_begin(path: Path) -> None:
 def _files(source: str) -> list[Path]:
     path = Path(expanduser(source))
     if source == "stdlib":
-        files, _ = _walk(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB)
+        files, _ = walk(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB)
         return sorted((file for file in files if file.suffix == ".py"), key=str)
     if path.is_dir():
-        files, _ = _below(path)
+        files, _ = below(path)
         nothing = f"folder {source} holds no files"
     elif path.is_file():
         return [path]
@@ -187,70 +149,12 @@ def _files(source: str) -> list[Path]:
         raise UserError(f"{source} is no regular file: pipe it in, with '-' as the source")
     else:
         parts = path.parts[1:] if path.anchor else path.parts
-        files = list(set(_matches(Path(path.anchor), parts)))
+        files = list(set(matches(Path(path.anchor), parts)))
         is_glob = glob.has_magic(source)
         nothing = f"no file matches {source}" if is_glob else f"no such file: {source}"
     if not files:
         raise UserError(f"{nothing}; a source is 'stdlib', '-', a file, a glob or a folder")
     return sorted(files)
-
-
-def _matches(base: Path, parts: tuple[str, ...]) -> Iterator[Path]:
-    """What a glob's parts name below the folder `base`, but for folders; some perhaps twice.
-
-    As `glob` does it, but `**` follows no links, whose circles would have no end, and a folder
-    that cannot be read is an OSError.
-    """
-    at = parts.index("**") if "**" in parts else len(parts)
-    start = glob.escape(str(base))
-    for n, name in enumerate(parts[:at]):
-        for folder in filter(os.path.isdir, glob.iglob(os.path.join(start, *parts[:n]))):
-            os.stat(os.path.join(folder, "."))
-            if glob.has_magic(name):
-                os.scandir(folder).close()
-    found = glob.iglob(os.path.join(start, *parts[:at]))
-    if at == len(parts):
-        yield from (Path(path) for path in found if not os.path.isdir(path))
-        return
-    for root in filter(os.path.isdir, found):
-        for folder in (Path(root), *_below(Path(root))[1]):
-            yield from _matches(folder, parts[at + 1 :] or ("*",))
-
-
-def _below(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files and folders below a folder of the user's, but for hidden ones.
-
-    Links to files are files. Raises UserError for a link to a folder that is not among these: what
-    is there would be missing, and following links may have no end.
-    """
-    files, folders = _walk(root, _HIDDEN)
-    real = [folder for folder in folders if not folder.is_symlink()]
-    inside = {folder.resolve() for folder in (root, *real)}
-    for link in folders:
-        if link.is_symlink() and link.resolve() not in inside:
-            raise UserError(
-                f"{link} is a link to another folder, which is not followed: remove it, or name "
-                f"the files by a glob without **, such as '{root}/*/*.txt'"
-            )
-    return files, real
-
-
-def _walk(root: Path, skipped: re.Pattern[str]) -> tuple[list[Path], list[Path]]:
-    """The files and the folders below a folder, but for skipped names.
-
-    A link to a folder is among the folders, and what is in it is not followed. Raises OSError for
-    a folder that cannot be read.
-    """
-    files, folders = [], []
-    for place, inside, names in os.walk(root, onerror=_raise):
-        inside[:] = [name for name in inside if not skipped.fullmatch(name)]
-        folders += [Path(place, name) for name in inside]
-        files += [Path(place, name) for name in names if not skipped.fullmatch(name)]
-    return files, folders
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def content_fingerprint(files: Sequence[Path]) -> str:

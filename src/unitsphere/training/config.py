@@ -145,6 +145,10 @@ FREE_KEYS = frozenset(
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
 learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
 
+PLACES = ("data.source", "data.validation", "data.tokenizer")
+"""Keys that name where data lie: a run resumes from another place if the same contents are there.
+"""
+
 LENGTH_KEYS = frozenset(
     {"train.steps", *(f"schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig))}
 )

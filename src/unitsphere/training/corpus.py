@@ -51,6 +51,7 @@ class Corpus:
     """A run's data; `example` is some rows of what it is validated on, shown in samples.txt.
 
     `validation_rows` gives that many rows of it, evenly spread; fewer if there are fewer.
+    `fingerprint` is of its tokens, `input` of what they were made from.
     """
 
     batches: Batches
@@ -59,6 +60,7 @@ class Corpus:
     validation_rows: Callable[[int], Batch]
     tokenizer: Tokenizer
     fingerprint: str
+    input: str
 
 
 def open_corpus(config: RunConfig) -> Corpus:
@@ -105,6 +107,7 @@ def open_stream(config: RunConfig) -> Corpus:
         ),
         tokenizer=tokenizer,
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+        input=training.input,
     )
 
 
@@ -141,6 +144,7 @@ def open_pairs(config: RunConfig) -> Corpus:
         ),
         tokenizer=training.tokenizer(),
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
+        input=training.input,
     )
 
 

@@ -12,11 +12,12 @@ from unitsphere.config import flatten, to_dict
 from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
-from unitsphere.training.config import Precision, RunConfig
+from unitsphere.training.config import PLACES, Precision, RunConfig
 from unitsphere.training.corpus import model_vocabulary
 from unitsphere.training.device import FP8_NEEDS, pick_device, pick_precision
 from unitsphere.training.folder import (
     CONFIG,
+    at_places,
     check_same,
     is_empty,
     other_settings,
@@ -28,6 +29,10 @@ from unitsphere.training.parallel.layout import Layout, check_rows, degrees
 from unitsphere.training.parallel.processes import own_device
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import settled
+
+OWN = ("data.cache", "init")
+"""Further keys that name a place on a machine; where the first weights come from, the first says.
+"""
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
@@ -44,7 +49,9 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
         return resolved
 
     resolved = everywhere(layout, decide)
-    check_alike(layout, "config", flatten(to_dict(resolved)))
+    # Each machine may have the data at another place: their contents are compared later.
+    same = flatten(to_dict(resolved))
+    check_alike(layout, "config", {k: v for k, v in same.items() if k not in (*PLACES, *OWN)})
     return resolved
 
 
@@ -68,7 +75,7 @@ def obstacle(out: Path, config: RunConfig) -> str | None:
     """Why the run of `config` cannot be in `out`; "" if it is there, None if nothing is."""
     if (out / CONFIG).is_file():
         saved = load_recipe(out / CONFIG)
-        odd = other_settings(saved, resolve(config, saved))
+        odd = other_settings(out, saved, resolve(config, saved))
         more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
         return f"{out} holds another run ({odd[0]}{more})" if odd else ""
     free = not out.exists() or (out.is_dir() and is_empty(out))
@@ -104,15 +111,18 @@ def check_memory(parameters: int, world: int, device: str) -> None:
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that goes on keeps what it decided.
 
-    The precision "auto" depends on the device, and `model.vocab_size` none on the tokenizer and
-    the objective. A number by the model's sizes keeps the digits that the run has.
+    Paths are written from the root on. The precision "auto" depends on the device, and
+    `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
+    the digits that the run has.
     Raises UserError for values that do not go together.
     """
     for key, value in flatten(to_dict(config)).items():
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{key} must be a number, not nan")
+    config = with_new_tokenizer(config, saved)
     if config.init is not None:
         config = replace(config, data=data_of_start(config.init, config.data))
+    config = at_places(config)
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -133,6 +143,19 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
+
+
+def with_new_tokenizer(config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """Without the tokenizer of the prepared folder that the run had, if another one is asked for.
+
+    The new folder brings its own; whether they are equal is checked with the data.
+    """
+    if saved is None or config.data.tokenizer != saved.data.tokenizer:
+        return config
+    brought = str(Path(saved.data.source) / "tokenizer.json")
+    if config.data.source == saved.data.source or config.data.tokenizer != brought:
+        return config
+    return replace(config, data=replace(config.data, tokenizer=None))
 
 
 def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:

@@ -6,15 +6,19 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from glob import has_magic
 from itertools import count
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
 from unitsphere.config import differences, read_json, to_dict
+from unitsphere.data.prepare import absolute, input_fingerprint, located
 from unitsphere.errors import UserError
 from unitsphere.files import own_folder, read_bytes, write_bytes, write_text
 from unitsphere.training import checkpoint
-from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, RunConfig
+from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
 from unitsphere.training.recipes import load_recipe
 
@@ -43,7 +47,7 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
 
     With `resize` the keys of a run's length may differ, if nothing else does.
     """
-    odd = other_settings(saved, config)
+    odd = other_settings(out, saved, config)
     if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
@@ -51,16 +55,65 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
         )
 
 
-def other_settings(saved: RunConfig, config: RunConfig) -> list[str]:
-    """What makes `config` another run than that of `saved`: `key: saved -> asked` each.
+def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
+    """What makes `config` another run than that of `saved`, in `out`: `key: saved -> asked` each.
 
-    Keys in FREE_KEYS may differ. All others decide what is learned; `train.steps` too, since
-    the schedule is stretched over them.
+    Keys in FREE_KEYS may differ, and those in PLACES if the same data are at both. All others
+    decide what is learned; `train.steps` too, since the schedule is stretched over them.
     """
     if saved.architecture != config.architecture:
         return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
-    changed = differences(saved, config)
-    return [line for line in changed if line.partition(":")[0] not in FREE_KEYS]
+    saved, config = at_places(saved), at_places(config)
+    changed = {line.partition(":")[0]: line for line in differences(saved, config)}
+    odd = {key: line for key, line in changed.items() if key not in FREE_KEYS}
+    others = [line for key, line in odd.items() if key not in PLACES]
+    if len(others) == len(odd) or (not others and holds_data_of(out, saved, config)):
+        return others
+    return list(odd.values())
+
+
+def at_places(config: RunConfig) -> RunConfig:
+    """The config with paths that mean the same from any working directory."""
+    init = None if config.init is None else absolute(config.init)
+    return replace(config, init=init, data=located(config.data))
+
+
+def holds_data_of(out: Path, saved: RunConfig, config: RunConfig) -> bool:
+    """Whether the data of `config` are, to the byte, those of the run `saved` in `out`.
+
+    A run that has not recorded what it read is asked for its source as it is now.
+    """
+    recorded = last_data(out)
+    if recorded is None and exists(saved.data.source):
+        recorded = input_of(saved)
+    return recorded is not None and recorded == input_of(config)
+
+
+def input_of(config: RunConfig) -> str:
+    """The fingerprint of what a run's tokens are made from."""
+    return input_fingerprint(config.data, pairs=config.objective == "seq2seq")
+
+
+def last_data(out: Path) -> str | None:
+    """The fingerprint of the data that the run in `out` read last; None if it is not recorded."""
+    path = out / ENVIRONMENT
+    found = read_json(path) if path.is_file() else None
+    resumed = found.get("resumed") if isinstance(found, dict) else None
+    last = resumed[-1] if isinstance(resumed, list) and resumed else found
+    data = last.get("data") if isinstance(last, dict) else None
+    fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
+    return fingerprint if isinstance(fingerprint, str) else None
+
+
+def check_there(out: Path, config: RunConfig) -> None:
+    """Raise UserError, with what to do, if the data of the run in `out` are not at their place."""
+    for key, place in (("source", config.data.source), ("validation", config.data.validation)):
+        if place is None or place == "stdlib" or has_magic(place) or exists(place):
+            continue
+        raise UserError(
+            f"no such file: {place}, which {out} is trained on; if it was moved, add "
+            f"--data.{key} with its new place: the same contents resume"
+        )
 
 
 def numbered(path: Path, number: int) -> Path:

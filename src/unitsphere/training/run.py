@@ -25,6 +25,7 @@ from unitsphere.training.divergence import Diverged
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     TOKENIZER,
+    check_there,
     disk_errors,
     keep_end,
     locked,
@@ -83,6 +84,8 @@ def train(
             return found
         if compiles(config.train.compile, own_device(config.train.device)):
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
+        if state is not None:
+            everywhere(layout, partial(check_there, out, config))
         corpus = one_by_one(layout, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
@@ -161,6 +164,7 @@ def begin_folder(
         print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)
     write_config(out, job.config)
     found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
+    found["data"] = {"source": job.config.data.source, "fingerprint": corpus.input}
     if start is not None:
         found["init"] = start
     write_environment(out, found, state.step)
