@@ -106,11 +106,14 @@ def run(argv: list[str]) -> int:
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
+    from unitsphere.training.owner import check_own_data
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device)
     if args.fold:
         fold_(loaded.model)
+    if args.data is None and not args.tasks:
+        check_own_data(args.run, loaded.config)
     found = {} if args.tasks and args.data is None else evaluations(args, loaded)
     tasks = task_figures(args, loaded) if args.tasks else {}
     if args.json:
