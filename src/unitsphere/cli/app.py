@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from unitsphere import __version__
+from unitsphere.cli.output import harmless
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, UserError
 
@@ -109,5 +110,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"unitsphere: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"unitsphere: error: {harmless(' '.join(message.split()))}", file=sys.stderr)
     return EXIT_USER_ERROR
