@@ -230,7 +230,13 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[list[str], int, dict[str
     for name, value in sampling.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"generation_kwargs: '{name}' must be a number, not {value!r:.60}")
-    check_sampling(**{"top_k": None, "top_p": None} | sampling)
+    check_sampling(
+        sampling["temperature"],
+        sampling.get("top_k"),
+        sampling.get("top_p"),
+        sampling.get("min_p"),
+        sampling.get("repetition_penalty", 1.0),
+    )
     return stops, max_new, sampling
 
 
