@@ -5,9 +5,14 @@ Without a GPU Triton interprets kernels. It reads that when it is imported, whic
 
 import os
 import signal
+import tempfile
 
 import torch
 from hypothesis import settings
+
+# The key with which runs are signed: not the user's own.
+state = tempfile.TemporaryDirectory(prefix="unitsphere-state-")
+os.environ["XDG_STATE_HOME"] = state.name
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -20,6 +20,8 @@ from unitsphere.training.config import TrainConfig, run_config_type
 from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
+from unitsphere.training.owner import signature
+from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
 SIZE = {"d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -150,6 +152,9 @@ def test_without_its_data_a_run_still_shows_its_weights(runs, tmp_path):
     config = json.loads((run / "config.json").read_text())
     config["data"] |= {"source": str(tmp_path / "gone.txt"), "cache": str(tmp_path / "empty")}
     (run / "config.json").write_text(json.dumps(config))
+    environment = json.loads((run / "environment.json").read_text())
+    environment["signature"] = signature(load_recipe(run / "config.json").data)
+    (run / "environment.json").write_text(json.dumps(environment))
     found = film(run, ["condition_numbers", "attention_entropy"], device="cpu").document()
     assert found["batch"] == {"rows": 0, "tokens": 0}
     assert found["probes"]["condition_numbers"]["applies"]

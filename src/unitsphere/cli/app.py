@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from unitsphere import __version__
 from unitsphere.cli import streams
+from unitsphere.cli.output import harmless
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.studies.lifeline import end_with_parent
@@ -117,5 +118,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
-    print(f"unitsphere: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"unitsphere: error: {harmless(' '.join(message.split()))}", file=sys.stderr)
     return status

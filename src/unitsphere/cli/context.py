@@ -9,8 +9,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.evaluate_context import progress
 from unitsphere.cli.named import named_runs
 from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_positive, parse
-from unitsphere.errors import UserError
+from unitsphere.cli.parse import check_contexts, check_positive, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +52,7 @@ def run(argv: list[str]) -> int:
     """Score, write and report."""
     args = parse(Context, argv, "context")
     check_positive(chunk=args.chunk, per_document=args.per_document)
-    if any(context < 1 for context in args.context):
-        raise UserError(f"--context must be at least 1: {min(args.context)}")
+    check_contexts(args.context)
     arms = named_runs(args.runs)
     from unitsphere.data.prepare import check_scored
     from unitsphere.report.context import columns, context_figure, rows

@@ -15,7 +15,7 @@ from unitsphere.cli.evaluate_context import (
 )
 from unitsphere.cli.evaluate_tasks import check_task_options, print_tasks, task_figures
 from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import parse
+from unitsphere.cli.parse import check_contexts, parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -100,17 +100,19 @@ class Eval:
 def run(argv: list[str]) -> int:
     """Evaluate once for each context, and on the tasks, and print."""
     args = parse(Eval, argv, "eval")
-    if any(context < 1 for context in args.context):
-        raise UserError(f"--context must be at least 1: {min(args.context)}")
+    check_contexts(args.context)
     check_task_options(args)
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
+    from unitsphere.training.owner import check_own_data
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device)
     if args.fold:
         fold_(loaded.model)
+    if args.data is None and not args.tasks:
+        check_own_data(args.run, loaded.config)
     found = {} if args.tasks and args.data is None else evaluations(args, loaded)
     tasks = task_figures(args, loaded) if args.tasks else {}
     if args.json:
@@ -208,9 +210,16 @@ def batch_rows(run: "LoadedRun", context: int) -> int:
 
 
 def figures(found: "Evaluation") -> dict[str, Any]:
-    """An evaluation's figures under the names of the JSON form; the accuracy if there is one."""
+    """An evaluation's figures under the names of the JSON form.
+
+    `accuracy` is there if the model has one, `text_lost` if the tokenizer loses text.
+    """
     named = dataclasses.asdict(found)
-    return named if found.accuracy is not None else {k: named[k] for k in named if k != "accuracy"}
+    if found.accuracy is None:
+        del named["accuracy"]
+    if not found.text_lost:
+        del named["text_lost"]
+    return named
 
 
 @contextlib.contextmanager
@@ -270,7 +279,7 @@ def _print(found: dict[int, dict[str, Any]]) -> None:
             str(context),
             f"{one['loss']:.4f}",
             f"{one['perplexity']:,.3f}",
-            f"{one['accuracy']:.2%}" if masked else f"{one['bits_per_byte']:.4f}",
+            f"{one['accuracy']:.2%}" if masked else bits(one),
             f"{one['tokens']:,}",
             f"{one['bytes']:,}",
             *([f"{one['bleu']:.2f}"] if bleu else []),
@@ -278,5 +287,15 @@ def _print(found: dict[int, dict[str, Any]]) -> None:
         for context, one in found.items()
     ]
     print_table(columns, rows)
+    if lost := max(one.get("text_lost", 0.0) for one in found.values()):
+        from unitsphere.data.prepare import lost_share
+
+        print(f"the tokenizer loses text: {lost_share(lost)}")
     for signature in dict.fromkeys(one["bleu_signature"] for one in found.values() if bleu):
         print(f"BLEU: {signature}")
+
+
+def bits(figures: dict[str, Any]) -> str:
+    """The bits per byte of a table's cell; "void" where the tokenizer loses text."""
+    found = figures["bits_per_byte"]
+    return "void" if found is None else f"{found:.4f}"

@@ -12,6 +12,7 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.cli.evaluate import Eval
+    from unitsphere.training.by_position import ContextLoss
     from unitsphere.training.load import LoadedRun
 
 LINE_EVERY = 10.0
@@ -36,7 +37,13 @@ def context_evaluations(
             args.per_document,
             progress(f"{args.run}"),
         )
-    return {context: dataclasses.asdict(one) for context, one in found.items()}
+    return {context: as_figures(one) for context, one in found.items()}
+
+
+def as_figures(found: "ContextLoss") -> dict[str, Any]:
+    """The figures of a context for JSON; `text_lost` only where it says something."""
+    named = dataclasses.asdict(found)
+    return named if found.text_lost else {k: named[k] for k in named if k != "text_lost"}
 
 
 def refuse_position_options(args: "Eval") -> None:

@@ -21,6 +21,8 @@ class PairSource:
 
     pairs: "Callable[[], Iterable[Pair]]"
     references: Callable[[], Iterable[str]]
+    lost: float
+    """`tokenizer.text_lost` of the text"""
 
 
 def pair_figures(
@@ -39,9 +41,11 @@ def pair_figures(
     if beam:
         check_sacrebleu()
     separator = run.tokenizer.separator
-    found = evaluate_pairs(run.model, source.pairs(), separator, context, rows)
+    found = evaluate_pairs(run.model, source.pairs(), separator, context, rows, lost=source.lost)
     figures = dataclasses.asdict(found)
     del figures["accuracy"]  # of masked models
+    if not found.text_lost:
+        del figures["text_lost"]
     if found.cut_sources or found.cut_targets:
         print(
             f"longer than {context} tokens, and cut there: {found.cut_sources:,} sources and "
@@ -78,13 +82,16 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import read_text_pairs, source_files
+    from unitsphere.data.tokenizer import text_lost
     from unitsphere.training.evaluate_pairs import text_pairs
 
     shards = scored_split(data, run.config.data, pairs=True)
     if shards is not None:
         shards.check_tokenizer(run.tokenizer)
         pairs, decode = Pairs(shards), run.tokenizer.decode
-        yield PairSource(lambda: pairs, lambda: (decode(p.target.tolist()) for p in pairs))
+        yield PairSource(
+            lambda: pairs, lambda: (decode(p.target.tolist()) for p in pairs), shards.text_lost
+        )
         return
     assert data is not None  # that means a split
     with source_files(data) as files:
@@ -93,4 +100,5 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         yield PairSource(
             lambda: text_pairs(read_text_pairs(files, fields), run.tokenizer),
             lambda: (pair.target for pair in read_text_pairs(files, fields)),
+            text_lost(run.tokenizer, (pair.target for pair in read_text_pairs(files, fields))),
         )

@@ -33,6 +33,9 @@ class Inspect:
     """which checkpoints; none: all (a run keeps its last two; --train.keep_every keeps more)"""
     against: Annotated[Path | None, arg(metavar="RUN2")] = None
     """a second run, whose gradients those of RUN are divided by"""
+    data: Annotated[str | None, arg(metavar="FILE")] = None
+    """what the probes look at: a text, JSONL, a folder, or one that prepare made; none: the run's
+    validation split (of runs made by you)"""
     film: bool = False
     """write film.gif too: some of the probes, moving from checkpoint to checkpoint"""
     list: bool = False
@@ -58,7 +61,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.report.film import film
     from unitsphere.report.inspection import write
 
-    found = film(args.run, args.probes, args.steps, args.against, args.device).document()
+    found = film(args.run, args.probes, args.steps, args.against, args.device, args.data).document()
     files = write(found, args.run, moving=args.film)
     if args.json:
         print_json(found)

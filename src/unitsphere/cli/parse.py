@@ -13,7 +13,7 @@ import io
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -261,6 +261,18 @@ def _retold(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> str
             return f"--{name} must be {kind}, not '{got}'{_see(verb)}"
     text = " ".join(re.sub(r"[^\w\s.,:;'\"/=()\[\]{}-]", " ", box).split())
     return f"{text.partition(' For full helptext')[0]}{_see(verb)}"
+
+
+MOST_CONTEXT = 1 << 20
+
+
+def check_contexts(contexts: Sequence[int]) -> None:
+    """Raise UserError unless each --context is from 1 to MOST_CONTEXT: rows are as long as that."""
+    for context in contexts:
+        if context < 1:
+            raise UserError(f"--context must be at least 1: {context}")
+        if context > MOST_CONTEXT:
+            raise UserError(f"--context must be at most {MOST_CONTEXT:,}: {context:,}")
 
 
 def check_positive(**counts: int | None) -> None:

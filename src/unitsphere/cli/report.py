@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json
+from unitsphere.cli.output import harmless, print_json
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
@@ -72,9 +72,9 @@ def run(argv: list[str]) -> int:
 
 def tell(written: "Written") -> None:
     """The answer, and where the page lies."""
-    print(written.page.answer)
+    print(harmless(written.page.answer))
     if written.page.unfinished:
-        print(written.page.unfinished)
+        print(harmless(written.page.unfinished))
     print(written.path)
     if written.figures:
         folder = Path(next(iter(next(iter(written.figures.values())).values()))).parent

@@ -25,7 +25,7 @@ from unitsphere.data.manifest import (
 )
 from unitsphere.data.progress import progress_of
 from unitsphere.data.sources import Piece
-from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
+from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, text_lost, train_bpe
 from unitsphere.data.writer import SplitWriter, write_file
 from unitsphere.errors import UserError
 
@@ -48,6 +48,7 @@ def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> No
     """Fill an empty folder with all that a prepared folder holds, the manifest last."""
     size, cut = job.whole_size(), place_to_cut(job)
     tokenizer = _tokenizer(job, cut, progress)
+    lost = text_lost(tokenizer, (piece.text for piece in job.pieces(cut)))
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     train = _Split(job, SplitWriter(folder, "train", dtype, tokenizer.separator))
     val = _Split(job, SplitWriter(folder, "val", dtype, tokenizer.separator))
@@ -72,6 +73,7 @@ def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> No
         train=train_counts,
         val=val_counts,
         pairs=job.pairs,
+        text_lost=lost,
         files=(saved.entry("tokenizer", "all"), *train_files, *val_files),
     )
     write_file(folder / NAME, manifest_text(manifest).encode())

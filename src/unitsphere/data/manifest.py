@@ -79,6 +79,8 @@ class Manifest:
     train: Counts
     val: Counts
     pairs: bool = False
+    text_lost: float | None = None
+    """`tokenizer.text_lost` of the source; None in older manifests"""
     files: tuple[FileEntry, ...] = ()
 
     def counts(self, split: Split) -> Counts:

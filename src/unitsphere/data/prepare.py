@@ -14,7 +14,7 @@ from unitsphere.data.job import Job
 from unitsphere.data.manifest import SPLITS, Manifest, TokenizerEntry, is_prepared, read_manifest
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import STANDARD_INPUT, PairFields, find_files, source_files
-from unitsphere.data.tokenizer import is_name, load_tokenizer
+from unitsphere.data.tokenizer import is_name, load_tokenizer, text_lost
 from unitsphere.data.workspace import publish, workspace
 from unitsphere.errors import UserError
 
@@ -76,7 +76,16 @@ def summary(manifest: Manifest) -> str:
             f"{split:<7}{counts.tokens:,} tokens in {number:,} {of}{'' if number == 1 else 's'}, "
             f"{counts.bytes / whole:.1%} of the text"
         )
+    if manifest.text_lost:
+        lines.append(f"the tokenizer loses text: {lost_share(manifest.text_lost)}")
     return "\n".join([*lines, manifest.note] if manifest.note else lines)
+
+
+def lost_share(lost: float) -> str:
+    """What a share of `tokenizer.text_lost` means, for people."""
+    return (
+        f"{lost:.0%} of a sample does not come back when it is decoded, so bits per byte are void"
+    )
 
 
 def tokenizer_spec(config: DataConfig) -> str:
@@ -147,10 +156,19 @@ def _job(config: DataConfig, pairs: bool) -> Job:
             "prepare it first ('unitsphere prepare - --out DIR') and train on DIR"
         )
     files = find_files(config.source)
-    tokenizer = tokenizer_spec(config)
     field = PairFields(config.source_field, config.target_field) if pairs else config.field
     held_out = _validation_files(config.validation)
-    return Job(config.source, files, field, tokenizer, config.val_fraction, held_out)
+    return Job(config.source, files, field, tokenizer_spec(config), config.val_fraction, held_out)
+
+
+def source_text_lost(config: DataConfig, pairs: bool = False) -> float:
+    """`tokenizer.text_lost` of the tokenizer and the source of a config."""
+    if is_prepared(config.source):
+        return read_manifest(Path(expanduser(config.source))).text_lost or 0.0
+    if is_name(tokenizer_spec(config)):  # bytes, and BPE that begins with all of them
+        return 0.0
+    job = _job(config, pairs)
+    return text_lost(load_tokenizer(job.tokenizer), (piece.text for piece in job.pieces()))
 
 
 def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> Shards | None:

@@ -36,6 +36,7 @@ class Shards:
         self.n_documents = counts.documents
         self.input = manifest.input
         self.pairs, self.target_bytes = manifest.pairs, counts.target_bytes
+        self.text_lost = manifest.text_lost or 0.0
         self.separator = manifest.tokenizer.separator
         self.vocab_size = manifest.tokenizer.vocab_size
         self.tokenizer_fingerprint = manifest.tokenizer.fingerprint

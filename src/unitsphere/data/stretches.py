@@ -11,7 +11,7 @@ import numpy as np
 
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
 
 READ = 1 << 16
 """Tokens of shards that are read at a time."""
@@ -27,6 +27,11 @@ class DocumentTokens(Protocol):
         """UTF-8 bytes of the text for each token; known when all was read."""
         ...
 
+    @property
+    def text_lost(self) -> float:
+        """`tokenizer.text_lost` of the text; known when all was read."""
+        ...
+
 
 class TextTokens:
     """The tokens of documents that come as text."""
@@ -34,24 +39,31 @@ class TextTokens:
     def __init__(self, pieces: Iterable[Piece], tokenizer: Tokenizer) -> None:
         self.pieces, self.tokenizer = pieces, tokenizer
         self.n_bytes = self.n_tokens = 0
+        self.sample: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         for piece in self.pieces:
             tokens = np.asarray(self.tokenizer.encode(piece.text), np.int64)
             self.n_bytes += len(piece.text.encode("utf-8"))
             self.n_tokens += len(tokens)
+            if len(self.sample) < SAMPLED:
+                self.sample.append(piece.text[: STRETCH * STRETCHES])
             yield piece.document, tokens
 
     @property
     def bytes_per_token(self) -> float:
         return self.n_bytes / max(self.n_tokens, 1)
 
+    @property
+    def text_lost(self) -> float:
+        return text_lost(self.tokenizer, self.sample)
+
 
 class ShardTokens:
     """The tokens of a prepared split's documents."""
 
     def __init__(self, shards: Shards) -> None:
-        self.shards = shards
+        self.shards, self.text_lost = shards, shards.text_lost
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         begins = [int(start) for start in self.shards.document_starts]

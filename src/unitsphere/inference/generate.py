@@ -17,6 +17,9 @@ from unitsphere.inference.sample import check_sampling, penalize, sample
 from unitsphere.inference.stream import Text, TextWatch
 from unitsphere.models.trunk import Transformer
 
+MOST_TOKENS = 1 << 20
+"""Tokens that are added to a prompt at most: memory for all of them is taken at once."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
@@ -128,17 +131,21 @@ def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_toke
         )
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
+    if max_tokens > MOST_TOKENS:
+        raise UserError(f"max_tokens must be at most {MOST_TOKENS:,}, not {max_tokens:,}")
     if not all(prompts):
         raise ValueError("a prompt needs at least one token: begin it with the separator")
 
 
 def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
     """A seed for each of `rows` prompts; a `UserError` for another number of them."""
-    if isinstance(seed, int):
-        return [seed + row for row in range(rows)]
-    if len(seed) != rows:
-        raise UserError(f"{len(seed)} seeds for {rows} prompts: give one, or one for each prompt")
-    return list(seed)
+    seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != rows:
+        raise UserError(f"{len(seeds)} seeds for {rows} prompts: give one, or one for each prompt")
+    for one in seeds:
+        if not -(2**63) <= one < 2**63:
+            raise UserError(f"a seed must fit 64 bits, from {-(2**63)} to {2**63 - 1}: {one}")
+    return seeds
 
 
 def seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:

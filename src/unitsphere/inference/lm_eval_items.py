@@ -122,7 +122,7 @@ def retold(what: str) -> Iterator[None]:
 
 def check_items(task: Task, limit: int | None) -> None:
     """Raise UserError for the first item, of the first `limit`, that cannot be scored."""
-    items = task.eval_docs
+    items: Any = task.eval_docs
     if not len(items):
         raise UserError("it has no items")
     for document in itertools.islice(items, limit):

@@ -17,7 +17,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.prepare import lost_share
+from unitsphere.data.tokenizer import Tokenizer, text_lost
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate
 from unitsphere.inference.sample import check_sampling
@@ -73,6 +74,8 @@ class HarnessLM(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """The log-likelihood of each whole text, in windows of the context's length."""
+        if lost := text_lost(self.text, (arguments(request)[0] for request in requests)):
+            raise UserError(f"the run's tokenizer loses text: {lost_share(lost)}")
         windows: list[Scored] = []
         owners: list[int] = []
         for owner, request in enumerate(requests):
@@ -227,7 +230,13 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[list[str], int, dict[str
     for name, value in sampling.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"generation_kwargs: '{name}' must be a number, not {value!r:.60}")
-    check_sampling(**{"top_k": None, "top_p": None} | sampling)
+    check_sampling(
+        sampling["temperature"],
+        sampling.get("top_k"),
+        sampling.get("top_p"),
+        sampling.get("min_p"),
+        sampling.get("repetition_penalty", 1.0),
+    )
     return stops, max_new, sampling
 
 

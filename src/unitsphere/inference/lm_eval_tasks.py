@@ -84,7 +84,7 @@ def run_tasks(
                 )
 
 
-def rehearse(task: "Task", shots: int | None, trusted: bool) -> None:
+def rehearse(task: Any, shots: int | None, trusted: bool) -> None:
     """Evaluate the first items with made-up answers: metrics and filters that fail, fail now.
 
     Raises UserError for a metric of which there is no figure, unless the task is `trusted` code,

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from unitsphere.config import read_json
 from unitsphere.data.batch import Batch
+from unitsphere.data.prepare import check_scored
+from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
 from unitsphere.inspection.updates import Recorded
@@ -23,9 +25,11 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.declared import check_checkpoint
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.documents import given_rows
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.load_exported import is_exported
 from unitsphere.training.log import read_metrics
+from unitsphere.training.owner import check_own_data
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.tensors import empty_tensors, load_model, read_tensors
 
@@ -93,21 +97,23 @@ def film(
     steps: Sequence[int] = (),
     against: Path | None = None,
     device: str = "auto",
+    data: str | None = None,
 ) -> Film:
     """Every probe (or those named) at every complete checkpoint (or those of `steps`) of a run.
 
     Before the first stands the start, where it can be made again: the weights depend on the seed
     and the kind of device. `against` is the run that gradients are compared with, where it has a
-    checkpoint of the same step; the last of the one with the last of the other. Raises
-    UserError for what is no run, has no such checkpoint, or no such probe.
+    checkpoint of the same step; the last of the one with the last of the other. `data` is what the
+    probes look at; none: the run's validation split. Raises UserError for what is no run, has no
+    such checkpoint, or no such probe; without `data` for a run that somebody else made.
     """
     names = chosen(names)
     config = run_config(run)
     places = checkpoints(run, steps)
     check_checkpoint(config, places[max(places)])
     on = pick_device(device)
-    batch, why = probed_batch(config, on)
-    bases = {} if against is None else bases_of(against, on)
+    batch, why = probed_batch(run, config, data, on)
+    bases = {} if against is None else bases_of(against, data, on)
     last, recorded = max(places), records_of(run)
     scenes = []
     for subject, step in subjects(run, config, places, on):
@@ -210,22 +216,31 @@ def moments_of(folder: Path, model: Transformer) -> dict[str, Tensor]:
     return {name.removeprefix("optim.").removesuffix(ends): t for name, t in wanted.items()}
 
 
-def probed_batch(config: RunConfig, device: torch.device) -> tuple[Batch | None, str]:
-    """About TOKENS of the run's validation data; or none, and why the data are not to be had."""
+def probed_batch(
+    run: Path, config: RunConfig, data: str | None, device: torch.device
+) -> tuple[Batch | None, str]:
+    """About TOKENS of `data`, or of the run's validation split; or none, and why there are none.
+
+    Raises UserError for `data` that cannot be used.
+    """
+    rows = max(TOKENS // config.data.context, 1)
+    if data is not None:
+        check_scored(data)
+        return given_rows(config, load_tokenizer(run / TOKENIZER), data, rows).to(device), ""
+    check_own_data(run, config)
     try:
         corpus = open_corpus(config)
     except UserError as error:
         return None, f"it looks at data, and those of the run are not to be had: {error}"
-    rows = max(TOKENS // config.data.context, 1)
     return corpus.validation_rows(rows).to(device), ""
 
 
-def bases_of(run: Path, device: torch.device) -> dict[int, Callable[[], Base]]:
-    """Step -> the run that gradients are compared with as it was then, on its own data."""
+def bases_of(run: Path, data: str | None, device: torch.device) -> dict[int, Callable[[], Base]]:
+    """Step -> the run that gradients are compared with as it was then, on `data` or its own."""
     config = run_config(run)
     places = checkpoints(run, ())
     check_checkpoint(config, places[max(places)])
-    batch, why = probed_batch(config, device)
+    batch, why = probed_batch(run, config, data, device)
     if batch is None:
         raise UserError(f"cannot compare with {run}: {why}")
     recorded = records_of(run)

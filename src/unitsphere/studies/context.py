@@ -10,6 +10,7 @@ from unitsphere.studies.provenance import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.documents import open_documents
 from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.owner import check_own_data
 
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times that of the training are scored."""
@@ -42,7 +43,10 @@ def context_study(
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
     tokenizers differ: perplexities are then of other tokens.
     """
-    first = load_run(next(path for paths in study.arms.values() for path in paths), study.device)
+    whose = next(path for paths in study.arms.values() for path in paths)
+    first = load_run(whose, study.device)
+    if study.data is None:
+        check_own_data(whose, first.config)
     contexts = tuple(study.contexts) or doubled(first.config.data.context)
     check_contexts(contexts)
     arms: dict[str, Any] = {}

@@ -40,6 +40,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unitsphere.config import did_you_mean, flatten, to_dict
+from unitsphere.data.prepare import lost_share, source_text_lost, tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
 from unitsphere.training.schedule import decay_end, fall_begins
@@ -107,7 +108,23 @@ def check_fair(
             f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike, or "
             f"set allow = [{names}] to have it flagged instead"
         )
+    check_lossless(configs)
     return found
+
+
+def check_lossless(configs: Mapping[str, RunConfig]) -> None:
+    """Raise UserError for arms of several tokenizers of which one loses text.
+
+    Losses of different tokens compare only as bits per byte, which are then void.
+    """
+    if len({tokenizer_spec(config.data) for config in configs.values()}) < 2:
+        return
+    for arm, config in configs.items():
+        if lost := source_text_lost(config.data, config.objective == "seq2seq"):
+            raise UserError(
+                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which nothing of another "
+                "tokenizer can be compared with: give all arms one tokenizer"
+            )
 
 
 def unfair(

@@ -17,6 +17,7 @@ from unitsphere.studies.provenance import provenance
 from unitsphere.training.corpus import scoring_form
 from unitsphere.training.evaluate import Evaluation, evaluate, evaluate_shards
 from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.owner import check_own_data
 
 FORMATS = (
     *("int8", "int6", "int5", "int4", "int3"),
@@ -75,6 +76,8 @@ def run_figures(
     run = load_run(path, study.device)
     if run.config.objective != "clm":
         raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
+    if study.data is None:
+        check_own_data(path, run.config)
     roles = MATRICES if study.embeddings else LAYERS
     model = run.model.float()
     with scorer(run, study) as score:

@@ -37,15 +37,19 @@ class Span:
 
 @dataclass(frozen=True)
 class ContextLoss:
-    """Losses with contexts of one length: nats a token, over all positions and by position."""
+    """Losses with contexts of one length: nats a token, over all positions and by position.
+
+    text_lost is the tokenizer's; where it is above 0 there are no bits_per_byte.
+    """
 
     context: int
     loss: float
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     tokens: int
     bytes: int
     by_position: list[Span] = field(repr=False)
+    text_lost: float = 0.0
 
 
 def losses_by_position(
@@ -85,8 +89,8 @@ def losses_by_position(
             f"no document has {longest:,} tokens{within(per_document)}: give smaller contexts, or "
             "longer documents"
         )
-    size = scored * documents.bytes_per_token
-    return {context: summarised(total, scored, size) for context, total in sums.items()}
+    size, lost = scored * documents.bytes_per_token, documents.text_lost
+    return {context: summarised(total, scored, size, lost) for context, total in sums.items()}
 
 
 def within(per_document: int | None) -> str:
@@ -136,7 +140,7 @@ def token_losses(model: Transformer, inputs: Tensor, targets: Tensor, chunk: int
     return torch.cat(parts, 1)
 
 
-def summarised(total: np.ndarray, scored: int, size: float) -> ContextLoss:
+def summarised(total: np.ndarray, scored: int, size: float, lost: float) -> ContextLoss:
     """The means of losses summed by position, over `scored` tokens of a text of `size` bytes."""
     context, nats = len(total), float(total.sum())
     windows = scored // context
@@ -149,10 +153,11 @@ def summarised(total: np.ndarray, scored: int, size: float) -> ContextLoss:
         context=context,
         loss=loss,
         perplexity=perplexity(loss),
-        bits_per_byte=nats / math.log(2) / size,
+        bits_per_byte=None if lost else nats / math.log(2) / size,
         tokens=scored,
         bytes=round(size),
         by_position=spans,
+        text_lost=lost,
     )
 
 

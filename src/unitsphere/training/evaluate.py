@@ -25,7 +25,7 @@ from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.batches import window
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import Piece
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
 from unitsphere.data.windows import Form, Window, count_windows
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
@@ -40,7 +40,8 @@ class Evaluation:
     """What a model makes of a text: nats a scored token, and the text's size.
 
     `tokens` counts those that were scored, `bytes` the text's. Causal models have
-    bits_per_byte, masked ones accuracy.
+    bits_per_byte, masked ones accuracy. text_lost is the tokenizer's (`data.tokenizer.text_lost`);
+    where it is above 0 there are no bits_per_byte.
     """
 
     loss: float
@@ -49,6 +50,7 @@ class Evaluation:
     tokens: int
     bytes: int
     accuracy: float | None = None
+    text_lost: float = 0.0
 
     def record(self) -> dict[str, float]:
         """The figures of a validation as they stand in metrics.jsonl."""
@@ -56,6 +58,7 @@ class Evaluation:
             "val_loss": self.loss,
             "val_bits_per_byte": self.bits_per_byte,
             "val_accuracy": self.accuracy,
+            "val_text_lost": self.text_lost or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -83,17 +86,20 @@ def evaluate(
     that a document of any size is never held as a whole. Raises UserError if there is no text.
     """
     size = 0
+    sample: list[str] = []
 
     def counted() -> Iterator[str | Piece]:
         nonlocal size
         for document in documents:
             text = document if isinstance(document, str) else document.text
             size += len(text.encode("utf-8"))
+            if len(sample) < SAMPLED:
+                sample.append(text[: STRETCH * STRETCHES])
             yield document
 
     windows = stream_windows(counted(), tokenizer, form)
     totals = score(model, batches(windows, form, rows), form.likelihood, precision)
-    return summary(totals, size, form.likelihood)
+    return summary(totals, size, form.likelihood, text_lost(tokenizer, sample))
 
 
 def evaluate_shards(
@@ -122,7 +128,7 @@ def evaluate_shards(
     totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
     share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
-    return summary(totals, round(shards.n_bytes * share), form.likelihood)
+    return summary(totals, round(shards.n_bytes * share), form.likelihood, shards.text_lost)
 
 
 def perplexity(loss: float) -> float:
@@ -130,18 +136,22 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def summary(totals: Totals, size: int, likelihood: bool) -> Evaluation:
-    """The means of sums over the scored tokens of a text of `size` bytes."""
+def summary(totals: Totals, size: int, likelihood: bool, lost: float = 0.0) -> Evaluation:
+    """The means of sums over the scored tokens of a text of `size` bytes.
+
+    lost: the tokenizer's `text_lost`.
+    """
     if not totals.tokens:
         raise UserError("there is no text to evaluate: the source holds no tokens")
     loss = totals.nats / totals.tokens
     return Evaluation(
         loss=loss,
         perplexity=perplexity(loss),
-        bits_per_byte=totals.nats / math.log(2) / size if likelihood else None,
+        bits_per_byte=totals.nats / math.log(2) / size if likelihood and not lost else None,
         tokens=totals.tokens,
         bytes=size,
         accuracy=None if likelihood else totals.right / totals.tokens,
+        text_lost=lost,
     )
 
 

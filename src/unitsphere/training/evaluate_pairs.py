@@ -41,8 +41,12 @@ def evaluate_pairs(
     precision: Precision = "fp32",
     between: Callable[[], None] = lambda: None,
     layout: Layout = SINGLE,
+    lost: float = 0.0,
 ) -> PairEvaluation:
-    """Score pairs, `rows` of them at once. Raises UserError if there are none."""
+    """Score pairs, `rows` of them at once; `lost` is their tokenizer's `text_lost`.
+
+    Raises UserError if there are none.
+    """
     count = cut_sources = cut_targets = 0
     size = 0.0
 
@@ -59,7 +63,7 @@ def evaluate_pairs(
     totals = score(model, batches, True, precision, between, layout)
     if not count:
         raise UserError("there are no pairs to evaluate: the source holds none")
-    found = summary(totals, round(size), True)
+    found = summary(totals, round(size), True, lost)
     return PairEvaluation(
         **vars(found), pairs=count, cut_sources=cut_sources, cut_targets=cut_targets
     )
@@ -86,7 +90,8 @@ def evaluate_pair_split(
         chosen = [i * count // wanted for i in range(wanted)]
     separator = pairs.shards.separator
     some = (pairs[i] for i in chosen)
-    return evaluate_pairs(model, some, separator, context, rows, precision, between, layout)
+    lost = pairs.shards.text_lost
+    return evaluate_pairs(model, some, separator, context, rows, precision, between, layout, lost)
 
 
 def text_pairs(texts: Iterable[TextPair], tokenizer: Tokenizer) -> Iterator[Pair]:

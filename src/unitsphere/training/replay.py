@@ -11,6 +11,7 @@ from unitsphere.errors import UserError
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.evaluate import evaluating
 from unitsphere.training.load import load_run
+from unitsphere.training.owner import check_own_data
 
 SHOWN = 100
 """Tokens of a row that are shown."""
@@ -36,6 +37,7 @@ def replay(run: Path | str, step: int, device: str = "auto") -> list[Row]:
     model, tokenizer, config = load_run(run, device)
     if not 1 <= step <= config.train.steps:
         raise UserError(f"{run} has no step {step}: give one from 1 to {config.train.steps}")
+    check_own_data(Path(run), config)
     batch = open_corpus(config).batches.batch(step - 1)
     rows = []
     with evaluating(model):

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from unitsphere.data.prepare import lost_share
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
@@ -29,6 +30,7 @@ class Result:
     val_bits_per_byte: float | None
     val_accuracy: float | None
     trained: bool
+    val_text_lost: float | None = None
 
     def validation(self) -> str:
         """The last validation in a few words; a run that ended when it diverged has none."""
@@ -39,6 +41,8 @@ class Result:
             parts.append(f"{self.val_bits_per_byte:.4f} bits/byte")
         if self.val_accuracy is not None:
             parts.append(f"{self.val_accuracy:.1%} of the masked tokens right")
+        if self.val_text_lost is not None:
+            parts.append(f"the tokenizer loses text: {lost_share(self.val_text_lost)}")
         return ", ".join(parts)
 
 
@@ -100,4 +104,5 @@ def result(out: Path, trained: bool) -> Result:
         val_bits_per_byte=last.get("val_bits_per_byte"),
         val_accuracy=last.get("val_accuracy"),
         trained=trained,
+        val_text_lost=last.get("val_text_lost"),
     )

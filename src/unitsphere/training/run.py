@@ -38,6 +38,7 @@ from unitsphere.training.load import LoadedRun, find_start, load_run
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.owner import SIGNATURE, signature
 from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
 from unitsphere.training.parallel.forecast import forecast
 from unitsphere.training.parallel.layout import Layout
@@ -165,6 +166,7 @@ def begin_folder(
     write_config(out, job.config)
     found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
     found["data"] = {"source": job.config.data.source, "fingerprint": corpus.input}
+    found[SIGNATURE] = signature(job.config.data)
     if start is not None:
         found["init"] = start
     write_environment(out, found, state.step)

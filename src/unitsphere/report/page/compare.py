@@ -19,7 +19,7 @@ from unitsphere.report.page.parts import (
     Text,
 )
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Json, Run, by_arm, data_facts, found_in
+from unitsphere.report.page.runs import Json, Run, by_arm, data_facts, found_in, lost_text
 from unitsphere.report.page.settings import environment_section, page_commands, settings_section
 from unitsphere.report.page.studies import banded, provenance_command
 from unitsphere.report.table import short
@@ -41,7 +41,7 @@ def compare_page(folder: Path, found: Json) -> Page:
         kind="Comparison",
         answer=answer(found),
         facts=[*data_facts(last), *facts(found)],
-        caveats=[flag["text"] for flag in found["flags"]],
+        caveats=[*(flag["text"] for flag in found["flags"]), *lost_text(last)],
         unfinished=unfinished(last),
         sections=[
             Section("results", "Results", [*budget_figures(found), *blocks]),

@@ -1,6 +1,7 @@
 """What a folder is, and the page of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from unitsphere.errors import UserError
@@ -34,7 +35,25 @@ def page_of(folders: Folders) -> Page:
 
     Raises UserError for a folder that is none, or whose results are another version's.
     """
-    several = listed(folders)
+    with retold_shapes(folders):
+        return found_page(listed(folders))
+
+
+@contextmanager
+def retold_shapes(folders: Folders) -> Iterator[None]:
+    """What fails because a file holds JSON of another shape, as a `UserError`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = ", ".join(map(str, listed(folders)))
+        raise UserError(
+            f"cannot make a page of {names}: a JSON file there has another shape than this version "
+            f"writes ({type(error).__name__}: {error})"
+        ) from error
+
+
+def found_page(several: list[Path]) -> Page:
+    """`page_of`, which retells what goes wrong."""
     for folder in several:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: give a run's or a study's")

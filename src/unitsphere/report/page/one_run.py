@@ -7,7 +7,7 @@ from unitsphere.report.page.accuracy import accuracy_sections
 from unitsphere.report.page.curves import curves
 from unitsphere.report.page.parts import Block, Page, Section, Text
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Run, data_facts
+from unitsphere.report.page.runs import Run, data_facts, lost_text
 from unitsphere.report.page.settings import environment_section, run_commands, settings_section
 from unitsphere.report.page.texts import sample_sections
 from unitsphere.report.table import duration
@@ -73,7 +73,7 @@ def caveats(run: Run) -> list[str]:
     spikes = sum("spike" in record for record in run.records)
     if spikes:
         lines.append(f"{spikes} spike{'s' * (spikes != 1)} of the loss on record.")
-    return lines
+    return lines + lost_text([run])
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

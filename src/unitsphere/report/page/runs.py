@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.config import flatten, read_json
+from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
@@ -207,6 +208,14 @@ def data_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
             more = len(values) - MOST_NAMED
             found.append((name, f"{few} and {more} more" if more > 0 else few))
     return found
+
+
+def lost_text(runs: Sequence[Run]) -> list[str]:
+    """A line about the runs whose tokenizer loses text; none if there are none."""
+    lossy = {run.name: lost for run in runs if (lost := run.last("val_text_lost"))}
+    if not lossy:
+        return []
+    return [f"The tokenizer of {', '.join(lossy)} loses text: {lost_share(max(lossy.values()))}."]
 
 
 def source_of(run: Run) -> str:

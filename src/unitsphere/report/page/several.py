@@ -8,7 +8,15 @@ from unitsphere.report.page.accuracy import accuracy_sections
 from unitsphere.report.page.one_run import curve_sections, name_of, unfinished
 from unitsphere.report.page.parts import Page, Section, Table
 from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Run, by_arm, data_facts, in_arms, is_run, runs_below
+from unitsphere.report.page.runs import (
+    Run,
+    by_arm,
+    data_facts,
+    in_arms,
+    is_run,
+    lost_text,
+    runs_below,
+)
 from unitsphere.report.page.settings import (
     differing_keys,
     environment_section,
@@ -73,7 +81,7 @@ def page_of_runs(title: str, answer: str, runs: Sequence[Run], *folders: str) ->
         kind="Runs",
         answer=answer,
         facts=data_facts(runs),
-        caveats=differences(runs),
+        caveats=[*differences(runs), *lost_text(runs)],
         unfinished=unfinished(runs),
         sections=[
             Section("runs", "Runs", [Table("Where the runs stand", head, [row(r) for r in runs])]),
@@ -89,6 +97,8 @@ def page_of_runs(title: str, answer: str, runs: Sequence[Run], *folders: str) ->
 
 def lowest(runs: Sequence[Run]) -> str:
     """Which run has the lowest validation loss, in a sentence."""
+    if lost_text(runs) and len({run.last("val_text_lost") for run in runs}) > 1:
+        return f"{len(runs)} runs, which cannot be compared: a tokenizer of theirs loses text."
     for key, said in (("val_bits_per_byte", "bits per byte"), ("val_loss", "nats per token")):
         known = [(value, run) for run in runs if (value := run.last(key)) is not None]
         if len(known) == len(runs):

@@ -8,7 +8,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.page.kinds import page_of, retold_shapes
 from unitsphere.report.page.parts import Page
 from unitsphere.report.page.render import render
 from unitsphere.report.page.runs import Folders, listed
@@ -56,9 +56,10 @@ def build(folders: Folders, live: str = "") -> str:
 
 def document(page: Page, folders: Folders, live: str = "") -> str:
     """A page as HTML, with the time of now at its foot."""
-    stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
     written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return render(page, report_command(*map(str, listed(folders))), stills, live, written)
+    with retold_shapes(folders):
+        stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
+        return render(page, report_command(*map(str, listed(folders))), stills, live, written)
 
 
 def write_page(

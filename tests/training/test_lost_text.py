@@ -1,0 +1,114 @@
+"""Tokenizers that lose text: their bits per byte are void, in everything that shows some."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typed import printed, refused
+
+from unitsphere.cli import main
+from unitsphere.data.manifest import read_manifest
+from unitsphere.data.tokenizer import ByteTokenizer, load_tokenizer, text_lost
+
+TEXT = "The cat sat on the mat, and that was that.\n" * 60
+RECIPE = """
+architecture = "gpt"
+[model]
+d_model = 16
+n_layers = 1
+n_heads = 2
+[data]
+source = "text.txt"
+tokenizer = "{tokenizer}"
+context = 16
+cache = "cache"
+[train]
+steps = 2
+batch_tokens = 32
+device = "cpu"
+precision = "fp32"
+"""
+
+
+def lossy() -> Tokenizer:
+    """Knows two words; all else is [UNK]."""
+    found = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2, "</s>": 3}, "[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore
+    found.add_special_tokens(["</s>"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """`lossy`, a run whose tokenizer loses text, and `bytes`, one whose does not."""
+    folder = tmp_path_factory.mktemp("lost")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(TEXT)
+        lossy().save("lossy.json")
+        for name, tokenizer in (("lossy", "lossy.json"), ("bytes", "bytes")):
+            Path(f"{name}.toml").write_text(RECIPE.format(tokenizer=tokenizer))
+            assert main(["train", f"{name}.toml", "--out", name]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    capsys.readouterr()
+
+
+def test_how_much_is_lost():
+    assert text_lost(load_tokenizer("lossy.json"), [TEXT]) == 1
+    assert text_lost(load_tokenizer("lossy.json"), ["the", "cat", "sat", "mat"]) == 0.5
+    assert text_lost(ByteTokenizer(), [TEXT, "Ünïcode 語 🙂"]) == 0
+    assert text_lost(load_tokenizer("lossy.json"), []) == 0
+
+
+def test_prepared_data_say_so(capsys):
+    assert main(["prepare", "text.txt", "--tokenizer", "lossy.json", "--out", "shards"]) == 0
+    assert "the tokenizer loses text: 100% of a sample" in capsys.readouterr().err
+    assert read_manifest(Path("shards")).text_lost == 1
+    assert main(["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "kept"]) == 0
+    assert "loses text" not in capsys.readouterr().err
+    assert read_manifest(Path("kept")).text_lost == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--data", "text.txt"), ("--by-position", "--context", "4")])
+def test_eval_has_no_bits_per_byte(capsys, more):
+    found = printed(capsys, "eval", "lossy", *more)
+    assert found["bits_per_byte"] is None
+    assert found["text_lost"] == 1
+    assert found["loss"] > 0
+    assert main(["eval", "lossy", *more]) == 0
+    out = capsys.readouterr().out
+    assert "void" in out
+    assert "the tokenizer loses text" in out
+    assert "text_lost" not in printed(capsys, "eval", "bytes", *more)
+
+
+def test_training_records_none(capsys):
+    records = [json.loads(line) for line in Path("lossy/metrics.jsonl").read_text().splitlines()]
+    validated = [record for record in records if "val_loss" in record]
+    assert validated
+    assert all("val_bits_per_byte" not in one and one["val_text_lost"] == 1 for one in validated)
+    assert main(["train", "lossy.toml", "--out", "lossy"]) == 0
+    assert "loses text" in capsys.readouterr().err
+
+
+def test_a_report_says_so_and_compares_nothing(capsys):
+    page = printed(capsys, "report", "lossy", "--out", "one.html")
+    assert any("loses text" in line for line in page["caveats"])
+    both = printed(capsys, "report", "lossy", "bytes", "--out", "both.html")
+    assert "cannot be compared" in both["answer"]
+
+
+def test_compare_refuses_it_beside_another_tokenizer(capsys):
+    Path("study.toml").write_text(
+        'budgets = [64]\nseeds = [0]\nallow = ["tokenizer", "un-annealed"]\n'
+        '[arms.one]\nrecipe = "lossy.toml"\nlr = 1e-3\n'
+        '[arms.two]\nrecipe = "bytes.toml"\nlr = 1e-3\n'
+    )
+    message = refused(capsys, "compare", "study.toml", "--out", "study")
+    assert "one: its tokenizer loses text" in message
