@@ -113,7 +113,7 @@ def origin(config: RunConfig) -> dict[str, str]:
         "licence of the weights": unknown,
         "licence of the data": "PSF-2.0, Python's own" if shipped else unknown,
         "language": "English and Python" if shipped else unknown,
-        "data": "the source text of Python's standard library" if shipped else f"`{data.source}`",
+        "data": "the source text of Python's standard library" if shipped else f"`{Path(data.source).name}`",
         "held out for validation": held_out,
         "tokenizer": f"`{data.tokenizer}`",
         "first weights": "random" if config.init is None else f"those of `{config.init}`",
