@@ -329,6 +329,7 @@ def test_half_precision_generates(folder):
 
 def test_the_card_says_what_the_run_s_folder_says(folder):
     card = (folder / "hf-ngpt" / "README.md").read_text(encoding="utf-8")
+    assert str(folder) not in card + (folder / "hf-ngpt" / "config.json").read_text()
     last = [
         json.loads(line)
         for line in (folder / "run-ngpt" / "metrics.jsonl").read_text().splitlines()

@@ -41,7 +41,13 @@ VERBS: dict[str, list[str]] = {
     "init": ["train", "RUN", "--init", "RUN", "--train.steps", "2", "--out", "OUT"],
     "quantize": ["quantize", "RUN", "--data", "TEXT"],
     "recipe": ["train", "RUN/config.json", "--dry_run"],
+    "context": ["context", "RUN", "--data", "TEXT", "--context", "8", "--out", "OUT"],
+    "replay": ["replay", "RUN", "--step", "2"],
+    "finetune": ["finetune", "RUN", "--data", "LABELS", "--lr", "0.01", "--epochs", "1"],
+    "params": ["params", "RUN/config.json"],
 }
+EXPORTED = ["config.json", "model.safetensors", "tokenizer.json", "run_tokenizer.json"]
+EXPORTED_VERBS = ("eval", "generate", "quantize", "context")
 SECRET = "what nobody may read or change\n"
 MOST_MEMORY = 4 << 30
 """Bytes that a verb may take beside what the tests hold."""
@@ -80,6 +86,8 @@ def place(run, tmp_path, monkeypatch) -> Path:  # noqa: F811
     work = tmp_path / "work"
     shutil.copytree(run, work / "run")
     (work / "text.txt").write_text("1 times 1 is 1.\n" * 40)
+    rows = [json.dumps({"text": f"{n}", "label": n % 2}) for n in range(20)]
+    (work / "labels.jsonl").write_text("\n".join(rows))
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim/secret").write_text(SECRET)
     monkeypatch.chdir(work)
@@ -109,7 +117,7 @@ def limited_memory() -> Iterator[None]:
 
 def call(verb: str, capsys) -> tuple[int, str]:
     """Exit status and last words; anything but an exit is the test's failure."""
-    words = {"RUN": "run", "TEXT": "text.txt", "OUT": "out"}
+    words = {"RUN": "run", "TEXT": "text.txt", "OUT": "out", "LABELS": "labels.jsonl"}
     argv = [words.get(w, w.replace("RUN/", "run/")) for w in VERBS[verb]]
     try:
         with limited_memory():
@@ -145,6 +153,31 @@ def test_fuzz_planted_files(place, run, capsys, cases):  # noqa: F811
         status, said = call(verb, capsys)
         ends_well(status, said)
         assert (copied.read_bytes() if copied.exists() else None) == before, (verb, name, harm)
+        assert (place / "victim/secret").read_text() == SECRET
+    cases.done()
+
+
+LINKED = ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(("verb", "name"), list(product(["eval", "generate", "export"], LINKED)))
+def test_a_file_beyond_the_folder_is_not_read(verb, name, place, capsys):
+    HARMS["a link out"](place / "work/run" / name, place / "victim/copied")
+    status, said = call(verb, capsys)
+    assert status == 2
+    assert "is a link out of run" in said
+
+
+def test_fuzz_planted_files_of_an_export(place, run, capsys, cases):  # noqa: F811
+    """The same of what `export` wrote, which has no checkpoints."""
+    assert call("export", capsys)[0] == 0
+    export = shutil.copytree(place / "work/out", place / "export")
+    for verb, name, harm in some(list(product(EXPORTED_VERBS, EXPORTED, HARMS)), 10):
+        afresh(place, export)
+        HARMS[harm](place / "work/run" / name, place / "victim/copied")
+        cases.tried += 1
+        ends_well(*call(verb, capsys))
+        (place / "victim/copied").unlink(missing_ok=True)
         assert (place / "victim/secret").read_text() == SECRET
     cases.done()
 

@@ -65,7 +65,7 @@ def export(run: Path, loaded: "LoadedRun", out: Path) -> "Exported":
     """Write the folder `out` for the run folder `run`, which `loaded` was loaded from."""
     from unitsphere.config import to_dict
     from unitsphere.inference.hf.export import export_hf
-    from unitsphere.report.model_card import model_card
+    from unitsphere.report.model_card import model_card, without_folders
 
     trained = sum(parameter.numel() for parameter in loaded.model.parameters())
     return export_hf(
@@ -73,7 +73,7 @@ def export(run: Path, loaded: "LoadedRun", out: Path) -> "Exported":
         loaded.tokenizer,
         loaded.config.architecture,
         loaded.config.data.context,
-        to_dict(loaded.config),
+        to_dict(without_folders(loaded.config)),
         out,
         partial(model_card, run, loaded.config, trained),
     )

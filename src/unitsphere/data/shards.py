@@ -90,7 +90,7 @@ class Shards:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the shards."""
-        return load_tokenizer(self.folder / "tokenizer.json")
+        return load_tokenizer(self.folder / "tokenizer.json", self.folder)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """A `UserError` unless `tokenizer` is the one that made the shards."""

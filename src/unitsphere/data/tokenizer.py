@@ -135,13 +135,16 @@ class JsonTokenizer:
         write_text(path, self.json)
 
 
-def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """The tokenizer named "bytes", of a tokenizer.json, or of a folder that holds one."""
+def load_tokenizer(spec: str | Path, within: Path | None = None) -> Tokenizer:
+    """The tokenizer named "bytes", of a tokenizer.json, or of a folder that holds one.
+
+    within: the folder out of which no link may lead, where somebody else may have made it.
+    """
     if spec == "bytes":
         return ByteTokenizer()
     if bpe_size(spec) is not None:
         raise UserError(f"{spec} is trained on a source: run 'unitsphere prepare' first")
-    text, document = _read(spec)
+    text, document = _read(spec, within)
     return ByteTokenizer() if document == _BYTES else JsonTokenizer(text, str(spec))
 
 
@@ -220,11 +223,11 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     return JsonTokenizer(backend.to_str(pretty=True), f"bpe:{size}")
 
 
-def _read(spec: str | Path) -> tuple[str, dict[str, Any]]:
+def _read(spec: str | Path, within: Path | None = None) -> tuple[str, dict[str, Any]]:
     path = Path(expanduser(spec))
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        text = read_text(path)
+        text = read_text(path, within)
     except UserError as error:
         raise UserError(
             f"{error}; a tokenizer is 'bytes', 'bpe:N', or the path of a tokenizer.json"
@@ -239,7 +242,10 @@ def _read(spec: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def _largest_id(document: dict[str, Any]) -> int:
-    vocab = document["model"].get("vocab", ())
-    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    added = [token["id"] for token in document.get("added_tokens") or ()]
-    return max([*ids, *added], default=-1)
+    try:
+        vocab = document["model"].get("vocab", ())
+        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        added = [token["id"] for token in document.get("added_tokens") or ()]
+        return max(map(int, [*ids, *added]), default=-1)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise UserError(f"a tokenizer.json whose vocabulary cannot be read: {error}") from error

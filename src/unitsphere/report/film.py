@@ -226,7 +226,7 @@ def probed_batch(
     rows = max(TOKENS // config.data.context, 1)
     if data is not None:
         check_scored(data)
-        return given_rows(config, load_tokenizer(run / TOKENIZER), data, rows).to(device), ""
+        return given_rows(config, load_tokenizer(run / TOKENIZER, run), data, rows).to(device), ""
     check_own_data(run, config)
     try:
         corpus = open_corpus(config)

@@ -1,5 +1,6 @@
 """The README.md of an exported model: what its run folder says, and nothing else."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -102,21 +103,39 @@ def table(rows: Mapping[str, str]) -> str:
     return "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items())
 
 
+def without_folders(config: RunConfig) -> RunConfig:
+    """The config with the names of its data alone: where they lay is nobody's business."""
+
+    def name(path: str | None) -> str | None:
+        return None if path is None else Path(path).name
+
+    data = config.data
+    named = dataclasses.replace(
+        data,
+        source=Path(data.source).name,
+        validation=name(data.validation),
+        tokenizer=name(data.tokenizer),
+        cache=Path(data.cache).name,
+    )
+    return dataclasses.replace(config, data=named, init=name(config.init))
+
+
 def origin(config: RunConfig) -> dict[str, str]:
     """What is known of licence, language and data, and plainly what is not."""
-    data, shipped = config.data, config.data.source == STDLIB
+    named, shipped = without_folders(config), config.data.source == STDLIB
+    data, start = named.data, named.init
     unknown = "not known: the run does not record it; say it here and in the head of this file"
     held_out = f"{data.val_fraction:.1%} of it" if data.validation is None else data.validation
-    if is_prepared(data.source):
+    if is_prepared(config.data.source):
         held_out = "the validation split that it was prepared with"
     return {
         "licence of the weights": unknown,
         "licence of the data": "PSF-2.0, Python's own" if shipped else unknown,
         "language": "English and Python" if shipped else unknown,
-        "data": "the source text of Python's standard library" if shipped else f"`{Path(data.source).name}`",
+        "data": "the source text of Python's standard library" if shipped else f"`{data.source}`",
         "held out for validation": held_out,
         "tokenizer": f"`{data.tokenizer}`",
-        "first weights": "random" if config.init is None else f"those of `{config.init}`",
+        "first weights": "random" if config.init is None else f"those of `{start}`",
     }
 
 

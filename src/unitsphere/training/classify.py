@@ -64,7 +64,7 @@ def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
     model = classifier(body)
     load_weights(path / MODEL, model)
     check_finite(model.state_dict(), str(path / MODEL))
-    tokenizer = load_tokenizer(path / TOKENIZER)
+    tokenizer = load_tokenizer(path / TOKENIZER, path)
     return TextClassifier(model.eval(), tokenizer, saved.classes, saved.length)
 
 

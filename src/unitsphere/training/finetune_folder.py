@@ -51,7 +51,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(check_given(path, path.parent), framework="pt") as file:
             yield file
-    except SafetensorError as error:
+    except (SafetensorError, MemoryError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 
 

@@ -45,7 +45,7 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
         return LoadedRun(*load_folder(path, pick_device(device)))
     config = config_of_run(path)
     folder = chosen_checkpoint(path, wanted)
-    tokenizer = load_tokenizer(path / TOKENIZER)
+    tokenizer = load_tokenizer(path / TOKENIZER, path)
     check_checkpoint(config, folder)
     model = build_from(
         config.architecture, config.model, pick_device(device), objective=config.objective
@@ -115,7 +115,10 @@ def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None)
         for key in ("architecture", "objective")
         if getattr(before, key) != getattr(config, key)
     ]
-    another = tokenizer is not None and load_tokenizer(own).fingerprint != tokenizer.fingerprint
+    another = (
+        tokenizer is not None
+        and load_tokenizer(own, Path(run)).fingerprint != tokenizer.fingerprint
+    )
     if not odd and another:
         odd = ["its tokenizer is another one"]
     if not odd and shapes(before) != shapes(config):

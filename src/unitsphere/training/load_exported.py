@@ -47,13 +47,15 @@ def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenize
 def read_tokenizer(path: Path) -> Tokenizer:
     """The run's tokenizer; where transformers has saved the folder again, what it made of it."""
     if (path / OWN_TOKENIZER).is_file():
-        return load_tokenizer(path / OWN_TOKENIZER)
+        return load_tokenizer(path / OWN_TOKENIZER, path)
     file = path / "tokenizer.json"
     document = read_json(file)
-    added = document.get("added_tokens", ()) if isinstance(document, dict) else ()
-    if not any(token["content"] == MASK_TOKEN for token in added):
-        return load_tokenizer(file)
-    document["added_tokens"] = [token for token in added if token["content"] != MASK_TOKEN]
+    added = document.get("added_tokens") if isinstance(document, dict) else None
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise UserError(f"{file} has no list of added_tokens: export the run again")
+    if not any(token.get("content") == MASK_TOKEN for token in added):
+        return load_tokenizer(file, path)
+    document["added_tokens"] = [token for token in added if token.get("content") != MASK_TOKEN]
     return JsonTokenizer(json.dumps(document), str(file))
 
 
@@ -63,7 +65,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for file in sorted(path.glob("model*.safetensors")):
         try:
             found |= load_file(check_given(file, path))
-        except SafetensorError as error:
+        except (SafetensorError, MemoryError) as error:
             raise UserError(f"cannot read {file}: {error}") from error
     if not found:
         raise UserError(f"{path} has no model.safetensors: export the run again")
