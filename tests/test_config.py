@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from unitsphere.config import did_you_mean, differences, from_dict, read_json, read_toml, to_dict
 from unitsphere.errors import UserError
 
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+"""No key or path holds a NUL."""
+
 
 @dataclass(frozen=True)
 class Inner:
@@ -60,7 +63,7 @@ def test_an_integer_serves_as_a_float():
     st.builds(
         Outer,
         steps=st.integers(),
-        name=st.text(),
+        name=TEXT,
         on=st.booleans(),
         inner=st.builds(
             Inner,

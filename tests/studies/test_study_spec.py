@@ -11,6 +11,9 @@ from unitsphere.errors import UserError
 from unitsphere.studies.spec import ArmSpec, Execution, Study, Tune, load_study, study_from
 from unitsphere.studies.toml import toml_text
 
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+"""No key or path holds a NUL."""
+
 EXAMPLE = """
 seeds = [0, 1]
 [arms]
@@ -74,7 +77,7 @@ def test_a_mistake_is_one_line_that_names_the_key(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
 keys = st.from_regex(r"\A(model|data)(\.[a-z_]{1,6}){1,2}\Z")
 
 
@@ -89,7 +92,7 @@ studies = st.builds(
     Study,
     arms=st.dictionaries(
         st.from_regex(r"\A\w[\w.+-]{0,8}\Z").filter(str.isascii),
-        st.builds(ArmSpec, recipe=st.text(), set=settings(), lr=st.none() | st.floats(0, 1)),
+        st.builds(ArmSpec, recipe=TEXT, set=settings(), lr=st.none() | st.floats(0, 1)),
         min_size=1,
         max_size=3,
     ),

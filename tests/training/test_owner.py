@@ -10,8 +10,9 @@ import pytest
 from typed import printed, refused
 
 from unitsphere.cli import main
+from unitsphere.data.config import DataConfig
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.owner import key_file
+from unitsphere.training.owner import is_everybodys, key_file
 
 RECIPE = """
 architecture = "ngpt"
@@ -158,3 +159,10 @@ def test_a_home_that_cannot_be_written_is_said(place, capsys, monkeypatch):
     assert main(["train", "tiny.toml", "--out", "new"]) == 0
     assert "cannot keep a key" in capsys.readouterr().err
     assert "was not made by you" in refused(capsys, "eval", "new")
+
+
+def test_the_standard_library_is_everybody_s_where_the_user_s_own_runs_keep_it():
+    assert is_everybodys(DataConfig())
+    for odd in ({"source": "text.txt"}, {"cache": "/elsewhere"}, {"tokenizer": "tokenizer.json"}):
+        assert not is_everybodys(DataConfig(**odd))
+    assert not is_everybodys(DataConfig(validation="text.txt"))

@@ -1,6 +1,5 @@
 """`unitsphere eval --by_position`: losses by context length and by position in it."""
 
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.cli.evaluate import Eval
-    from unitsphere.training.by_position import ContextLoss
     from unitsphere.training.load import LoadedRun
 
 LINE_EVERY = 10.0
@@ -37,13 +35,7 @@ def context_evaluations(
             args.per_document,
             progress(f"{args.run}"),
         )
-    return {context: as_figures(one) for context, one in found.items()}
-
-
-def as_figures(found: "ContextLoss") -> dict[str, Any]:
-    """The figures of a context for JSON; `text_lost` only where it says something."""
-    named = dataclasses.asdict(found)
-    return named if found.text_lost else {k: named[k] for k in named if k != "text_lost"}
+    return {context: one.record() for context, one in found.items()}
 
 
 def refuse_position_options(args: "Eval") -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from unitsphere import __version__
 from unitsphere.config import flatten, read_json, to_dict
+from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
@@ -115,7 +116,7 @@ def without_folders(config: RunConfig) -> RunConfig:
         source=Path(data.source).name,
         validation=name(data.validation),
         tokenizer=name(data.tokenizer),
-        cache=Path(data.cache).name,
+        cache=DataConfig().cache,
     )
     return dataclasses.replace(config, data=named, init=name(config.init))
 

@@ -96,5 +96,5 @@ def run_figures(run: LoadedRun, path: Path, losses: Mapping[int, ContextLoss]) -
         "run": str(path),
         "trained": run.config.data.context,
         "seed": run.config.train.seed,
-        "by_context": {context: dataclasses.asdict(one) for context, one in losses.items()},
+        "by_context": {context: one.record() for context, one in losses.items()},
     }

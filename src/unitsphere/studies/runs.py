@@ -56,7 +56,13 @@ def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, s
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the newest complete checkpoint is the last: at the end, or where it diverged."""
-    saved = saved_config(run) if run.exists() else None
-    state = last_state(run) if saved is not None else None
+    """Whether the newest complete checkpoint is the last: at the end, or where it diverged.
+
+    A folder that cannot be read is not: training in it says why, and ends no other run.
+    """
+    try:
+        saved = saved_config(run) if run.exists() else None
+        state = last_state(run) if saved is not None else None
+    except UserError:
+        return False
     return saved is not None and state is not None and state.over(saved.train.steps)

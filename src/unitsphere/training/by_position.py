@@ -6,9 +6,11 @@ nothing else. A window goes through the model in chunks, the keys and values of 
 the cache: what grows with the context is the cache alone, and the mask of one chunk.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +52,11 @@ class ContextLoss:
     bytes: int
     by_position: list[Span] = field(repr=False)
     text_lost: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """The figures for JSON; `text_lost` only where it says something."""
+        named = dataclasses.asdict(self)
+        return named if self.text_lost else {k: named[k] for k in named if k != "text_lost"}
 
 
 def losses_by_position(

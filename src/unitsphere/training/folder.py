@@ -143,6 +143,13 @@ def keep_end(out: Path, step: int) -> Path | None:
     return kept
 
 
+def remove_leftovers(out: Path) -> None:
+    """Delete what `files.aside` left half written where a process was killed."""
+    for left in out.glob(".*.writing-*"):
+        if left.is_file():
+            left.unlink()
+
+
 def write_config(out: Path, config: RunConfig) -> None:
     """Write config.json; `load_recipe` of it gives an equal config."""
     write_text(out / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")

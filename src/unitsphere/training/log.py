@@ -57,9 +57,6 @@ def cut(out: Path, step: int, samples: int) -> None:
     The checkpoint knows its step and the bytes that samples.txt had then.
     """
     kept = [record for record in read_metrics(out) if record["step"] <= step]
-    for left in out.glob(".*.writing-*"):  # by a process that was killed
-        if left.is_file():
-            left.unlink()
     write_text(out / METRICS, "".join(line_of(record) for record in kept))
     with append_to(out / SAMPLES) as file:
         if os.fstat(file.fileno()).st_size > samples:

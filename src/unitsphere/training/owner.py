@@ -18,6 +18,7 @@ from typing import Any
 from unitsphere.config import read_json, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
+from unitsphere.data.prepare import absolute
 from unitsphere.data.sources import STANDARD_INPUT, find_files
 from unitsphere.data.tokenizer import is_name
 from unitsphere.errors import UserError
@@ -104,16 +105,24 @@ def signatures(run: Path) -> list[str]:
 def check_own_data(run: Path, config: RunConfig) -> None:
     """Raise UserError unless the data that the config of `run` names may be read and prepared.
 
-    They may if this user has made the run, or if all of them lie in its folder. `run` may also be
-    one of its checkpoints.
+    They may if this user has made the run, if all of them lie in its folder, or if they are the
+    standard library's. `run` may also be one of its checkpoints.
     """
     run, _ = run_and_checkpoint(run)
-    if made_here(run, config.data) or lies_inside(run, config.data):
+    data = config.data
+    if made_here(run, data) or lies_inside(run, data) or is_everybodys(data):
         return
     raise UserError(
         f"{run} was not made by you here, and its data ({config.data.source}) lie outside of its "
         "folder: say which data to read with --data"
     )
+
+
+def is_everybodys(data: DataConfig) -> bool:
+    """Whether it is the standard library, prepared where a run of the user's own keeps it."""
+    names = data.validation is None and (data.tokenizer is None or is_name(data.tokenizer))
+    here = absolute(data.cache) == absolute(DataConfig().cache)
+    return data.source == "stdlib" and names and here
 
 
 def lies_inside(run: Path, data: DataConfig) -> bool:

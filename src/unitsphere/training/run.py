@@ -29,6 +29,7 @@ from unitsphere.training.folder import (
     disk_errors,
     keep_end,
     locked,
+    remove_leftovers,
     saved_config,
     write_config,
     write_environment,
@@ -163,6 +164,7 @@ def begin_folder(
     kept = keep_end(out, state.step)
     if kept is not None:
         print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)
+    remove_leftovers(out)
     write_config(out, job.config)
     found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
     found["data"] = {"source": job.config.data.source, "fingerprint": corpus.input}
