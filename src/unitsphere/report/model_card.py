@@ -95,7 +95,7 @@ def model_card(run: Path, config: RunConfig, trained: int, made: Exported) -> st
         language="language:\n- en\n- code\n" if config.data.source == STDLIB else "",
         origin=table(origin(config)),
         sample=sample(run, state.step),
-        config=json.dumps(to_dict(config), indent=2),
+        config=json.dumps(to_dict(without_folders(config)), indent=2),
     )
 
 
