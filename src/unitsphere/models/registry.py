@@ -73,7 +73,11 @@ def build_from(
         raise UserError(f"a model of these sizes cannot be built: {first}") from error
     if torch.device(device).type == "meta":
         return model
-    model.to_empty(device=device)
+    try:
+        model.to_empty(device=device)
+    except RuntimeError as error:  # no room: on a GPU too, whose error is one of these
+        first = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes has no room on {device}: {first}") from error
     model.init_weights(torch.Generator(device).manual_seed(seed))
     return model
 

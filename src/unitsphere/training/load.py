@@ -147,6 +147,7 @@ def find_start(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any] | None
         return None
     check_start(config.init, config, tokenizer)
     folder = chosen_checkpoint(Path(config.init))
+    check_checkpoint(config, folder)
     sha256 = checkpoint.fingerprint(folder / checkpoint.MARKER)["sha256"]
     step = checkpoint.load_state(folder).step
     return {"run": config.init, "step": step, "checkpoint": str(folder.resolve()), "sha256": sha256}
