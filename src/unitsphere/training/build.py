@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from unitsphere.errors import UserError
-from unitsphere.kernels import use_attention_of, use_kernels
+from unitsphere.kernels import use_kernels
+from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.registry import build_from
 from unitsphere.training.compiling import compiles
 from unitsphere.training.config import RunConfig
