@@ -19,7 +19,7 @@ from unitsphere.cli.parse import check_contexts, parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.data.windows import Form
+    from unitsphere.data.batch import Form
     from unitsphere.training.config import RunConfig
     from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
@@ -175,7 +175,7 @@ def pair_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
     from unitsphere.cli.evaluate_pairs import pair_figures, pair_source
-    from unitsphere.data.sources import PairFields
+    from unitsphere.data.documents import PairFields
 
     trained = run.config.data
     fields = PairFields(
@@ -227,8 +227,9 @@ def scorer(
     run: "LoadedRun", data: str | None, field: str
 ) -> Iterator[Callable[[int], "Evaluation"]]:
     """context -> figures of the run on a text, or on its own validation split."""
+    from unitsphere.data.documents import read_documents
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_documents, source_files
+    from unitsphere.data.sources import source_files
     from unitsphere.training.corpus import scoring_form
     from unitsphere.training.evaluate import evaluate, evaluate_shards
 

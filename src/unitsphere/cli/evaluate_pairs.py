@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
+    from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
-    from unitsphere.data.sources import PairFields
-    from unitsphere.inference.targets import Search
+    from unitsphere.inference.translate import Search
     from unitsphere.training.load import LoadedRun
 
 
@@ -34,8 +34,7 @@ def pair_figures(
     length_penalty: float,
 ) -> dict[str, Any]:
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
-    from unitsphere.inference.bleu import check_sacrebleu
-    from unitsphere.inference.targets import Search
+    from unitsphere.inference.translate import Search, check_sacrebleu
     from unitsphere.training.evaluate_pairs import evaluate_pairs
 
     if beam:
@@ -62,8 +61,7 @@ def bleu_figures(
     run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
 ) -> dict[str, Any]:
     """BLEU of what the model writes for the sources, and how it was come by."""
-    from unitsphere.inference.bleu import bleu
-    from unitsphere.inference.targets import write_targets
+    from unitsphere.inference.translate import bleu, write_targets
 
     sources = (pair.source.tolist() for pair in source.pairs())
     written = write_targets(run.model, run.tokenizer, sources, search, context, rows)
@@ -79,9 +77,10 @@ def bleu_figures(
 @contextlib.contextmanager
 def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Iterator[PairSource]:
     """The pairs of a parallel JSONL, or of the run's own validation split."""
+    from unitsphere.data.documents import read_text_pairs
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_text_pairs, source_files
+    from unitsphere.data.sources import source_files
     from unitsphere.data.tokenizer import text_lost
     from unitsphere.training.evaluate_pairs import text_pairs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from unitsphere.config import did_you_mean
 from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
-from unitsphere.inspection import scales, states, updates, weights
+from unitsphere.inspection import states, updates, weights
 from unitsphere.inspection.trace import Trace, trace
 from unitsphere.inspection.updates import Gradients, Recorded, gradients_of
 from unitsphere.inspection.values import DoesNotApply, Values
@@ -18,6 +18,8 @@ from unitsphere.models.trunk import Transformer
 
 Form = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
+Reads = Literal["weights", "moments", "gradients", "update", "states", "records"]
+"""What a probe looks at, beside the model: a live one is taken when there is such a thing."""
 
 
 NO_RECORDS = Recorded({}, {})
@@ -41,21 +43,25 @@ class Base:
 class Subject:
     """All that a probe may look at, made when one does; `no_batch` says why there is none.
 
-    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. step: the
-    number of this one. recorded: what the run recorded while it trained. against: whether there is
-    a second run at all, which may have no `base` to compare this step with.
+    moments: Adam's first ones by parameter. of_step: the gradients of a training step, to be used
+    in place of the batch's. before: the weights `steps` steps earlier. step: the number of this
+    one. recorded: what the run recorded while it trained. against: whether there is a second run
+    at all, which may have no `base` to compare this step with. deep: whether the trace sees
+    attention and hidden units.
     """
 
     model: Transformer
     batch: Batch | None = None
     no_batch: str = "no batch was given"
     moments: Mapping[str, Tensor] = field(default_factory=dict)
+    of_step: Gradients | None = None
     before: Mapping[str, Tensor] | None = None
     steps: int = 1
     step: int = 0
     recorded: Recorded = NO_RECORDS
     base: Base | None = None
     against: bool = False
+    deep: bool = True
 
     @property
     def given(self) -> Batch:
@@ -67,19 +73,20 @@ class Subject:
     @cached_property
     def trace(self) -> Trace:
         """A watched forward pass of the batch."""
-        return trace(self.model, self.given)
+        return trace(self.model, self.given, self.deep)
 
     @cached_property
     def gradients(self) -> Gradients:
-        """Of the batch's loss."""
-        return gradients_of(self.model, self.given)
+        """Of a training step's loss, or of the batch's."""
+        return self.of_step or gradients_of(self.model, self.given)
 
 
 @dataclass(frozen=True)
 class Probe:
     """A probe: what its figure shows and in which unit, against layers or steps, log or not.
 
-    relative: the figure shows each value over the sum of its own over all steps.
+    relative: the figure shows each value over the sum of its own over all steps. live: whether a
+    run can take it while it trains (`inspect.probes`), which must be cheap.
     """
 
     title: str
@@ -90,6 +97,8 @@ class Probe:
     axis: Axis = "layer"
     log: bool = False
     relative: bool = False
+    reads: Reads = "weights"
+    live: bool = False
 
     def __call__(self, subject: Subject) -> Values:
         """What it finds; DoesNotApply if that is nothing."""
@@ -177,15 +186,17 @@ PROBES: dict[str, Probe] = {
         "Eigen learning rates",
         "nGPT Figures 6, left, and 15",
         "|α|",
-        lambda s: scales.eigen_learning_rates(s.model),
+        lambda s: weights.eigen_learning_rates(s.model),
         "distribution",
+        live=True,
     ),
     "learned_scales": Probe(
         "Learned scales and gains, as the forward pass uses them",
         "nGPT Figures 6 and 15; NormFormer Figure 4",
         "value",
-        lambda s: scales.learned_scales(s.model),
+        lambda s: weights.learned_scales(s.model),
         "distribution",
+        live=True,
     ),
     "input_norms": Probe(
         "Length of h as it enters each layer",
@@ -194,6 +205,8 @@ PROBES: dict[str, Probe] = {
         lambda s: states.input_norms(s.trace),
         axis="step",
         log=True,
+        reads="states",
+        live=True,
     ),
     "moment_variance": Probe(
         "Variance of Adam's first moment",
@@ -202,12 +215,15 @@ PROBES: dict[str, Probe] = {
         lambda s: updates.moment_variance(s.model, s.moments),
         axis="step",
         relative=True,
+        reads="moments",
+        live=True,
     ),
     "gain_norms": Probe(
         "Lengths of the norms' gains",
         "anGPT Figure C.1",
         "length of a gain",
         lambda s: weights.gain_norms(s.model),
+        live=True,
     ),
     "group_norms": Probe(
         "Mean length of the matrices' rows (input dimension)",
@@ -215,6 +231,7 @@ PROBES: dict[str, Probe] = {
         "mean length of a row",
         lambda s: weights.group_norms(s.model),
         axis="step",
+        live=True,
     ),
     "second_fc_gradients": Probe(
         "Gradient of the MLP's output matrix",
@@ -223,12 +240,15 @@ PROBES: dict[str, Probe] = {
         lambda s: updates.second_fc_gradients(s.model, s.gradients.by_name),
         axis="step",
         log=True,
+        reads="gradients",
+        live=True,
     ),
     "lambda_by_depth": Probe(
         "Residual scale λ by depth",
         "NormFormer Figure 6",
         "mean λ",
-        lambda s: scales.lambda_by_depth(s.model),
+        lambda s: weights.lambda_by_depth(s.model),
+        live=True,
     ),
     "gradient_norms": Probe(
         "Gradients of the matrices",
@@ -236,6 +256,8 @@ PROBES: dict[str, Probe] = {
         "L2 norm of the gradient",
         lambda s: updates.gradient_norms(s.model, s.gradients.by_name),
         log=True,
+        reads="gradients",
+        live=True,
     ),
     "gradient_ratio": Probe(
         "Gradients over those of another run, each over its loss",
@@ -243,6 +265,7 @@ PROBES: dict[str, Probe] = {
         "ratio of gradient norms",
         against,
         log=True,
+        reads="gradients",
     ),
     "mean_gradient_ratio": Probe(
         "Mean gradients over those of another run, each over its loss",
@@ -250,6 +273,7 @@ PROBES: dict[str, Probe] = {
         "ratio of mean gradient norms",
         mean_against,
         log=True,
+        reads="records",
     ),
     "mean_gradients_by_layer": Probe(
         "Mean gradient of the MLP's output matrix, over that of the last layer",
@@ -257,12 +281,15 @@ PROBES: dict[str, Probe] = {
         "mean L1 norm / the last layer's",
         lambda s: updates.mean_gradients_by_layer(s.recorded, s.step - s.steps, s.step),
         log=True,
+        reads="records",
     ),
     "sublayer_angles": Probe(
         "Angle by which each sublayer turns h",
         "this project",
         "degrees",
         lambda s: states.sublayer_angles(s.trace),
+        reads="states",
+        live=True,
     ),
     "gates": Probe(
         "Gates of the sublayers' outputs, over the tokens",
@@ -270,6 +297,7 @@ PROBES: dict[str, Probe] = {
         "2σ(⟨w, h⟩)",
         lambda s: states.gates(s.model, s.trace),
         "distribution",
+        reads="states",
     ),
     "angular_updates": Probe(
         "Angle by which a step turns the matrices' vectors",
@@ -278,6 +306,8 @@ PROBES: dict[str, Probe] = {
         turned,
         axis="step",
         log=True,
+        reads="update",
+        live=True,
     ),
     "attention_entropy": Probe(
         "Entropy of the attention of each head",
@@ -285,6 +315,7 @@ PROBES: dict[str, Probe] = {
         "nats",
         lambda s: states.attention_entropy(s.trace),
         "distribution",
+        reads="states",
     ),
     "matrix_rank": Probe(
         "Effective rank of the matrices",
@@ -297,18 +328,22 @@ PROBES: dict[str, Probe] = {
         "this project (Roy & Vetterli 2007)",
         "effective rank / largest possible",
         lambda s: states.state_rank(s.trace),
+        reads="states",
     ),
     "dead_units": Probe(
         "Hidden units that are silent",
         "this project",
         f"share at or below {states.DEAD:g} × the median unit",
         lambda s: states.dead_units(s.trace),
+        reads="states",
     ),
     "logit_lens": Probe(
         "Loss if the head read h as it leaves each layer",
         "this project",
         "loss (nats a token)",
         lambda s: states.logit_lens(s.model, s.given, s.trace),
+        reads="states",
+        live=True,
     ),
 }
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from unitsphere.inspection.scales import EIGEN, effective
+from unitsphere.inspection.weights import EIGEN, effective
 from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.load import load_run

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_attention_of, use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training.compiling import compiles
@@ -16,7 +17,6 @@ from unitsphere.training.device import FP8_NEEDS, pick_precision
 from unitsphere.training.fp8 import use_fp8
 from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
-from unitsphere.training.live import Live
 from unitsphere.training.loop import Job
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.parallel.agree import on_first

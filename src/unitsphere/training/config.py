@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 from unitsphere.config import check_seed, field_types, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.parallel.config import ParallelConfig
 from unitsphere.training.recompute import Recompute

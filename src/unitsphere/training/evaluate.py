@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.batch import IGNORED, Batch, Form, Window, count_windows
 from unitsphere.data.batches import window
+from unitsphere.data.documents import Piece
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
-from unitsphere.data.windows import Form, Window, count_windows
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
+from unitsphere.inspection.live import Live
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision, RunConfig
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.guard import Guard
-from unitsphere.training.live import Live
 from unitsphere.training.parallel.gradients import clip, reducing, settle
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.straggler import OwnTime

@@ -149,7 +149,8 @@ class RunMonitor:
     def probe(self, step: int) -> dict[str, float]:
         """What the live probes show, if that is due."""
         job = self.job
-        return job.live.record(step, job.model, job.optimizer, self.corpus.example, job.precision)
+        precision = autocast(job.model.device, job.precision)
+        return job.live.record(step, job.model, job.optimizer, self.corpus.example, precision)
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""

@@ -5,6 +5,7 @@ The form of both is told in `unitsphere.inspection`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from unitsphere.inspection.live import PREFIX
 from unitsphere.report.inspection import DOCUMENT, FOLDER
 from unitsphere.report.page.curves import axis_labels, round_off
 from unitsphere.report.page.parts import (
@@ -26,7 +27,6 @@ from unitsphere.report.page.probe_figures import (
     too_many,
 )
 from unitsphere.report.page.runs import Json, Run, document, is_number
-from unitsphere.training.live import PREFIX
 
 
 def probe_sections(runs: Sequence[Run]) -> list[Section]:

@@ -1,16 +1,13 @@
-"""Targets that an encoder–decoder writes for texts."""
+"""Targets that an encoder–decoder writes for texts, and their BLEU."""
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
-from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.beam import beam_search
-from unitsphere.inference.greedy import Hypothesis, greedy
+from unitsphere.inference.beam import Hypothesis, beam_search, greedy
 from unitsphere.models.trunk import Transformer
 
 
@@ -101,23 +98,32 @@ def write_targets(
         yield from (tokenizer.decode(one.tokens) for one in search(model, tokenizer, cut))
 
 
-@torch.no_grad()
-def show_targets(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
-    """The sources of a batch, what the model makes of them, and what it should."""
-    assert example.source is not None
-    assert example.source_mask is not None
-    sources = [
-        row[: int(real.sum()) - 1].tolist()
-        for row, real in zip(example.source, example.source_mask, strict=True)
-    ]
-    references = [row[row != IGNORED].tolist() for row in example.targets]
-    found = Search(max_tokens=example.targets.shape[1])(model, tokenizer, sources)
-    lines = []
-    for source, hypothesis, reference in zip(sources, found, references, strict=True):
-        lines += [
-            f"source:     {tokenizer.decode(source)}",
-            f"hypothesis: {tokenizer.decode(hypothesis.tokens)}",
-            f"reference:  {tokenizer.decode(reference)}",
-            "",
-        ]
-    return "\n".join(lines[:-1])
+@dataclass(frozen=True)
+class Bleu:
+    """The score from 0 to 100, and sacrebleu's signature, which says how it was computed."""
+
+    score: float
+    signature: str
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
+    """BLEU of hypotheses with one reference each, texts as they are (sacrebleu tokenizes by "13a").
+
+    Raises UserError if sacrebleu is not installed, ValueError unless there are as many of both.
+    """
+    check_sacrebleu()
+    from sacrebleu.metrics.bleu import BLEU
+
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    metric = BLEU()
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return Bleu(score, str(metric.get_signature()))
+
+
+def check_sacrebleu() -> None:
+    """Raise a `UserError` unless sacrebleu is there: to be called before a long decoding."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        raise UserError(
+            "BLEU needs sacrebleu: pip install 'unitsphere[translate]', or leave it out (--beam 0)"
+        )
