@@ -1,84 +1,23 @@
-"""The probes by name: what each is called, whose figure it is, and what it needs to look at."""
+"""The probes by name: what each is called, whose figure it is, and what it looks at.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+A probe is a function of what it looks at and a line here. `unitsphere inspect` takes all of them
+from checkpoints; a run in training takes those that say `live` (`inspection.live`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from unitsphere.config import did_you_mean
-from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection import states, updates, weights
-from unitsphere.inspection.trace import Trace, trace
-from unitsphere.inspection.updates import Gradients, Recorded, gradients_of
+from unitsphere.inspection.subject import Subject
 from unitsphere.inspection.values import DoesNotApply, Values
-from unitsphere.models.trunk import Transformer
 
 Form = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
 Reads = Literal["weights", "moments", "gradients", "update", "states", "records"]
 """What a probe looks at, beside the model: a live one is taken when there is such a thing."""
-
-
-NO_RECORDS = Recorded({}, {})
-
-
-@dataclass(frozen=True)
-class Base:
-    """The run that a ratio is taken against: its model and a batch."""
-
-    model: Transformer
-    batch: Batch
-    recorded: Recorded = NO_RECORDS
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """Of the batch's loss."""
-        return gradients_of(self.model, self.batch)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """All that a probe may look at, made when one does; `no_batch` says why there is none.
-
-    moments: Adam's first ones by parameter. of_step: the gradients of a training step, to be used
-    in place of the batch's. before: the weights `steps` steps earlier. step: the number of this
-    one. recorded: what the run recorded while it trained. against: whether there is a second run
-    at all, which may have no `base` to compare this step with. deep: whether the trace sees
-    attention and hidden units.
-    """
-
-    model: Transformer
-    batch: Batch | None = None
-    no_batch: str = "no batch was given"
-    moments: Mapping[str, Tensor] = field(default_factory=dict)
-    of_step: Gradients | None = None
-    before: Mapping[str, Tensor] | None = None
-    steps: int = 1
-    step: int = 0
-    recorded: Recorded = NO_RECORDS
-    base: Base | None = None
-    against: bool = False
-    deep: bool = True
-
-    @property
-    def given(self) -> Batch:
-        """The batch; DoesNotApply without one."""
-        if self.batch is None:
-            raise DoesNotApply(self.no_batch)
-        return self.batch
-
-    @cached_property
-    def trace(self) -> Trace:
-        """A watched forward pass of the batch."""
-        return trace(self.model, self.given, self.deep)
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """Of a training step's loss, or of the batch's."""
-        return self.of_step or gradients_of(self.model, self.given)
 
 
 @dataclass(frozen=True)
@@ -103,38 +42,6 @@ class Probe:
     def __call__(self, subject: Subject) -> Values:
         """What it finds; DoesNotApply if that is nothing."""
         return self.look(subject)
-
-
-def turned(subject: Subject) -> Values:
-    """`angular_updates` since the weights of before; DoesNotApply if there are none."""
-    if subject.before is None:
-        raise DoesNotApply("there are no earlier weights to compare with: keep more checkpoints")
-    after = dict(subject.model.named_parameters())
-    return updates.angular_updates(subject.model, subject.before, after, subject.steps)
-
-
-def against(subject: Subject) -> Values:
-    """`gradient_ratio` against the base; DoesNotApply if there is none."""
-    base = base_of(subject)
-    return updates.gradient_ratio(subject.model, subject.gradients, base.model, base.gradients)
-
-
-def mean_against(subject: Subject) -> Values:
-    """`mean_gradient_ratio` since the checkpoint before; DoesNotApply without a base."""
-    base, step = base_of(subject), subject.step
-    after = step - subject.steps
-    return updates.mean_gradient_ratio(
-        subject.model, subject.recorded, base.model, base.recorded, after, step
-    )
-
-
-def base_of(subject: Subject) -> Base:
-    """The second run at this step; DoesNotApply if there is none."""
-    if subject.base is None and subject.against:
-        raise DoesNotApply("the second run has no checkpoint of this step")
-    if subject.base is None:
-        raise DoesNotApply("there is no second run to compare with: give --against RUN2")
-    return subject.base
 
 
 PROBES: dict[str, Probe] = {
@@ -263,7 +170,7 @@ PROBES: dict[str, Probe] = {
         "Gradients over those of another run, each over its loss",
         "NormFormer Figure 7",
         "ratio of gradient norms",
-        against,
+        lambda s: updates.gradient_ratio(s.model, s.gradients, s.other.model, s.other.gradients),
         log=True,
         reads="gradients",
     ),
@@ -271,7 +178,9 @@ PROBES: dict[str, Probe] = {
         "Mean gradients over those of another run, each over its loss",
         "NormFormer Figure 7",
         "ratio of mean gradient norms",
-        mean_against,
+        lambda s: updates.mean_gradient_ratio(
+            s.model, s.recorded, s.other.model, s.other.recorded, s.step - s.steps, s.step
+        ),
         log=True,
         reads="records",
     ),
@@ -303,7 +212,7 @@ PROBES: dict[str, Probe] = {
         "Angle by which a step turns the matrices' vectors",
         "this project (after Kosson et al. 2023)",
         "degrees a step",
-        turned,
+        lambda s: updates.angular_updates(s.model, s.earlier, s.parameters, s.steps),
         axis="step",
         log=True,
         reads="update",
