@@ -10,7 +10,7 @@ from unitsphere.cli.output import print_json, print_table
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.studies.spec import Study
+    from unitsphere.studies.core.spec import Study
 
 S = TypeVar("S", bound="Study")
 

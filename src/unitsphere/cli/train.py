@@ -215,7 +215,7 @@ def read_command(
     name: str, recipe: "RunConfig", argv: list[str]
 ) -> tuple["RunConfig", Path | None]:
     """The recipe's config with the options applied, and the run folder if it is named."""
-    from unitsphere.studies.runs import with_overrides
+    from unitsphere.studies.core.plan import with_overrides
 
     kind = type(recipe)
     keys = [f.name for f in dataclasses.fields(kind)]

@@ -17,15 +17,14 @@ from unitsphere.config import read_json
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
-from unitsphere.studies.cluster import Resources
-from unitsphere.studies.executor import Executor as JobExecutor
-from unitsphere.studies.executor import Interrupted, here, run_jobs
-from unitsphere.studies.jobs import Job, State
-from unitsphere.studies.plan import Planned
-from unitsphere.studies.progress import display
-from unitsphere.studies.runs import is_finished
-from unitsphere.studies.slurm import SlurmExecutor
-from unitsphere.studies.spec import Execution
+from unitsphere.studies.core.cluster import Resources
+from unitsphere.studies.core.jobs import Job, State
+from unitsphere.studies.core.local import Executor as JobExecutor
+from unitsphere.studies.core.local import Interrupted, here, run_jobs
+from unitsphere.studies.core.plan import Planned, is_finished
+from unitsphere.studies.core.progress import display
+from unitsphere.studies.core.slurm import SlurmExecutor
+from unitsphere.studies.core.spec import Execution
 from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.log import read_metrics

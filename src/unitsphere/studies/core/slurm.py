@@ -19,8 +19,15 @@ from typing import Protocol
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
-from unitsphere.studies.cluster import LOGS, Cluster, Resources, submitter
-from unitsphere.studies.jobs import (
+from unitsphere.studies.core.cluster import (
+    LOGS,
+    Cluster,
+    CommandTask,
+    Resources,
+    exit_file,
+    submitter,
+)
+from unitsphere.studies.core.jobs import (
     DIVERGED,
     GOES_ON,
     SAVED,
@@ -29,7 +36,6 @@ from unitsphere.studies.jobs import (
     held_signals,
     last_words,
 )
-from unitsphere.studies.task import CommandTask, exit_file
 
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 10.0

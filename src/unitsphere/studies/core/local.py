@@ -1,15 +1,25 @@
 """Jobs as processes of this machine: one thread each, on a core or a GPU of its own."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from unitsphere.files import append_to
-from unitsphere.studies.jobs import GOES_ON, KILLED, Clock, Job, State, held_signals
-from unitsphere.studies.lifeline import LIFELINE, lifeline
+from unitsphere.studies.core.jobs import (
+    GOES_ON,
+    KILLED,
+    Clock,
+    Interrupted,
+    Job,
+    State,
+    held_signals,
+)
 
 POLL_SECONDS = 0.25
 # A child asked to stop finishes its step and writes a checkpoint; past this it is ended.
@@ -160,3 +170,114 @@ def _on_core(core: int | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+class Executor(Protocol):
+    """What runs jobs. `workers` is how many may be at work at once."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def poll_seconds(self) -> float:
+        """Time between two calls of `poll`."""
+        ...
+
+    def begin(self, states: Sequence[State]) -> None:
+        """Take the jobs, all of them `waiting`; called once."""
+
+    def poll(self) -> bool:
+        """Bring the states up to date, start what can start; whether any has not ended."""
+        ...
+
+    def interrupt(self) -> str:
+        """Ctrl-C has come: what is to be told of the jobs, and how to come back to them."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind that nobody follows; called once, however it ended."""
+
+
+def here(jobs: Sequence[Job], workers: int | None = None) -> LocalExecutor:
+    """Processes of this machine, as many as there are GPUs if the jobs use them, else cores."""
+    gpus = available_gpus() if any(wants_gpu(job) for job in jobs) else []
+    return LocalExecutor(workers or len(gpus) or len(available_cores()), gpus)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int | None = None,
+    on_progress: Callable[[list[State]], None] = lambda states: None,
+    executor: Executor | None = None,
+) -> list[State]:
+    """Run the jobs in their order, at most `workers` at a time (by default one a core or GPU).
+
+    `on_progress` sees the states after every look at them. Without `executor` they are processes
+    of this machine.
+
+    Returns:
+        One state a job, in the jobs' order, each `done`, `failed`, or `interrupted` if it has
+        been stopped from elsewhere and saved.
+
+    Raises:
+        Interrupted: on Ctrl-C, SIGTERM or SIGHUP, once the executor has dealt with the jobs.
+    """
+    states = [State(job) for job in jobs]
+    chosen = executor or here(jobs, workers)
+    with _stop_signals():
+        try:
+            chosen.begin(states)
+            while chosen.poll():
+                on_progress(states)
+                time.sleep(chosen.poll_seconds)
+            on_progress(states)
+        except KeyboardInterrupt:
+            message = chosen.interrupt()
+            on_progress(states)
+            raise Interrupted(states, message) from None
+        finally:
+            chosen.close()
+    return states
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Within it, SIGTERM and SIGHUP (a closed terminal) stop as Ctrl-C does, unless ignored."""
+    taken = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+LIFELINE = "UNITSPHERE_LIFELINE"
+"""names to a job the descriptor of its end"""
+
+
+@functools.cache
+def lifeline() -> int:
+    """The end that is for this process's jobs; the other one is open as long as the process."""
+    jobs_end, _ = os.pipe()
+    return jobs_end
+
+
+def end_with_parent() -> None:
+    """As the job of a study: stop when the study's process has gone. Else nothing."""
+    # Taken out, since the descriptor is not handed on to processes that this one starts.
+    named = os.environ.pop(LIFELINE, None)
+    if named is None:
+        return
+    end = int(named)
+    os.set_inheritable(end, False)
+    threading.Thread(target=_stop_at_end_of, args=[end], name="lifeline", daemon=True).start()
+
+
+def _stop_at_end_of(end: int) -> None:
+    if not os.read(end, 1):
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -13,7 +13,7 @@ from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
-from unitsphere.studies.provenance import provenance
+from unitsphere.studies.core.results import provenance
 from unitsphere.training.corpus import scoring_form
 from unitsphere.training.evaluate import Evaluation, evaluate, evaluate_shards
 from unitsphere.training.load import LoadedRun, load_run

@@ -4,18 +4,21 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from unitsphere.files import write_text
+from unitsphere.inspection.scales import EIGEN, effective
+from unitsphere.models.parts import Scale
+from unitsphere.models.trunk import Transformer
 from unitsphere.report.ablation import ablation_page
 from unitsphere.studies.ablate import Ablation, AblationStudy, ablation_findings, tokens_of
-from unitsphere.studies.execute import Record
-from unitsphere.studies.learned_means import learned_means
-from unitsphere.studies.run_flags import runs_commit, timing, version_flags
-from unitsphere.studies.significance import paired
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.fairness import runs_commit, timing, version_flags
+from unitsphere.studies.core.statistics import paired
 from unitsphere.studies.tables import PaperTable, Row, load_size
+from unitsphere.training.load import load_run
 
 Change = dict[str, float | int | None]
 """A relative change in percent: `mean`, `low` and `high` of its 95% interval, `seeds`."""
@@ -169,3 +172,25 @@ def final_failures(found: Mapping[str, Any]) -> list[str]:
         for seed, run in row["runs"].items()
         if run["status"] == "failed"
     ]
+
+
+SIGNLESS = (*EIGEN, "s_qk")
+"""Scales whose sign changes nothing: |α| is used, and q and k both have s_qk."""
+
+
+def learned_means(runs: Iterable[Path]) -> dict[str, float]:
+    """Scale ("s_qk") -> its mean over elements, layers and runs; of those in SIGNLESS of |s|."""
+    every = [means_of(load_run(run, device="cpu").model) for run in runs]
+    names = every[0] if every else {}
+    return {name: statistics.mean(one[name] for one in every) for name in names}
+
+
+def means_of(model: Transformer) -> dict[str, float]:
+    """Of one model, by the values that its forward pass uses."""
+    found: dict[str, list[float]] = {}
+    for place, module in model.named_modules():
+        if isinstance(module, Scale):
+            name, value = place.rpartition(".")[2], effective(module)
+            value = value.abs() if name in SIGNLESS else value
+            found.setdefault(name, []).append(value.mean().item())
+    return {name: statistics.mean(values) for name, values in found.items()}

@@ -9,12 +9,12 @@ from typing import Any
 from unitsphere.config import to_dict
 from unitsphere.files import write_text
 from unitsphere.report.sweep import sweep_page, sweep_picture
-from unitsphere.studies.execute import Record
-from unitsphere.studies.run_flags import runs_commit
-from unitsphere.studies.significance import paired
-from unitsphere.studies.space import Choices, Range, Space
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.fairness import runs_commit
+from unitsphere.studies.core.space import Choices, Range, Space
+from unitsphere.studies.core.spec import toml_text
+from unitsphere.studies.core.statistics import paired
 from unitsphere.studies.sweep import SweepStudy, point_config
-from unitsphere.studies.toml import toml_text
 from unitsphere.studies.trials import Swept, Trial, figure, importance
 
 
