@@ -17,7 +17,8 @@ from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.search import MedianRule
 from unitsphere.studies.core.spec import study_from
 from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
-from unitsphere.studies.trials import Trial, document, failures, importance, measure, write_sweep
+from unitsphere.studies.sweep_results import document, failures, measure, write_sweep
+from unitsphere.studies.trials import Trial, importance
 from unitsphere.training.recipes import load_recipe
 
 SOURCE = {"command": "unitsphere sweep", "commit": "abc", "machine": "one", "torch": "2"}
