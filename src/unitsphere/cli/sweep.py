@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.studies.core.results import provenance
     from unitsphere.studies.core.spec import load_study
     from unitsphere.studies.sweep import SweepStudy, sweep
-    from unitsphere.studies.trials import document, failures, write_sweep
+    from unitsphere.studies.sweep_results import document, failures, write_sweep
 
     study = with_workers(load_study(SweepStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem
