@@ -12,7 +12,7 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies import execute as execute_module
 from unitsphere.studies import progress
 from unitsphere.studies.arms import arm_config, rate_keys, run_keys

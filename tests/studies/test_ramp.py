@@ -13,7 +13,7 @@ from unitsphere.cli.lr_ramp import LrRamp, study_of
 from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies.arms import arm_config
 from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
 from unitsphere.studies.ramp_files import write_ramp

@@ -16,9 +16,9 @@ from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
 from unitsphere.report.curves import validation_curves
-from unitsphere.report.page.write import FILE as REPORT
-from unitsphere.report.page.write import write_page
 from unitsphere.report.table import arms_table, duration
+from unitsphere.report.write import FILE as REPORT
+from unitsphere.report.write import write_page
 from unitsphere.studies.executor import Interrupted, State, available_cores, run_jobs
 from unitsphere.studies.progress import display
 from unitsphere.studies.results import Finished, against, read_finished
