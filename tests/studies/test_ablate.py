@@ -13,7 +13,7 @@ from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.ablation import ablation_table, interval, notes, printed
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies.ablate import Ablation, ablate, ablation_findings, ablation_study
 from unitsphere.studies.ablate_results import (
     agreement,

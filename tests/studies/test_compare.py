@@ -12,7 +12,7 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies.compare import CompareStudy, any_failed, compare, write_comparison
 from unitsphere.studies.core import execute as execute_module
 from unitsphere.studies.core import progress

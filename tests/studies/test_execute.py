@@ -9,7 +9,7 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.report.page.runs import Run
+from unitsphere.report.runs import Run
 from unitsphere.report.table import short
 from unitsphere.studies.core.execute import Local, execute, is_settled, read_record
 from unitsphere.studies.core.local import Interrupted

@@ -13,7 +13,7 @@ from unitsphere.cli.lr_ramp import LrRamp, study_of
 from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies.core.rates import arm_config
 from unitsphere.studies.core.spec import load_study, study_from
 from unitsphere.studies.ramp import (

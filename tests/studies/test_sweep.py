@@ -11,7 +11,7 @@ from tiny import recipes
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.report.sweep import findings, reported, trials_table
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.search import MedianRule

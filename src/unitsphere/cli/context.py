@@ -6,10 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.evaluate_context import progress
-from unitsphere.cli.named import named_runs
-from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.output import print_json, print_table, progress
+from unitsphere.cli.parse import check_contexts, check_positive, named_runs, parse
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
-from unitsphere.report.ticks import plain_ticks, set_places
+from unitsphere.report.render.ticks import plain_ticks, set_places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
 from unitsphere.report.curves import Curve, validation_curves
-from unitsphere.report.page.write import FILE as REPORT
-from unitsphere.report.page.write import write_page
 from unitsphere.report.table import Arm, arms_table, duration
+from unitsphere.report.write import FILE as REPORT
+from unitsphere.report.write import write_page
 from unitsphere.studies.core.local import Interrupted, State, available_cores, run_jobs
 from unitsphere.studies.core.plan import is_finished, size_of, train_job, wanted
 from unitsphere.studies.core.progress import display

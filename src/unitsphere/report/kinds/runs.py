@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.report.page.accuracy import accuracy_sections
-from unitsphere.report.page.one_run import curve_sections, name_of, unfinished
-from unitsphere.report.page.parts import Page, Section, Table
-from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import (
+from unitsphere.report.document import Page, Section, Table
+from unitsphere.report.kinds.run import curve_sections, name_of, unfinished
+from unitsphere.report.runs import (
     Run,
     by_arm,
     data_facts,
@@ -17,13 +15,15 @@ from unitsphere.report.page.runs import (
     lost_text,
     runs_below,
 )
-from unitsphere.report.page.settings import (
+from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.probes import probe_sections
+from unitsphere.report.sections.settings import (
     differing_keys,
     environment_section,
     run_commands,
     settings_section,
 )
-from unitsphere.report.page.texts import sample_sections
+from unitsphere.report.sections.texts import sample_sections
 from unitsphere.report.table import duration
 
 MOST_RUNS = 24

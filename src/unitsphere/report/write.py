@@ -8,13 +8,13 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.report.page.kinds import page_of, retold_shapes
-from unitsphere.report.page.parts import Page
-from unitsphere.report.page.render import render
-from unitsphere.report.page.runs import Folders, listed
-from unitsphere.report.page.settings import report_command
-from unitsphere.report.page.stills import still, write_stills
-from unitsphere.report.page.texts import fresh_samples, with_samples
+from unitsphere.report.document import Page
+from unitsphere.report.registry import page_of, retold_shapes
+from unitsphere.report.render.html import render
+from unitsphere.report.render.picture import still, write_stills
+from unitsphere.report.runs import Folders, listed
+from unitsphere.report.sections.settings import report_command
+from unitsphere.report.sections.texts import fresh_samples, with_samples
 
 FILE = "report.html"
 

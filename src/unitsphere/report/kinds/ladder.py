@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unitsphere.report import ladder as tables
-from unitsphere.report.page.parts import (
+from unitsphere.report.document import (
     Block,
     Figure,
     Figures,
@@ -18,9 +18,9 @@ from unitsphere.report.page.parts import (
     Series,
     Table,
 )
-from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.page.settings import environment_section, page_commands, settings_section
-from unitsphere.report.page.studies import banded, provenance_command
+from unitsphere.report.runs import Json, Run, data_facts, runs_below
+from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
+from unitsphere.report.sections.studies import banded, provenance_command
 
 LAWS = (
     ("batch", "Best batch by size", "parameters", "batch", "parameters", "tokens a step"),

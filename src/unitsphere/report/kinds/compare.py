@@ -5,9 +5,7 @@ from pathlib import Path
 
 from unitsphere.report import comparison as tables
 from unitsphere.report.budgets import BudgetCurve, curves_of
-from unitsphere.report.page.accuracy import accuracy_sections
-from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import (
+from unitsphere.report.document import (
     Block,
     Figure,
     Figures,
@@ -18,10 +16,12 @@ from unitsphere.report.page.parts import (
     Table,
     Text,
 )
-from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Json, Run, by_arm, data_facts, found_in, lost_text
-from unitsphere.report.page.settings import environment_section, page_commands, settings_section
-from unitsphere.report.page.studies import banded, provenance_command
+from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.runs import Json, Run, by_arm, data_facts, found_in, lost_text
+from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.probes import probe_sections
+from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
+from unitsphere.report.sections.studies import banded, provenance_command
 from unitsphere.report.table import short
 
 

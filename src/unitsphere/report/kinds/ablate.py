@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from unitsphere.report import ablation as tables
-from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import Figure, Figures, Page, Section, Table, Text
-from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.page.settings import environment_section, page_commands, settings_section
-from unitsphere.report.page.studies import banded, provenance_command
+from unitsphere.report.document import Figure, Figures, Page, Section, Table, Text
+from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.runs import Json, Run, data_facts, runs_below
+from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
+from unitsphere.report.sections.studies import banded, provenance_command
 
 
 def ablate_page(folder: Path, found: Json) -> Page:

@@ -13,9 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from unitsphere import __version__
-from unitsphere.report.page.parts import NOTHING, Figure, Page, Series, sort_value
+from unitsphere.report.document import NOTHING, Figure, Page, Series, sort_value
 
-STATIC = files("unitsphere.report.page") / "static"
+STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
 STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
 TABLE_ROWS = 24

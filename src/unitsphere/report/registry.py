@@ -5,17 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.report.page.ablate import ablate_page
-from unitsphere.report.page.compare import compare_page
-from unitsphere.report.page.finetune import finetune_page
-from unitsphere.report.page.ladder import ladder_page
-from unitsphere.report.page.one_run import run_page
-from unitsphere.report.page.parts import Page
-from unitsphere.report.page.quickstart import quickstart_page
-from unitsphere.report.page.ramp import ramp_page
-from unitsphere.report.page.runs import Folders, Json, document, is_run, listed, runs_below
-from unitsphere.report.page.several import chosen_page, several_page
-from unitsphere.report.page.sweep import sweep_page
+from unitsphere.report.document import Page
+from unitsphere.report.kinds.ablate import ablate_page
+from unitsphere.report.kinds.compare import compare_page
+from unitsphere.report.kinds.finetune import finetune_page
+from unitsphere.report.kinds.ladder import ladder_page
+from unitsphere.report.kinds.quickstart import quickstart_page
+from unitsphere.report.kinds.ramp import ramp_page
+from unitsphere.report.kinds.run import run_page
+from unitsphere.report.kinds.runs import chosen_page, several_page
+from unitsphere.report.kinds.sweep import sweep_page
+from unitsphere.report.runs import Folders, Json, document, is_run, listed, runs_below
 from unitsphere.training.folder import CONFIG
 
 RESULTS, SUMMARY = "results.json", "summary.json"

@@ -10,9 +10,9 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 
-from unitsphere.report.page.curves import round_off
-from unitsphere.report.page.parts import MOST_LINES, Figure, Number, Series, Style
-from unitsphere.report.page.runs import Json, Run
+from unitsphere.report.document import MOST_LINES, Figure, Number, Series, Style
+from unitsphere.report.runs import Json, Run
+from unitsphere.report.sections.curves import round_off
 
 FIRST, LAST = 0, -1
 FEW = 3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
-from unitsphere.report.page.parts import Page, Sample, Samples, Section
-from unitsphere.report.page.runs import Run, is_run
+from unitsphere.report.document import Page, Sample, Samples, Section
+from unitsphere.report.runs import Run, is_run
 from unitsphere.training.load import LoadedRun, load_run
 
 MOST = 6

@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from unitsphere.config import flatten
-from unitsphere.report.page.parts import Block, Commands, Folded, Section, Table, Text
-from unitsphere.report.page.runs import Run, by_arm, compact
+from unitsphere.report.document import Block, Commands, Folded, Section, Table, Text
+from unitsphere.report.runs import Run, by_arm, compact
 
 MANY = 6
 """Values of a key within an arm that are named; of more only their number is."""

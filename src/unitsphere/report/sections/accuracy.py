@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unitsphere.report.page.curves import round_off
-from unitsphere.report.page.parts import Figure, Figures, Section, Series, Table
-from unitsphere.report.page.runs import Run, common_name, is_number, without_keys
+from unitsphere.report.document import Figure, Figures, Section, Series, Table
+from unitsphere.report.runs import Run, common_name, is_number, without_keys
+from unitsphere.report.sections.curves import round_off
 from unitsphere.training.folder import read_evaluations
 
 AVERAGE = "average"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.report import sweep as tables
-from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import Block, Figure, Figures, Page, Section, Table, Text
-from unitsphere.report.page.runs import Json, Run, data_facts, found_in
-from unitsphere.report.page.settings import environment_section, page_commands, settings_section
-from unitsphere.report.page.studies import banded, provenance_command
+from unitsphere.report.document import Block, Figure, Figures, Page, Section, Table, Text
+from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.runs import Json, Run, data_facts, found_in
+from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
+from unitsphere.report.sections.studies import banded, provenance_command
 
 
 def sweep_page(folder: Path, found: Json) -> Page:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.files import write_bytes
 from unitsphere.report.curves import COLOURS, MARKERS
-from unitsphere.report.page.parts import Figure, Mark, Panel, Series
-from unitsphere.report.page.thin import smoothed
-from unitsphere.report.ticks import plain_ticks, set_places
+from unitsphere.report.document import Figure, Mark, Panel, Series
+from unitsphere.report.render.ticks import plain_ticks, set_places
+from unitsphere.report.sections.thin import smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

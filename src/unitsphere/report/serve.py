@@ -8,8 +8,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from unitsphere.errors import UserError
-from unitsphere.report.page.runs import Folders, listed
-from unitsphere.report.page.write import build
+from unitsphere.report.runs import Folders, listed
+from unitsphere.report.write import build
 
 HOST = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost")

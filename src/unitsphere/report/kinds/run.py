@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from unitsphere.report.page.accuracy import accuracy_sections
-from unitsphere.report.page.curves import curves
-from unitsphere.report.page.parts import Block, Page, Section, Text
-from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Run, data_facts, lost_text
-from unitsphere.report.page.settings import environment_section, run_commands, settings_section
-from unitsphere.report.page.texts import sample_sections
+from unitsphere.report.document import Block, Page, Section, Text
+from unitsphere.report.runs import Run, data_facts, lost_text
+from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.curves import curves
+from unitsphere.report.sections.probes import probe_sections
+from unitsphere.report.sections.settings import environment_section, run_commands, settings_section
+from unitsphere.report.sections.texts import sample_sections
 from unitsphere.report.table import duration
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from unitsphere.config import flatten
-from unitsphere.report.page.parts import (
+from unitsphere.report.document import (
     Block,
     Commands,
     Figure,
@@ -14,9 +14,9 @@ from unitsphere.report.page.parts import (
     Table,
     Text,
 )
-from unitsphere.report.page.runs import Json, compact, document, shortened
-from unitsphere.report.page.settings import page_commands
-from unitsphere.report.page.studies import banded
+from unitsphere.report.runs import Json, compact, document, shortened
+from unitsphere.report.sections.settings import page_commands
+from unitsphere.report.sections.studies import banded
 from unitsphere.report.table import duration
 from unitsphere.training.folder import CONFIG
 

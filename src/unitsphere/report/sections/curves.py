@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from unitsphere.report.page.parts import Figure, Figures, Mark, Series
-from unitsphere.report.page.runs import Run, by_arm, is_number
-from unitsphere.report.page.thin import places
+from unitsphere.report.document import Figure, Figures, Mark, Series
+from unitsphere.report.runs import Run, by_arm, is_number
+from unitsphere.report.sections.thin import places
 
 POINTS = 4000
 """Points of a figure, all its lines together."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unitsphere.report.page.accuracy import accuracy_sections
-from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import Page, Section, Table
-from unitsphere.report.page.probes import probe_sections
-from unitsphere.report.page.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.page.settings import environment_section, run_commands, settings_section
-from unitsphere.report.page.texts import sample_sections
+from unitsphere.report.document import Page, Section, Table
+from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.runs import Json, Run, data_facts, runs_below
+from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.probes import probe_sections
+from unitsphere.report.sections.settings import environment_section, run_commands, settings_section
+from unitsphere.report.sections.texts import sample_sections
 from unitsphere.report.table import Arm, cells, columns
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unitsphere.report import ramp as tables
-from unitsphere.report.page.curves import LEAST, POINTS, round_off
-from unitsphere.report.page.one_run import curve_sections, unfinished
-from unitsphere.report.page.parts import Figure, Figures, Page, Section, Series, Table, Text
-from unitsphere.report.page.runs import Json, Run, data_facts, is_number, runs_below
-from unitsphere.report.page.settings import environment_section, page_commands, settings_section
-from unitsphere.report.page.studies import provenance_command
-from unitsphere.report.page.thin import places
+from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table, Text
+from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
+from unitsphere.report.sections.curves import LEAST, POINTS, round_off
+from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
+from unitsphere.report.sections.studies import provenance_command
+from unitsphere.report.sections.thin import places
 
 
 def ramp_page(folder: Path, found: Json) -> Page:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from unitsphere.report.page.curves import round_off
-from unitsphere.report.page.parts import Number, Series, Style
-from unitsphere.report.page.runs import Json
+from unitsphere.report.document import Number, Series, Style
+from unitsphere.report.runs import Json
+from unitsphere.report.sections.curves import round_off
 
 
 def banded(

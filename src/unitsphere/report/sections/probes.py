@@ -5,9 +5,7 @@ The form of both is told in `unitsphere.inspection`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from unitsphere.report.inspection import DOCUMENT, FOLDER
-from unitsphere.report.page.curves import axis_labels, round_off
-from unitsphere.report.page.parts import (
+from unitsphere.report.document import (
     Block,
     Figure,
     Figures,
@@ -16,7 +14,10 @@ from unitsphere.report.page.parts import (
     Section,
     Text,
 )
-from unitsphere.report.page.probe_figures import (
+from unitsphere.report.inspection import DOCUMENT, FOLDER
+from unitsphere.report.runs import Json, Run, document, is_number
+from unitsphere.report.sections.curves import axis_labels, round_off
+from unitsphere.report.sections.probe_figures import (
     RANGE,
     histogram_figure,
     layer_figure,
@@ -25,7 +26,6 @@ from unitsphere.report.page.probe_figures import (
     step_lines,
     too_many,
 )
-from unitsphere.report.page.runs import Json, Run, document, is_number
 from unitsphere.training.live import PREFIX
 
 
