@@ -170,7 +170,12 @@ PROBES: dict[str, Probe] = {
         "Gradients over those of another run, each over its loss",
         "NormFormer Figure 7",
         "ratio of gradient norms",
-        lambda s: updates.gradient_ratio(s.model, s.gradients, s.other.model, s.other.gradients),
+        lambda s: updates.gradient_ratio(
+            base=s.other.model,  # first: without a second run nothing is computed
+            base_gradients=s.other.gradients,
+            model=s.model,
+            gradients=s.gradients,
+        ),
         log=True,
         reads="gradients",
     ),

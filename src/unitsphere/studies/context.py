@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.provenance import provenance
+from unitsphere.studies.core.results import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.documents import open_documents
 from unitsphere.training.load import LoadedRun, load_run
