@@ -10,7 +10,7 @@ from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.targets import Answer, Search, answer, show_targets, write_targets
-from unitsphere.training.evaluate_pairs import text_pairs
+from unitsphere.training.evaluate.pairs import text_pairs
 
 
 class Echo(Table):

@@ -14,7 +14,7 @@ from unitsphere.report.table import short
 from unitsphere.studies.execute import Local, execute, is_settled, read_record
 from unitsphere.studies.executor import Interrupted
 from unitsphere.studies.plan import plan, steps_for
-from unitsphere.training.divergence import divergence
+from unitsphere.training.guard import divergence
 
 
 @pytest.fixture(scope="module")

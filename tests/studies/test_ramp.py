@@ -18,7 +18,7 @@ from unitsphere.studies.arms import arm_config
 from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
 from unitsphere.studies.ramp_files import write_ramp
 from unitsphere.studies.spec import load_study, study_from
-from unitsphere.training.divergence import Watch
+from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
 

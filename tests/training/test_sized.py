@@ -18,9 +18,9 @@ from unitsphere.studies.ladder_spec import LadderStudy
 from unitsphere.studies.runs import with_overrides
 from unitsphere.studies.spec import ArmSpec, Study, Tune
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
-from unitsphere.training.folder import check_same, saved_config, write_config
+from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import config_from, load_recipe, recipe_folder, recipe_names
+from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.sized import BySize
 
 SMALL = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}

@@ -21,7 +21,7 @@ from unitsphere.errors import UserError
 if TYPE_CHECKING:
     from unitsphere.data.windows import Form
     from unitsphere.training.config import RunConfig
-    from unitsphere.training.evaluate import Evaluation
+    from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
 
 
@@ -104,8 +104,8 @@ def run(argv: list[str]) -> int:
     check_task_options(args)
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
+    from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
-    from unitsphere.training.owner import check_own_data
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device)
@@ -229,8 +229,7 @@ def scorer(
     """context -> figures of the run on a text, or on its own validation split."""
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import read_documents, source_files
-    from unitsphere.training.corpus import scoring_form
-    from unitsphere.training.evaluate import evaluate, evaluate_shards
+    from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
 
     def form(context: int) -> "Form":
         return scoring_form(run.config, run.tokenizer, context)

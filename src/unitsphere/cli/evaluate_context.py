@@ -22,7 +22,7 @@ def context_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures, all on the same tokens, each with its figures by position."""
     from unitsphere.training.by_position import CHUNK, losses_by_position
-    from unitsphere.training.documents import open_documents
+    from unitsphere.training.evaluate.documents import open_documents
 
     check_positive(chunk=args.chunk, per_document=args.per_document)
     with open_documents(run, args.data, args.field) as documents:

@@ -36,7 +36,7 @@ def pair_figures(
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
     from unitsphere.inference.bleu import check_sacrebleu
     from unitsphere.inference.targets import Search
-    from unitsphere.training.evaluate_pairs import evaluate_pairs
+    from unitsphere.training.evaluate.pairs import evaluate_pairs
 
     if beam:
         check_sacrebleu()
@@ -83,7 +83,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import read_text_pairs, source_files
     from unitsphere.data.tokenizer import text_lost
-    from unitsphere.training.evaluate_pairs import text_pairs
+    from unitsphere.training.evaluate.pairs import text_pairs
 
     shards = scored_split(data, run.config.data, pairs=True)
     if shards is not None:

@@ -68,9 +68,9 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
 
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
     """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
-    from unitsphere.training.checkpoint import load_state
-    from unitsphere.training.folder import add_evaluation
-    from unitsphere.training.load import chosen_checkpoint, run_and_checkpoint
+    from unitsphere.training.checkpoint.store import load_state
+    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+    from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(path)
     if not (folder / "checkpoints").is_dir():

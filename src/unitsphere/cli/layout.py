@@ -7,12 +7,12 @@ from unitsphere.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
-    from unitsphere.training.parallel.dryrun import DryRun
+    from unitsphere.training.cost import DryRun
 
 
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
-    from unitsphere.training.parallel.dryrun import dry_run
+    from unitsphere.training.cost import dry_run
 
     found = dry_run(planned(config, world), world)
     if json:
@@ -25,7 +25,7 @@ def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
 def planned(config: "RunConfig", world: int) -> "RunConfig":
     """The config resolved; in bf16 on GPUs that are not here, unless it names a precision."""
     from unitsphere.training.cost import planned_device
-    from unitsphere.training.decide import resolve
+    from unitsphere.training.resolve import resolve
 
     if config.train.precision == "auto" and planned_device(config, world).type == "cuda":
         train = dataclasses.replace(config.train, precision="bf16")
@@ -35,7 +35,7 @@ def planned(config: "RunConfig", world: int) -> "RunConfig":
 
 def print_dry_run(found: "DryRun") -> None:
     """The tables: degrees, shards of the first process, memory of each process."""
-    from unitsphere.training.parallel.forecast import size
+    from unitsphere.training.forecast import size
 
     degrees = found.degrees
     print(

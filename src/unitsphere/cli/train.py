@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
 
     from unitsphere.errors import Preempted
     from unitsphere.inference.samples import write_sample
-    from unitsphere.training.parallel.agree import SharedError
+    from unitsphere.training.distributed.processes import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
@@ -140,7 +140,7 @@ def told_to_others() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        from unitsphere.training.parallel.processes import tell_others
+        from unitsphere.training.distributed.processes import tell_others
 
         tell_others(error)
         raise
@@ -151,8 +151,8 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
 
     A run folder in the place of the recipe is that run's own.
     """
-    from unitsphere.training.decide import own_folder
     from unitsphere.training.recipes import is_run
+    from unitsphere.training.resolve import own_folder
 
     usual = default_out(name)
     if is_run(name):

@@ -26,8 +26,8 @@ from unitsphere.studies.progress import display
 from unitsphere.studies.runs import is_finished
 from unitsphere.studies.slurm import SlurmExecutor
 from unitsphere.studies.spec import Execution
-from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
 
 OnProgress = Callable[[list[State]], None]

@@ -27,7 +27,7 @@ from unitsphere.studies.outcomes import size_of
 from unitsphere.studies.plan import Planned, steps_for
 from unitsphere.studies.scaling import flops
 from unitsphere.studies.tune import Search, rounded, search
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 LEAST_STEPS = 10
 """A run of fewer has no schedule to speak of."""

@@ -8,7 +8,7 @@ from unitsphere.studies.arms import Tuned
 from unitsphere.studies.execute import Record
 from unitsphere.studies.plan import steps_for
 from unitsphere.training.config import RunConfig
-from unitsphere.training.flops import flops_per_token
+from unitsphere.training.forecast import flops_per_token
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.studies.executor import Job
 from unitsphere.training.config import RunConfig, read_config
-from unitsphere.training.decide import resolve
-from unitsphere.training.folder import check_same, saved_config
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.run import last_state
 
 

@@ -39,7 +39,7 @@ from unitsphere.studies.spec import Study, Tune
 from unitsphere.studies.trials import Swept, Trial, best_of
 from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
 LOOKED_AT = 32

@@ -18,8 +18,7 @@ from unitsphere.inspection import scales, states, updates, weights
 from unitsphere.inspection.trace import Trace, trace
 from unitsphere.inspection.values import DoesNotApply, Values, flat
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.config import Precision
-from unitsphere.training.device import autocast
+from unitsphere.training.device import Precision, autocast
 from unitsphere.training.live_config import InspectConfig
 
 PREFIX = "probe/"
