@@ -25,7 +25,7 @@ from children import DONE, USER_ERROR, fork, status_of
 from unitsphere.models.registry import build
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import tensors
-from unitsphere.training.checkpoint.save import Saver
+from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
 

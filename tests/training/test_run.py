@@ -16,7 +16,7 @@ from unitsphere.data.prepare import prepare
 from unitsphere.errors import RunFailed, UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES
-from unitsphere.studies.jobs import DIVERGED
+from unitsphere.studies.core.jobs import DIVERGED
 from unitsphere.training.config import run_config_type
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.folder import locked

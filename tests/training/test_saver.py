@@ -11,9 +11,9 @@ from run_folders import figures, weights
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training import checkpoint
-from unitsphere.training.checkpoint import save as saving
+from unitsphere.training.checkpoint import saver as saving
 from unitsphere.training.checkpoint import tensors
-from unitsphere.training.checkpoint.save import Saver
+from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.run import train

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from unitsphere.cli.layout import hours
-from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.output import hours, print_json, print_table
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.studies.spec import Study
+    from unitsphere.studies.core.spec import Study
 
 S = TypeVar("S", bound="Study")
 

@@ -17,7 +17,7 @@ from tyro.conf import arg
 
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
-from unitsphere.studies.cluster import LOGS, Cluster, Resources, submitter
+from unitsphere.studies.core.cluster import LOGS, Cluster, Resources, submitter
 
 
 @dataclasses.dataclass(frozen=True)

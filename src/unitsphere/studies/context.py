@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.provenance import provenance
+from unitsphere.studies.core.results import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.evaluate.documents import open_documents
 from unitsphere.training.folder import check_own_data

@@ -19,7 +19,7 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import Preempted, RunFailed
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.checkpoint.save import Saver
+from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import rng_state
 from unitsphere.training.corpus import Corpus

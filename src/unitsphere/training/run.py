@@ -14,7 +14,7 @@ from unitsphere.config import from_dict, to_dict
 from unitsphere.data.prefetch import Prefetch
 from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.training import checkpoint
-from unitsphere.training.checkpoint.save import Saver
+from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.compile_cache import compiles, kept_cache
