@@ -49,7 +49,7 @@ NOT_RUN = {
 PARSED = {
     "serve": "serves until it is stopped: tests/inference/test_serve.py",
     "report .* --serve": "serves until it is stopped: tests/report/test_page_serve.py",
-    "torchrun": "several processes: tests/training/parallel",
+    "torchrun": "several processes: tests/training/distributed",
     "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",
 }

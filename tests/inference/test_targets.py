@@ -11,7 +11,7 @@ from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.samples import show_targets
 from unitsphere.inference.translate import Answer, Search, answer, write_targets
-from unitsphere.training.evaluate_pairs import text_pairs
+from unitsphere.training.evaluate.pairs import text_pairs
 
 
 class Echo(Table):

@@ -14,7 +14,7 @@ from unitsphere.report.table import short
 from unitsphere.studies.core.execute import Local, execute, is_settled, read_record
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import plan, steps_for
-from unitsphere.training.divergence import divergence
+from unitsphere.training.guard import divergence
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from unitsphere.studies.ramp import (
     ramp,
     write_ramp,
 )
-from unitsphere.training.divergence import Watch
+from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
 

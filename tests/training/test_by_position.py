@@ -19,7 +19,7 @@ from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.by_position import edges, losses_by_position, token_losses
-from unitsphere.training.evaluate import evaluate
+from unitsphere.training.evaluate.text import evaluate
 
 SMALL = {"vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4}
 VARIANTS = {

@@ -12,7 +12,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training.evaluate import batches, evaluate, evaluate_shards, stream_windows
+from unitsphere.training.evaluate.text import batches, evaluate, evaluate_shards, stream_windows
 
 TEXTS = ["Grüße, world.\n" * 20, "", "ü", "a" * 1000]
 

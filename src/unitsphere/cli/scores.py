@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
     from unitsphere.inference.translate import Search
-    from unitsphere.training.evaluate import Evaluation
+    from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
 
 FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
@@ -55,8 +55,7 @@ def scorer(
     from unitsphere.data.documents import read_documents
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import source_files
-    from unitsphere.training.corpus import scoring_form
-    from unitsphere.training.evaluate import evaluate, evaluate_shards
+    from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
 
     def form(context: int) -> "Form":
         return scoring_form(run.config, run.tokenizer, context)
@@ -86,7 +85,7 @@ def context_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures, all on the same tokens, each with its figures by position."""
     from unitsphere.training.by_position import CHUNK, losses_by_position
-    from unitsphere.training.documents import open_documents
+    from unitsphere.training.evaluate.documents import open_documents
 
     check_positive(chunk=args.chunk, per_document=args.per_document)
     with open_documents(run, args.data, args.field) as documents:
@@ -122,7 +121,7 @@ def pair_figures(
 ) -> dict[str, Any]:
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
     from unitsphere.inference.translate import Search, check_sacrebleu
-    from unitsphere.training.evaluate_pairs import evaluate_pairs
+    from unitsphere.training.evaluate.pairs import evaluate_pairs
 
     if beam:
         check_sacrebleu()
@@ -169,7 +168,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import source_files
     from unitsphere.data.tokenizer import text_lost
-    from unitsphere.training.evaluate_pairs import text_pairs
+    from unitsphere.training.evaluate.pairs import text_pairs
 
     shards = scored_split(data, run.config.data, pairs=True)
     if shards is not None:
@@ -220,9 +219,9 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
 
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
     """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
-    from unitsphere.training.checkpoint import load_state
-    from unitsphere.training.folder import add_evaluation
-    from unitsphere.training.load import chosen_checkpoint, run_and_checkpoint
+    from unitsphere.training.checkpoint.store import load_state
+    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+    from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(path)
     if not (folder / "checkpoints").is_dir():

@@ -54,7 +54,7 @@ def with_workers(study: S, workers: int | None) -> S:
 def show_study(study: "Study", out: Path, json: bool) -> int:
     """Print what training the study in `out` would cost, as tables or one JSON document."""
     from unitsphere.studies.forecast import forecast_study
-    from unitsphere.training.parallel.forecast import size
+    from unitsphere.training.forecast import size
 
     found = forecast_study(study, out)
     if json:

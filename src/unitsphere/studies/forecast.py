@@ -35,8 +35,8 @@ from unitsphere.studies.ramp import RampStudy, ramp_findings
 from unitsphere.studies.sweep import SweepStudy, check_keys, point_config
 from unitsphere.training.config import RunConfig
 from unitsphere.training.cost import Cost, Speed, cost, planned_device, speed
-from unitsphere.training.decide import resolve
 from unitsphere.training.folder import CONFIG
+from unitsphere.training.resolve import resolve
 
 
 @dataclass(frozen=True)

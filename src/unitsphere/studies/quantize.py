@@ -15,10 +15,9 @@ from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.results import provenance
-from unitsphere.training.corpus import scoring_form
-from unitsphere.training.evaluate import Evaluation, evaluate, evaluate_shards
+from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
+from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.owner import check_own_data
 
 FORMATS = (
     *("int8", "int6", "int5", "int4", "int3"),

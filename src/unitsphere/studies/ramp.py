@@ -25,9 +25,9 @@ from unitsphere.studies.core.plan import Planned, plan
 from unitsphere.studies.core.rates import arm_config, rate_keys
 from unitsphere.studies.core.results import RUNS, provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, Tune
-from unitsphere.training.decide import resolve
-from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
+from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED
 from unitsphere.training.log import read_metrics
+from unitsphere.training.resolve import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +74,17 @@ class Climb:
 
     @property
     def smoothed(self) -> list[float]:
-        """At each step the mean of the last WINDOW losses, or of those so far."""
+        """At each step the mean of the last SMOOTHED losses, or of those so far."""
         sums = [0.0, *accumulate(self.losses)]
         return [
-            (sums[end] - sums[max(end - WINDOW, 0)]) / min(end, WINDOW)
+            (sums[end] - sums[max(end - SMOOTHED, 0)]) / min(end, SMOOTHED)
             for end in range(1, len(sums))
         ]
 
     @property
     def risen(self) -> float:
         """Nats by which the smoothed loss ended above its lowest."""
-        smoothed = self.smoothed[WINDOW - 1 :]
+        smoothed = self.smoothed[SMOOTHED - 1 :]
         return smoothed[-1] - min(smoothed) if smoothed else 0.0
 
 
@@ -173,7 +173,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "peak": study.peak,
         "steps": study.steps,
         "start": study.start,
-        "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
+        "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
         "provenance": provenance() | {"runs_commit": runs_commit(records)},

@@ -44,7 +44,7 @@ from unitsphere.studies.core.spec import Study, Tune
 from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.studies.trials import Swept, Trial, best_of
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
 LOOKED_AT = 32

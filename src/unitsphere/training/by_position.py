@@ -20,7 +20,7 @@ from torch import Tensor
 from unitsphere.data.batches import DocumentTokens, stretches
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.evaluate import evaluating, perplexity
+from unitsphere.training.evaluate.text import evaluating, perplexity
 
 CHUNK = 1024
 """Tokens that go through the model at a time, unless the caller says otherwise."""

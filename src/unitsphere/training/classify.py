@@ -15,12 +15,12 @@ from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Objective
-from unitsphere.training.declared import check_finite
+from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
 from unitsphere.training.device import pick_device
 from unitsphere.training.finetune_fit import class_logits
 from unitsphere.training.finetune_folder import CONFIG, MODEL, TOKENIZER, header, load_weights
+from unitsphere.training.load import check_finite
 from unitsphere.training.recipes import saved_config
-from unitsphere.training.tensors import check_tensors, model_tensors
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from unitsphere.data.batches import ByStep
 from unitsphere.models.constraint import roles
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.project import own
+from unitsphere.training.distributed.layout import part_of
 from unitsphere.training.hooks import StepHook, attach
-from unitsphere.training.parallel.fill import part_of
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""

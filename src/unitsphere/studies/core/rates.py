@@ -20,8 +20,8 @@ from unitsphere.studies.core.results import RUNS
 from unitsphere.studies.core.spec import Study
 from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
 
 
 @dataclass
