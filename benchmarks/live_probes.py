@@ -13,13 +13,12 @@ import time
 
 import torch
 
-from unitsphere.training.build import build_job
+from unitsphere.inspection.live import InspectConfig, Live
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
-from unitsphere.training.live import Live
-from unitsphere.training.live_config import InspectConfig
-from unitsphere.training.loop import update
+from unitsphere.training.plan import build_job
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
+from unitsphere.training.step import update
 
 RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt", "quickstart/normformer")
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.kernels.registry import Mode, using_kernels
-from unitsphere.studies.runs import with_overrides
-from unitsphere.training.build import build_job
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, pick_precision
-from unitsphere.training.loop import Job, update
+from unitsphere.training.plan import build_job
+from unitsphere.training.step import Job, update
 
 POOL = 4
 """Batches that are drawn in advance and used in turn: drawing is not part of a step."""
