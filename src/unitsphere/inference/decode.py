@@ -18,8 +18,8 @@ from torch import Tensor
 from unitsphere.errors import UserError
 from unitsphere.models.context import Cache, KeysValues, SelfContext
 from unitsphere.models.trunk import Transformer
+from unitsphere.ops.mask import MaskRule
 from unitsphere.ops.rope import rope_table
-from unitsphere.ops.sight import Sight
 
 SHORTEST = 64
 """The shortest buffers of keys and values, in tokens."""
@@ -97,7 +97,7 @@ def one_token(
 ) -> Tensor:
     """Logits [B, V] after one more token a row, the `at`-th [] of them, padding included."""
     seen = torch.arange(keys[0].shape[2], device=at.device)
-    see = Sight(causal=True, window=model.config.window).rule()(at, at, at, seen)
+    see = MaskRule(causal=True, window=model.config.window).function()(at, at, at, seen)
     see = see & (seen >= padding_B[:, None, None, None])
     positions = (at[None] - padding_B[:, None]).clamp(min=0)
     wide = torch.promote_types(keys[0].dtype, torch.float32)

@@ -10,7 +10,8 @@ import torch
 
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
-from unitsphere.kernels import use_attention_of, use_kernels
+from unitsphere.kernels import use_kernels
+from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.parts import Linear
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer

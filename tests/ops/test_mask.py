@@ -8,57 +8,53 @@ from torch.nn.attention import flex_attention as flex
 
 from unitsphere.ops import attention as attentions
 from unitsphere.ops.attention import attention, takes_blocks
-from unitsphere.ops.sight import Sight, counted, visible
+from unitsphere.ops.mask import MaskRule, attention_mask, keys_seen
 
 CPU = torch.device("cpu")
 TIME = 9
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1, 1, 3]])
-SIGHTS = list(itertools.product([True, False], [None, 1, 4], [None, DOCUMENTS]))
+RULES = list(itertools.product([True, False], [None, 1, 4], [None, DOCUMENTS]))
 EVERY = pytest.mark.parametrize(
-    "sight",
-    [Sight(*s) for s in SIGHTS],
-    ids=[
-        f"{'causal' if c else 'both'}-{w}-{'row' if d is None else 'apart'}" for c, w, d in SIGHTS
-    ],
+    "rule",
+    [MaskRule(*s) for s in RULES],
+    ids=[f"{'causal' if c else 'both'}-{w}-{'row' if d is None else 'apart'}" for c, w, d in RULES],
 )
 
 
-def looks(sight, row, query, key):
+def looks(rule, row, query, key):
     """The rule for one pair, in words of its own."""
-    if sight.causal and key > query:
+    if rule.causal and key > query:
         return False
-    if sight.window is not None and key not in range(
-        query - sight.window + 1, query + sight.window
-    ):
+    if rule.window is not None and key not in range(query - rule.window + 1, query + rule.window):
         return False
-    return sight.documents is None or bool(sight.documents[row, query] == sight.documents[row, key])
+    return rule.documents is None or bool(rule.documents[row, query] == rule.documents[row, key])
 
 
-def by_loops(sight, queries):
-    rows = 1 if sight.documents is None else 2
-    see = [[[looks(sight, row, q, k) for k in range(TIME)] for q in queries] for row in range(rows)]
+def by_loops(rule, queries):
+    rows = 1 if rule.documents is None else 2
+    see = [[[looks(rule, row, q, k) for k in range(TIME)] for q in queries] for row in range(rows)]
     return torch.tensor(see)[:, None]
 
 
 @EVERY
-def test_the_mask_is_the_rule_for_all_queries_and_for_the_last(sight):
+def test_the_mask_is_the_rule_for_all_queries_and_for_the_last(rule):
     for n in (TIME, 2, 1):
-        wanted = by_loops(sight, range(TIME - n, TIME))
-        assert torch.equal(sight.mask(n, TIME, CPU).expand(wanted.shape), wanted)
+        wanted = by_loops(rule, range(TIME - n, TIME))
+        assert torch.equal(rule.dense(n, TIME, CPU).expand(wanted.shape), wanted)
 
 
 @EVERY
-def test_blocks_count_the_keys_as_the_mask_does(sight):
-    wanted = by_loops(sight, range(TIME)).sum(-1, keepdim=True)
-    for mask in (sight.blocks(TIME, CPU), sight.mask(TIME, TIME, CPU)):
-        assert torch.equal(counted(mask, CPU).expand(wanted.shape), wanted)
+def test_blocks_count_the_keys_as_the_mask_does(rule):
+    wanted = by_loops(rule, range(TIME)).sum(-1, keepdim=True)
+    for mask in (rule.blocks(TIME, CPU), rule.dense(TIME, TIME, CPU)):
+        assert torch.equal(keys_seen(mask, CPU).expand(wanted.shape), wanted)
 
 
 def test_blocks_in_which_nothing_is_seen_are_passed_over():
     documents = (torch.arange(512) // 128)[None]
-    blocks = Sight(True, None, documents).blocks(512, CPU)
+    blocks = MaskRule(True, None, documents).blocks(512, CPU)
     assert torch.equal(blocks.to_dense()[0, 0], torch.eye(4).int())
-    near = Sight(True, 129).blocks(512, CPU).to_dense()[0, 0]
+    near = MaskRule(True, 129).blocks(512, CPU).to_dense()[0, 0]
     assert torch.equal(near, torch.ones(4, 4).tril().triu(-1).int())
 
 
@@ -73,18 +69,23 @@ def flex_with_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "sight",
-    [Sight(True, 4), Sight(True, None, DOCUMENTS), Sight(True, 4, DOCUMENTS), Sight(False, 4)],
+    "rule",
+    [
+        MaskRule(True, 4),
+        MaskRule(True, None, DOCUMENTS),
+        MaskRule(True, 4, DOCUMENTS),
+        MaskRule(False, 4),
+    ],
     ids=["window", "documents", "both", "two-sided"],
 )
 @PLAIN_FLEX
 @pytest.mark.usefixtures("flex_with_gradients")
-def test_flex_attention_and_sdpa_agree(sight):
+def test_flex_attention_and_sdpa_agree(rule):
     H_kv, generator = 2, torch.Generator().manual_seed(0)
     shapes = [(2, 4, TIME, 16), (2, H_kv, TIME, 16), (2, H_kv, TIME, 16), (2, 4, TIME, 16)]
     q, k, v, g = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     results = []
-    for mask in (sight.mask(TIME, TIME, CPU), sight.blocks(TIME, CPU)):
+    for mask in (rule.dense(TIME, TIME, CPU), rule.blocks(TIME, CPU)):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attention(*leaves, 0.4, mask, causal=False)
         results.append((out, *torch.autograd.grad(out, leaves, g)))
@@ -93,17 +94,17 @@ def test_flex_attention_and_sdpa_agree(sight):
 
 
 def test_nothing_special_needs_no_mask():
-    for sight in (Sight(True), Sight(False)):
-        assert visible(sight, TIME, TIME, CPU) is None
-        assert visible(sight, 1, TIME, CPU) is None
-    assert visible(Sight(False), 2, TIME, CPU) is None
-    assert visible(Sight(True), 2, TIME, CPU) is not None
-    assert visible(Sight(True, 4), 1, TIME, CPU) is not None
+    for rule in (MaskRule(True), MaskRule(False)):
+        assert attention_mask(rule, TIME, TIME, CPU) is None
+        assert attention_mask(rule, 1, TIME, CPU) is None
+    assert attention_mask(MaskRule(False), 2, TIME, CPU) is None
+    assert attention_mask(MaskRule(True), 2, TIME, CPU) is not None
+    assert attention_mask(MaskRule(True, 4), 1, TIME, CPU) is not None
 
 
 def test_a_query_with_nothing_but_padding_in_its_window_sees_itself_alone():
     real = (torch.arange(TIME) < 4)[None, None, None]
-    see = visible(Sight(False, 2), TIME, TIME, CPU, mask=real)
+    see = attention_mask(MaskRule(False, 2), TIME, TIME, CPU, mask=real)
     assert isinstance(see, torch.Tensor)
     places = torch.arange(TIME)
     near = ((places - places[:, None]).abs() < 2) & real[0, 0]
@@ -112,12 +113,12 @@ def test_a_query_with_nothing_but_padding_in_its_window_sees_itself_alone():
 
 
 def test_blocks_are_for_whole_sequences_without_padding():
-    def kind(sight, n_queries, **others):
-        return type(visible(sight, n_queries, TIME, CPU, blocks=True, **others)).__name__
+    def kind(rule, n_queries, **others):
+        return type(attention_mask(rule, n_queries, TIME, CPU, blocks=True, **others)).__name__
 
-    narrow = Sight(True, 4, DOCUMENTS)
+    narrow = MaskRule(True, 4, DOCUMENTS)
     assert kind(narrow, TIME) == "BlockMask"
-    assert kind(Sight(True), TIME) == "NoneType"
+    assert kind(MaskRule(True), TIME) == "NoneType"
     assert kind(narrow, 2) == "Tensor"
     assert kind(narrow, TIME, left_padding=torch.tensor([0, 2])) == "Tensor"
     assert kind(narrow, TIME, mask=torch.ones(2, 1, 1, TIME).bool()) == "Tensor"
@@ -135,12 +136,12 @@ def test_flex_attention_serves_gpus_from_heads_of_16_on_and_no_fp64():
 @pytest.mark.gpu
 @EVERY
 @pytest.mark.parametrize("H_kv", [1, 2, 4])
-def test_flex_attention_on_a_gpu_is_the_formula(sight, H_kv):
+def test_flex_attention_on_a_gpu_is_the_formula(rule, H_kv):
     device, time = torch.device("cuda"), 300
-    documents = sight.documents
+    documents = rule.documents
     if documents is not None:
         documents = documents.repeat_interleave(34, dim=1)[:, :time].to(device)
-    wide = Sight(sight.causal, sight.window and 30 * sight.window, documents)
+    wide = MaskRule(rule.causal, rule.window and 30 * rule.window, documents)
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(2, 4, time, 32), (2, H_kv, time, 32), (2, H_kv, time, 32), (2, 4, time, 32)]
     q, k, v, g = (torch.randn(s, generator=generator, device=device) for s in shapes)
