@@ -20,7 +20,7 @@ from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.compile_cache import compiles
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import Kind, bounds_of, constrain
-from unitsphere.training.corpus import Batches
+from unitsphere.training.corpus import ByStep
 from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
 from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import fill, parallelize
@@ -78,7 +78,7 @@ def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
 
 
 def build_job(
-    config: RunConfig, batches: Batches, layout: Layout = SINGLE, start: Path | None = None
+    config: RunConfig, batches: ByStep, layout: Layout = SINGLE, start: Path | None = None
 ) -> Job:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 

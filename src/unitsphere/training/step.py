@@ -19,7 +19,7 @@ from unitsphere.data.batch import Batch
 from unitsphere.inspection.live import Live
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import RunConfig
-from unitsphere.training.corpus import Batches
+from unitsphere.training.corpus import ByStep
 from unitsphere.training.device import Precision, autocast
 from unitsphere.training.distributed.gradients import clip, reducing, settle
 from unitsphere.training.distributed.layout import SINGLE, Layout
@@ -48,7 +48,7 @@ class Job:
     model: Transformer
     loss: Callable[..., Tensor]
     optimizer: Optimizer
-    batches: Batches
+    batches: ByStep
     precision: Precision
     layout: Layout = SINGLE
     guard: Guard = field(default_factory=Guard)
