@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.report.page.write import write_page
+from unitsphere.report.write import write_page
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
