@@ -29,7 +29,7 @@ def run(tmp_path, monkeypatch, capsys) -> str:
     """A run that takes the toy probe at each of its three steps, and is inspected."""
     monkeypatch.setitem(PROBES, "toy", LINE)
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(TEXT)
+    Path("text.txt").write_text(TEXT * 100)
     Path("tiny.toml").write_text(tiny_recipe(steps=3, log_every=1, save_every=1))
     argv = ["train", "tiny.toml", "--inspect.every", "1", "--inspect.probes", "toy"]
     assert main([*argv, "--out", "run", "--train.keep_every", "1"]) == 0
