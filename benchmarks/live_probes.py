@@ -13,9 +13,9 @@ import time
 
 import torch
 
+from unitsphere.inspection.live import InspectConfig, Live
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.live import Live
-from unitsphere.training.live_config import InspectConfig
+from unitsphere.training.device import autocast
 from unitsphere.training.plan import build_trainer
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
@@ -34,9 +34,8 @@ def measure(recipe: str, steps: int) -> tuple[float, float]:
     for step in range(2 * steps + 2):
         begun = time.process_time()
         update(trainer, step)
-        live.record(
-            step + 1, trainer.model, trainer.optimizer, corpus.example, trainer.plan.precision
-        )
+        precision = autocast(trainer.model.device, trainer.plan.precision)
+        live.record(step + 1, trainer.model, trainer.optimizer, corpus.example, precision)
         if step >= 2:
             spent[live.due(step + 1)].append(time.process_time() - begun)
     plain = statistics.median(spent[False])

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unitsphere.data.batch import NextToken
+from unitsphere.data.batches import ShardTokens, TextTokens, stretches
+from unitsphere.data.documents import Piece
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece
-from unitsphere.data.stretches import ShardTokens, TextTokens, stretches
 from unitsphere.data.tokenizer import ByteTokenizer
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.by_position import edges, losses_by_position, token_losses

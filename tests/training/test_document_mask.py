@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from unitsphere.data.batch import NextToken
 from unitsphere.data.tokenizer import ByteTokenizer
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training.config import FREE_KEYS

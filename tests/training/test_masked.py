@@ -12,16 +12,14 @@ import torch
 from run_folders import figures
 
 from unitsphere.config import to_dict
-from unitsphere.data.batch import Batch
+from unitsphere.data.batch import EVALUATION_SEED, Batch, Masked
 from unitsphere.data.config import DataConfig, MaskConfig
-from unitsphere.data.masking import EVALUATION_SEED, Masked
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.fill import fill_text
 from unitsphere.inference.generate import generate_text
-from unitsphere.inference.samples import write_sample
+from unitsphere.inference.samples import fill_text, write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.evaluate.text import evaluate, evaluate_shards, evaluating

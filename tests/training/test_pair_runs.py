@@ -14,10 +14,10 @@ from run_folders import figures, weights
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.config import DataConfig
+from unitsphere.data.documents import TextPair
 from unitsphere.data.pairs import Pair, Pairs
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.samples import write_sample

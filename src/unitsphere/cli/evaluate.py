@@ -174,7 +174,7 @@ def pair_evaluations(
     args: Eval, run: "LoadedRun", contexts: tuple[int, ...]
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
-    from unitsphere.data.sources import PairFields
+    from unitsphere.data.documents import PairFields
 
     trained = run.config.data
     fields = PairFields(

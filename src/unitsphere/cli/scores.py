@@ -16,10 +16,10 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.cli.evaluate import Eval
+    from unitsphere.data.batch import Form
+    from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
-    from unitsphere.data.sources import PairFields
-    from unitsphere.data.windows import Form
-    from unitsphere.inference.targets import Search
+    from unitsphere.inference.translate import Search
     from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
 
@@ -52,8 +52,9 @@ def scorer(
     run: "LoadedRun", data: str | None, field: str
 ) -> Iterator[Callable[[int], "Evaluation"]]:
     """context -> figures of the run on a text, or on its own validation split."""
+    from unitsphere.data.documents import read_documents
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_documents, source_files
+    from unitsphere.data.sources import source_files
     from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
 
     def form(context: int) -> "Form":
@@ -119,8 +120,7 @@ def pair_figures(
     length_penalty: float,
 ) -> dict[str, Any]:
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
-    from unitsphere.inference.bleu import check_sacrebleu
-    from unitsphere.inference.targets import Search
+    from unitsphere.inference.translate import Search, check_sacrebleu
     from unitsphere.training.evaluate.pairs import evaluate_pairs
 
     if beam:
@@ -147,8 +147,7 @@ def bleu_figures(
     run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
 ) -> dict[str, Any]:
     """BLEU of what the model writes for the sources, and how it was come by."""
-    from unitsphere.inference.bleu import bleu
-    from unitsphere.inference.targets import write_targets
+    from unitsphere.inference.translate import bleu, write_targets
 
     sources = (pair.source.tolist() for pair in source.pairs())
     written = write_targets(run.model, run.tokenizer, sources, search, context, rows)
@@ -164,9 +163,10 @@ def bleu_figures(
 @contextlib.contextmanager
 def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Iterator[PairSource]:
     """The pairs of a parallel JSONL, or of the run's own validation split."""
+    from unitsphere.data.documents import read_text_pairs
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_text_pairs, source_files
+    from unitsphere.data.sources import source_files
     from unitsphere.data.tokenizer import text_lost
     from unitsphere.training.evaluate.pairs import text_pairs
 

@@ -15,7 +15,8 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
+from unitsphere.inspection.probes import PROBES, chosen, inspect
+from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from

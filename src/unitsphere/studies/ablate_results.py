@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.files import write_text
-from unitsphere.inspection.scales import EIGEN, effective
+from unitsphere.inspection.weights import EIGEN, effective
 from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.report.ablation import ablation_page

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
-from unitsphere.data.sources import read_documents, source_files
+from unitsphere.data.sources import source_files
 from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints

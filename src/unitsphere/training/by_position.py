@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.data.stretches import DocumentTokens, stretches
+from unitsphere.data.batches import DocumentTokens, stretches
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.evaluate.text import evaluating, perplexity

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from unitsphere.config import from_dict, read_json
-from unitsphere.data.classified import encode_examples
-from unitsphere.data.labelled import Example
+from unitsphere.data.labelled import Example, encode_examples
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier, Pool

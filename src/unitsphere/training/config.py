@@ -10,12 +10,12 @@ from typing import Any, Literal, cast
 from unitsphere.config import check_seed, field_types, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.schedule import ScheduleConfig, decay_end
 from unitsphere.training.sized import at_sizes, read_forms

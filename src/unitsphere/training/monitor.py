@@ -147,8 +147,9 @@ class RunMonitor:
     def probe(self, step: int) -> dict[str, float]:
         """What the live probes show, if that is due."""
         trainer = self.trainer
+        precision = autocast(trainer.model.device, trainer.plan.precision)
         return trainer.live.record(
-            step, trainer.model, trainer.optimizer, self.corpus.example, trainer.plan.precision
+            step, trainer.model, trainer.optimizer, self.corpus.example, precision
         )
 
     def validate(self) -> dict[str, float]:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unitsphere.data.prefetch import Batches
+from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
-from unitsphere.kernels import use_attention_of, use_kernels
+from unitsphere.inspection.live import Live
+from unitsphere.kernels import use_kernels
+from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.parts import Linear
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
@@ -34,7 +36,6 @@ from unitsphere.training.distributed.straggler import LocalTime
 from unitsphere.training.forecast import fitting_rows, held
 from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
-from unitsphere.training.live import Live
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.schedule import warmup_steps
 
@@ -61,7 +62,7 @@ class Trainer:
     model: Transformer
     loss: Callable[..., Tensor]
     optimizer: Optimizer
-    batches: Batches
+    batches: ByStep
     guard: Guard = field(default_factory=Guard)
     local_time: LocalTime = field(default_factory=LocalTime)
     live: Live = field(default_factory=Live)
@@ -165,7 +166,7 @@ def resolve_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
 
 
 def build_trainer(
-    config: RunConfig, batches: Batches, plan: Plan | None = None, start: Path | None = None
+    config: RunConfig, batches: ByStep, plan: Plan | None = None, start: Path | None = None
 ) -> Trainer:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 

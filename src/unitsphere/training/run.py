@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unitsphere.config import from_dict, to_dict
-from unitsphere.data.prefetch import Prefetch
+from unitsphere.data.batches import Prefetch
 from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.saver import Saver

@@ -7,9 +7,9 @@ import pytest
 from parallel_launch import launch
 from run_folders import figures
 
+from unitsphere.inspection.live import InspectConfig, live_probes
 from unitsphere.training.distributed.layout import ParallelConfig
 from unitsphere.training.folder import write_config
-from unitsphere.training.live_config import LIVE, InspectConfig
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
@@ -29,7 +29,7 @@ def both(rank: int, folder: Path) -> None:
 @pytest.mark.timeout(300)
 def test_probes_gather_what_is_spread(tiny, tmp_path):
     config = tiny("ngpt", steps=2, eval_every=0, save_every=0)
-    config = dataclasses.replace(config, inspect=InspectConfig(1, ",".join(LIVE)))
+    config = dataclasses.replace(config, inspect=InspectConfig(1, ",".join(live_probes())))
     write_config(tmp_path, config)
     launch(both, 2, tmp_path)
     train(config, tmp_path / "alone")

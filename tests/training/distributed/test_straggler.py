@@ -7,7 +7,7 @@ import pytest
 from parallel_launch import launch
 
 from unitsphere.data.batch import Batch
-from unitsphere.data.prefetch import Prefetch
+from unitsphere.data.batches import Prefetch
 from unitsphere.training.distributed.straggler import slowest
 from unitsphere.training.folder import write_config
 from unitsphere.training.log import read_metrics

@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-from unitsphere.data.batch import Batch
-from unitsphere.data.batches import window
+from unitsphere.data.batch import Batch, count_windows
+from unitsphere.data.batches import DocumentTokens, ShardTokens, TextTokens, window
+from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
 from unitsphere.data.pairs import Pairs
 from unitsphere.data.prepare import scored_split
-from unitsphere.data.sources import PairFields, read_documents, read_text_pairs, source_files
-from unitsphere.data.stretches import DocumentTokens, ShardTokens, TextTokens
+from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer
-from unitsphere.data.windows import count_windows
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
 from unitsphere.training.evaluate.pairs import cut_batch, text_pairs

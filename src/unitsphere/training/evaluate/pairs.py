@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from unitsphere.data.batch import Batch
+from unitsphere.data.documents import TextPair
 from unitsphere.data.pairs import Pair, Pairs, pair_batch
-from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer

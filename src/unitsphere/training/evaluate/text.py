@@ -21,11 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.batch import (
+    EVALUATION_SEED,
+    IGNORED,
+    Batch,
+    Form,
+    Masked,
+    NextToken,
+    Window,
+    count_windows,
+)
 from unitsphere.data.batches import window
-from unitsphere.data.masking import EVALUATION_SEED, Masked
+from unitsphere.data.documents import Piece
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import (
     SAMPLED,
     STRETCH,
@@ -33,7 +41,6 @@ from unitsphere.data.tokenizer import (
     Tokenizer,
     text_lost,
 )
-from unitsphere.data.windows import Form, NextToken, Window, count_windows
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy
