@@ -20,7 +20,7 @@ from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, r
 from unitsphere.bench.steps import clock_name, timed
 from unitsphere.bench.train import COPY, say
 from unitsphere.inference.generate import generate
-from unitsphere.models.folding import fold_
+from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.environment import environment
