@@ -226,7 +226,7 @@ def test_a_run_in_fp8_resumes_bit_for_bit_and_nowhere_else(tiny, tmp_path):
         again = dataclasses.replace(
             config, train=dataclasses.replace(config.train, precision=precision)
         )
-        with pytest.raises(UserError, match="begun in fp8 goes on in it alone"):
+        with pytest.raises(UserError, match="started in fp8 resumes only in fp8"):
             train(again, out)
     with emulated_fp8():
         assert train(again, out).trained

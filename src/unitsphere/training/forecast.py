@@ -1,9 +1,9 @@
-"""How much memory a process will need, from shapes alone.
+"""How much memory a process will need, from shapes only.
 
 | part | is |
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
-| optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
+| optimizer | two numbers per weight (Adam), one (Muon's matrices), fp32 |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
@@ -204,7 +204,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
 
 
 class Repeated(TorchDispatchMode):
-    """Counts what selective recomputation keeps on its own account: autograd does not see it."""
+    """Counts what selective recomputation itself keeps: autograd does not see it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def fitting_rows(
 ) -> int:
     """The most rows at once that divide a process's part of the batch and fit `free` bytes.
 
-    `free` counts from before the gradients: the weights are there. 1 if no number fits.
+    `free` counts from before the gradients: the weights are there. 1 if none fits.
     """
     rows = local_rows(config, layout)
     for count in (n for n in range(rows, 0, -1) if rows % n == 0):

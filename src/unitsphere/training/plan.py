@@ -217,7 +217,7 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
 
     `kind` is the constraint that training keeps. Weights that it bounds have a static scale, and
     so have their inputs where the architecture declares a bound; all else has dynamic ones.
-    Layers whose sizes are no multiples of 16 stay as they are, logged once.
+    Layers whose sizes are not multiples of 16 stay as they are, logged once.
 
     Call it before `torch.compile`. Training wants bf16 autocast around the forward pass; a CPU
     computes the same numbers, but slower than in fp32.
@@ -233,7 +233,7 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
             layer.fp8 = Bounded(layer.input_bound if weight is not None else None, weight)
     if plain:
         log.warning(
-            "fp8: %s and %d more are multiplied in bf16: their sizes are no multiples of %d",
+            "fp8: %s and %d more are multiplied in bf16: their sizes are not multiples of %d",
             plain[0],
             len(plain) - 1,
             MULTIPLE,
