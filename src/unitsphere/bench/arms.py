@@ -14,7 +14,7 @@ import torch
 
 from unitsphere.errors import UserError
 from unitsphere.kernels.registry import Mode
-from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import load_recipe
 
@@ -25,7 +25,6 @@ RECIPES = {
     "gpt": "ngpt2024/gpt-0.5b",
     "normformer": "normformer2021/normformer-355m",
 }
-DEFAULT_ARMS = ("gpt-plus", "ngpt", "angpt")
 STEPS = 100_000
 """Length of the pretended run: the learning rate hardly moves while a bench lasts."""
 

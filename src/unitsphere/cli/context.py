@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.data.prepare import check_scored
     from unitsphere.report.context import columns, context_figure, rows
     from unitsphere.studies.context import ContextStudy, context_study
-    from unitsphere.studies.pages import write_page
+    from unitsphere.studies.core.results import write_page
 
     check_scored(args.data)
     study = ContextStudy(

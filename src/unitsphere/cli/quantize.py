@@ -53,8 +53,8 @@ def run(argv: list[str]) -> int:
     check_positive(tokens=args.tokens)
     arms = named_runs(args.runs)
     from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
-    from unitsphere.studies.pages import write_page
-    from unitsphere.studies.quantization import FORMATS, QuantizationStudy, quantization_study
+    from unitsphere.studies.core.results import write_page
+    from unitsphere.studies.quantize import FORMATS, QuantizationStudy, quantization_study
 
     study = QuantizationStudy(
         arms,

@@ -34,7 +34,7 @@ class BudgetCurve:
 
 
 def curves_of(arms: Mapping[str, Mapping[str, object]]) -> list[BudgetCurve]:
-    """The curves of a comparison's arms (`studies.comparison`), of what finished."""
+    """The curves of a comparison's arms (`studies.compare`), of what finished."""
     found = []
     for name, arm in arms.items():
         budgets = arm["budgets"]

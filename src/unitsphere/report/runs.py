@@ -17,9 +17,9 @@ from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
-from unitsphere.training.divergence import divergence
-from unitsphere.training.flops import flops_per_token
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.guard import divergence
 from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
 

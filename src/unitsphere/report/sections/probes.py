@@ -5,6 +5,7 @@ The form of both is told in `unitsphere.inspection`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from unitsphere.inspection.live import PREFIX
 from unitsphere.report.document import (
     Block,
     Figure,
@@ -26,7 +27,6 @@ from unitsphere.report.sections.probe_figures import (
     step_lines,
     too_many,
 )
-from unitsphere.training.live import PREFIX
 
 INSPECTED = "inspect/inspect.json"
 """What `unitsphere inspect` writes into a run's folder."""
