@@ -200,9 +200,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
     others = f" and {more} more keys" if more > 0 else ""
     lines = [f"The runs differ in {', '.join(keys[:KEYS_NAMED])}{others} (see Settings)."]
     if data := [key for key in OTHER_DATA if key in keys]:
-        lines.append(
-            f"Their losses are of other text or tokens: {', '.join(data)} differ."
-        )
+        lines.append(f"Their losses are of other text or tokens: {', '.join(data)} differ.")
     if any(key in keys for key in OTHER_LENGTH):
         lines.append("They were trained on different numbers of tokens.")
     if any(len(of) > 1 for of in arms.values()):
