@@ -15,8 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.film import film
-from unitsphere.report.inspection import rows, shown
-from unitsphere.report.probe_pictures import history_of
+from unitsphere.report.kinds.inspection import history_of, rows, shown
 from unitsphere.training.config import TrainConfig, run_config_type
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
