@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from unitsphere.data import batches
 from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count_windows
-from unitsphere.data.batches import Batches
+from unitsphere.data.batches import Batches, ByStep, window
 from unitsphere.data.pairs import PairBatches, Pairs
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
@@ -64,7 +63,7 @@ class Corpus:
     `fingerprint` is of its tokens, `input` of what they were made from.
     """
 
-    batches: Batches
+    batches: ByStep
     validate: Validation
     example: Batch
     validation_rows: Callable[[int], Batch]
@@ -100,7 +99,7 @@ def open_stream(config: RunConfig) -> Corpus:
     scored = scoring_form(config, tokenizer, data.context)
     rows = train.batch_tokens // data.context
     return Corpus(
-        batches=batches.Batches(training, training_form(config, tokenizer), rows, train.seed),
+        batches=Batches(training, training_form(config, tokenizer), rows, train.seed),
         validate=partial(
             evaluate_shards,
             shards=validation,
@@ -108,10 +107,10 @@ def open_stream(config: RunConfig) -> Corpus:
             rows=train.micro_batch or rows,
             max_tokens=train.eval_tokens,
         ),
-        example=scored.batch([batches.window(validation, scored, 0)]),
+        example=scored.batch([window(validation, scored, 0)]),
         validation_rows=lambda n: scored.batch(
             [
-                batches.window(validation, scored, i)
+                window(validation, scored, i)
                 for i in spread(count_windows(validation.n_tokens, scored), n)
             ]
         ),
