@@ -22,15 +22,15 @@ DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
-    # JSON escapes control characters up to 0x1f alone; some terminals obey those from 0x7f too.
+    # JSON escapes only control characters up to 0x1f; some terminals obey those from 0x7f too.
     print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def harmless(text: str) -> str:
-    """A line without control characters, in whose place stands U+FFFD.
+    """A line with U+FFFD in place of each control character.
 
     For names from files that somebody else may have made: a terminal obeys escape sequences, and
-    shows text behind a change of direction in another order.
+    shows text after a change of direction in another order.
     """
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" or c in DIRECTIONS else c
@@ -55,7 +55,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     # A file or a pipe has no width to fit.
     width = None if sys.stdout.isatty() else 200
     console = Console(highlight=False, width=width)
-    # Printed by Python: rich would end the program by itself if a pipe's reader has left.
+    # Printed by Python: rich ends the program if a pipe's reader has left.
     with console.capture() as rendered:
         console.print(table)
     print(rendered.get(), end="")
@@ -67,7 +67,7 @@ def print_text(text: str) -> None:
 
 
 def print_piece(text: str) -> None:
-    """Text that a model wrote: on a terminal without control characters, which could garble it."""
+    """A model's text; on a terminal without control characters, which could garble it."""
     if sys.stdout.isatty():
         text = "".join(
             "\N{REPLACEMENT CHARACTER}"
@@ -154,7 +154,7 @@ class Unfailing:
 
 
 def drop(stream: TextIO) -> None:
-    """Send what a stream still holds, and all that is written to it from now on, nowhere.
+    """Drop what a stream still holds, and all that is written to it from now on.
 
     Python would try again when it exits, and complain.
     """
