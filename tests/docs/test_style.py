@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 STYLE = ROOT / "docs/STYLE.md"
-HELD = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"]
+HELD = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples"]
 """Files and folders in which the phrases are refused."""
 
 
