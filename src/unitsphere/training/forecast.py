@@ -35,14 +35,6 @@ from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
 from unitsphere.training.distributed.tensor import share_matrices
 
-WITHIN = {"clm": 6, "mlm": 12, "seq2seq": 18}
-"""Operations of attention within sequences by L·d·T and objective: half of it seen, all of it, or
-an encoder's whole attention and a decoder's half."""
-
-
-ACROSS = {"clm": 0, "mlm": 0, "seq2seq": 12}
-"""Those of a decoder's attention across, all of it seen."""
-
 
 def flops_per_token(model: Transformer, context: int) -> int:
     """Operations of one training token, forward and backward, in sequences of `context` tokens.
@@ -53,10 +45,7 @@ def flops_per_token(model: Transformer, context: int) -> int:
     tied = "head" not in role.values()
     multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
-    reach = min(model.config.window or context, context) / context
-    share = reach * (2 - reach)  # of the pairs of positions, those less than a window apart
-    attention = share * WITHIN[model.objective] + ACROSS[model.objective]
-    return 6 * weights + round(attention * model.config.n_layers * model.config.d_model * context)
+    return 6 * weights + round(model.mixing_flops(context))
 
 
 FP32 = 4
