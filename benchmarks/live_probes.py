@@ -2,8 +2,8 @@
 
     python benchmarks/live_probes.py [--steps 6] [RECIPE …]
 
-Both are measured in turns in one process, without the first step, in CPU time, so that other work on
-the machine matters less. The share is that of a training with the default `inspect.every`.
+Both are measured in turns in one process, without the first step, in CPU time, so that other work
+on the machine matters less. The share is that of a training with the default `inspect.every`.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 Rates are tuned on documents that the quickstart never reports: a split of the training documents
 (studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's rate. While
-the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs are
-reused, so the same command resumes after an interruption.
+the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs
+are reused, so the same command resumes after an interruption.
 
 To change an arm: --set ngpt:model.alpha.init=0.05 (its runs get separate folders).
 Writes docs/results/quickstart-sweep.json and .md.

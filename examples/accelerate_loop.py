@@ -3,7 +3,7 @@
     pip install accelerate
     python examples/accelerate_loop.py                    # or: accelerate launch …
 
-Calling it before `prepare` works too, unless `prepare` shards the model (FSDP) and makes new parameters.
+Calling it before `prepare` works too, unless `prepare` makes new parameters (FSDP).
 """
 
 import argparse
