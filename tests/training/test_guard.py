@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training import checkpoint, guard, loop, monitor, tensors
-from unitsphere.training.constraint import ConstraintConfig, constrain
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.run import train
 
 TOKENS = torch.arange(24).reshape(2, 12) % 16

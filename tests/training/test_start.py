@@ -14,8 +14,8 @@ from unitsphere.models.constraint import constraints
 from unitsphere.training.build import build_job
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
+from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.run import last_state, train
-from unitsphere.training.schedule import ScheduleConfig, steps_alike
 
 
 def scheduled(config, kind="constant", **schedule):

@@ -43,7 +43,7 @@ from unitsphere.config import did_you_mean, flatten, to_dict
 from unitsphere.data.prepare import lost_share, source_text_lost, tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
-from unitsphere.training.schedule import decay_end, fall_begins
+from unitsphere.training.optim.schedule import decay_end, fall_begins
 
 SAME = {
     "data": (

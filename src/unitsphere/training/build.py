@@ -10,15 +10,16 @@ from unitsphere.kernels import use_attention_of, use_kernels
 from unitsphere.models.registry import build_from
 from unitsphere.training.compiling import compiles
 from unitsphere.training.config import RunConfig
-from unitsphere.training.constraint import constrain
 from unitsphere.training.corpus import Batches
 from unitsphere.training.device import FP8_NEEDS, pick_precision
 from unitsphere.training.fp8 import use_fp8
-from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.live import Live
 from unitsphere.training.loop import Job
 from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.muon import weigh_head
+from unitsphere.training.optim.schedule import warmup_steps
 from unitsphere.training.parallel.agree import on_first
 from unitsphere.training.parallel.fill import fill
 from unitsphere.training.parallel.forecast import fitting_rows
@@ -26,7 +27,6 @@ from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.parallelize import parallelize
 from unitsphere.training.parallel.processes import own_device
 from unitsphere.training.parallel.straggler import OwnTime
-from unitsphere.training.schedule import warmup_steps
 from unitsphere.training.tensors import load_model
 
 

@@ -5,7 +5,7 @@ import logging
 from unitsphere.models.parts import Linear
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
-from unitsphere.training.constraint import Kind, bounds_of
+from unitsphere.training.optim.constraint import Kind, bounds_of
 
 log = logging.getLogger("unitsphere.fp8")
 

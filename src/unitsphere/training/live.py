@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
@@ -21,6 +20,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training.config import Precision
 from unitsphere.training.device import autocast
 from unitsphere.training.live_config import InspectConfig
+from unitsphere.training.optim.state import first_moments
 
 PREFIX = "probe/"
 Look = Callable[[Transformer], Values]
@@ -85,7 +85,8 @@ class Live:
         for name, look in OF_WEIGHTS.items():
             self.take(name, partial(look, model))
         self.take(
-            "moment_variance", lambda: updates.moment_variance(model, moments(model, optimizer))
+            "moment_variance",
+            lambda: updates.moment_variance(model, first_moments(model, optimizer)),
         )
         if self.names & {*OF_STATES, "logit_lens"}:
             here = batch.to(model.device)
@@ -106,13 +107,3 @@ class Live:
         except DoesNotApply:
             return
         self.found |= {f"{PREFIX}{name}/{key}": value for key, value in flat(values).items()}
-
-
-def moments(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Adam's first moment by parameter; none of what it has not stepped, or Muon trains."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        kept = optimizer.state.get(parameter, {})
-        if "exp_avg" in kept:
-            found[name] = kept["exp_avg"]
-    return found

@@ -22,10 +22,10 @@ from unitsphere.training.corpus import Batches
 from unitsphere.training.device import autocast
 from unitsphere.training.guard import Guard
 from unitsphere.training.live import Live
+from unitsphere.training.optim.schedule import factor
 from unitsphere.training.parallel.gradients import clip, reducing, settle
 from unitsphere.training.parallel.layout import SINGLE, Layout
 from unitsphere.training.parallel.straggler import OwnTime
-from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):

@@ -10,7 +10,7 @@ from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
 from unitsphere.training.loop import Job
-from unitsphere.training.schedule import decay_end, warmup_steps
+from unitsphere.training.optim.schedule import decay_end, warmup_steps
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from unitsphere.training.load import LoadedRun, find_start, load_run
 from unitsphere.training.log import RunLog
 from unitsphere.training.loop import Job, train_steps
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.owner import SIGNATURE, signature
 from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
 from unitsphere.training.parallel.forecast import forecast
@@ -47,7 +48,6 @@ from unitsphere.training.parallel.processes import own_device, processes
 from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.saver import Saver
-from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.stop import Stop, seconds_of
 from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
 from unitsphere.training.tracking import Tracker, check_installed

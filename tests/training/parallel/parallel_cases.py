@@ -18,10 +18,10 @@ from unitsphere.training import checkpoint
 from unitsphere.training.build import build_job
 from unitsphere.training.checkpoint import State
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
-from unitsphere.training.constraint import ConstraintConfig
-from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.loop import Job, update
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.constraint import ConstraintConfig
+from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.parallel.layout import Degrees, Layout
 from unitsphere.training.tensors import load_model, load_optimizer, named_tensors
 

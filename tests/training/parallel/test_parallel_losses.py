@@ -10,9 +10,9 @@ import torch
 from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, job_of, losses, resumed, save
 from parallel_launch import launch
 
-from unitsphere.training.constraint import bounds_of
+from unitsphere.ops.dtensor import whole
 from unitsphere.training.loop import Job
-from unitsphere.training.parallel.gradients import whole
+from unitsphere.training.optim.constraint import bounds_of
 from unitsphere.training.parallel.layout import Degrees
 
 TOLERANCE = 1e-5

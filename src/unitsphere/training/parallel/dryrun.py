@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own, placements
+from unitsphere.ops.dtensor import local, placements
 from unitsphere.training.config import RunConfig
 from unitsphere.training.cost import Cost, Speed, cost, planned_device, shapes, speed
 from unitsphere.training.parallel.forecast import Forecast, forecast, own_rows
@@ -104,7 +104,7 @@ def pretended(world: int) -> Iterator[None]:
 def shards(model: Transformer) -> list[Shard]:
     """Those of the first block and of what lies outside the blocks; all blocks are alike."""
     return [
-        Shard(name, tuple(p.shape), tuple(own(p).shape), describe(p))
+        Shard(name, tuple(p.shape), tuple(local(p).shape), describe(p))
         for name, p in model.named_parameters()
         if not name.startswith(("blocks.", "encoder.")) or name.split(".")[1] == "0"
     ]

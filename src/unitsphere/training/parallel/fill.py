@@ -6,15 +6,13 @@ parts it never holds more than one layer's matrix.
 """
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch import nn
 
 from unitsphere.models.constraint import normalize_
 from unitsphere.models.parts import Resets
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own
+from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.config import RunConfig
 
 
@@ -30,7 +28,7 @@ def fill(model: Transformer, config: RunConfig, device: torch.device) -> None:
         normalize_(module)
         for key, start in module.named_parameters(name, recurse=False):
             target = model.get_parameter(key)
-            own(target).copy_(part_of(start, target))
+            local(target).copy_(part_of(start, target))
         module.to_empty(device="meta", recurse=False)
 
 
@@ -38,13 +36,3 @@ def reset(module: nn.Module, generator: torch.Generator) -> None:
     """Draw what the module owns, if it owns anything."""
     if isinstance(module, Resets):
         module.reset(generator)
-
-
-def part_of(start: Tensor, target: Tensor) -> Tensor:
-    """What this process's part of `target` is in the whole of it."""
-    if not isinstance(target, DTensor):
-        return start
-    sizes, offsets = compute_local_shape_and_global_offset(
-        start.shape, target.device_mesh, target.placements
-    )
-    return start[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]

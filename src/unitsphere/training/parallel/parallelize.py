@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unitsphere.models.constraint import MATRICES, constraints, declarations, roles
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own
+from unitsphere.ops.dtensor import local
 from unitsphere.training.compiling import compile_blocks
 from unitsphere.training.config import Precision
 from unitsphere.training.parallel.layout import Layout
@@ -76,7 +76,7 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
 
     def between(weight: nn.Parameter) -> Shard | None:
-        even = own(weight).shape[-1] % layout.degrees.dp_shard == 0
+        even = local(weight).shape[-1] % layout.degrees.dp_shard == 0
         return Shard(1) if weight in columns and even else None
 
     cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
