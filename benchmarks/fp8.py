@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unitsphere.models.parts import Linear
 from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.report.table import markdown
-from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.device import emulated_fp8

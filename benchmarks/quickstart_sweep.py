@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/quickstart_sweep.py
 
 Rates are tuned on documents that the quickstart never reports: the training documents, split anew
-(unitsphere.studies.tuning_split). Each arm's rates are a geometric grid around its recipe's; while
+(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's; while
 the best mean lies at an edge, the grid grows there. Every run is a whole run, annealed to its end.
 Finished runs are reused, so the same command goes on after an interruption.
 
@@ -23,12 +23,10 @@ from typing import Any
 
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.table import markdown
-from unitsphere.studies.arms import arm_config, arm_search
-from unitsphere.studies.execute import Local, Record
-from unitsphere.studies.folder import study_folder
-from unitsphere.studies.provenance import provenance
-from unitsphere.studies.spec import ArmSpec, Study, Tune
-from unitsphere.studies.tune import Search, mean_loss, search
+from unitsphere.studies.core.execute import Local, Record
+from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
+from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.spec import ArmSpec, Study, Tune
 
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GROWTHS = 6

@@ -4,7 +4,7 @@
 
 `compare` tunes one rate. What a baseline needs besides, the start of its matrices and a rate of its
 own for each role, is searched here first: every point is a whole run, annealed to its end, scored
-on documents that no comparison reports (unitsphere.studies.tuning_split). The points are chosen by
+on documents that no comparison reports (studies.core.tuning_split). The points are chosen by
 hand, each arm as many as the others; the file keeps all that were tried. Finished runs are reused.
 
 The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:
@@ -31,13 +31,13 @@ from typing import Any
 from unitsphere.config import flatten, read_toml
 from unitsphere.errors import UserError
 from unitsphere.report.table import markdown
-from unitsphere.studies.arms import arm_config, tuning_run
-from unitsphere.studies.execute import Local, Record, execute
-from unitsphere.studies.executor import Interrupted
-from unitsphere.studies.plan import Planned
-from unitsphere.studies.provenance import provenance
-from unitsphere.studies.spec import Study, study_from
-from unitsphere.studies.tuning_split import tuning_data
+from unitsphere.studies.core.execute import Local, Record, execute
+from unitsphere.studies.core.local import Interrupted
+from unitsphere.studies.core.plan import Planned
+from unitsphere.studies.core.rates import arm_config, tuning_run
+from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.spec import Study, study_from
+from unitsphere.studies.core.tuning_split import tuning_data
 
 ROLES = ("embedding", "head", "scale")
 BITS = "bits_per_byte"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unitsphere.cli import main, streams
+from unitsphere.cli import main, output
 
 RECIPE = """
 architecture = "ngpt"
@@ -30,8 +30,8 @@ precision = "fp32"
 
 SAYS = """
 import contextlib, os, sys
-from unitsphere.cli import streams
-streams.settle()
+from unitsphere.cli import output
+output.settle()
 file = open(sys.argv[1], "w")
 assert file.fileno() > 2
 print("said", file=sys.stderr, flush=True)
@@ -41,7 +41,7 @@ status = 0
 try:
     print("result", flush=True)
 except OSError:
-    streams.drop(sys.stdout)
+    output.drop(sys.stdout)
     status = 2
 print("more", file=sys.stderr)
 file.write("done")
@@ -57,23 +57,23 @@ def gone():
     os.close(read)
     with os.fdopen(write, "w", buffering=1) as stream:
         yield stream
-        streams.drop(stream)
+        output.drop(stream)
 
 
 def test_a_training_whose_stderr_is_gone_goes_on_to_its_end(tmp_path, monkeypatch, gone):
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text(RECIPE)
     Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 50)
-    monkeypatch.setattr(sys, "stderr", streams.Unfailing(gone))
+    monkeypatch.setattr(sys, "stderr", output.Unfailing(gone))
     assert main(["train", "tiny.toml", "--out", "run"]) == 0
     assert Path("run/checkpoints/step-00000003/COMPLETE").is_file()
 
 
 def test_what_is_gone_is_known(gone):
-    assert streams.reader_has_left(gone)
+    assert output.reader_has_left(gone)
     read, write = os.pipe()
     with os.fdopen(read), os.fdopen(write, "w") as stream:
-        assert not streams.reader_has_left(stream)
+        assert not output.reader_has_left(stream)
 
 
 @pytest.mark.parametrize(

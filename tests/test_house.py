@@ -129,10 +129,10 @@ OPENS = {"read_text", "read_bytes", "write_text", "write_bytes", "open"}
 OPENS_ITSELF = {
     "files.py": "what all others go through",
     "training/recipes.py": "a recipe that ships with the package",
-    "report/page/render.py": "the page's own parts",
+    "report/render/html.py": "the page's own parts",
     "inference/hf/load.py": "the package's own modeling file",
     "training/environment.py": "/proc/cpuinfo",
-    "training/compiling.py": "the user's own cache, whose owner was checked",
+    "training/compile_cache.py": "the user's own cache, whose owner was checked",
     "data/writer.py": "the end of what it has just written",
 }
 

@@ -19,7 +19,7 @@ from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.kernels import mode
 from unitsphere.models.registry import build
-from unitsphere.training.loop import train_steps
+from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
 TINY = dataclasses.replace(

@@ -13,8 +13,8 @@ import pytest
 from browser.chromium import Chromium, wait
 from report.made_up import NASTY, make_quickstart, make_run, record
 
-from unitsphere.report.page.serve import server
-from unitsphere.report.page.write import write_page
+from unitsphere.report.serve import server
+from unitsphere.report.write import write_page
 
 pytestmark = pytest.mark.browser
 SHOTS = os.environ.get("UNITSPHERE_SCREENSHOTS")

@@ -49,7 +49,7 @@ NOT_RUN = {
 PARSED = {
     "serve": "serves until it is stopped: tests/inference/test_serve.py",
     "report .* --serve": "serves until it is stopped: tests/report/test_page_serve.py",
-    "torchrun": "several processes: tests/training/parallel",
+    "torchrun": "several processes: tests/training/distributed",
     "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",
 }
@@ -165,12 +165,12 @@ def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within, everything is small, and a study trains its runs in this process."""
     with patch.context() as own:
         own.setattr("unitsphere.training.recipes.read_toml", smaller)
-        own.setattr("unitsphere.studies.spec.read_toml", smaller)
-        own.setattr("unitsphere.studies.executor.here", lambda *_: InProcess())
-        own.setattr("unitsphere.studies.execute.here", lambda *_: InProcess())
+        own.setattr("unitsphere.studies.core.spec.read_toml", smaller)
+        own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
+        own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
-        own.setattr("unitsphere.report.page.stills.still", lambda *_: b"")
-        own.setattr("unitsphere.report.page.write.still", lambda *_: b"")
+        own.setattr("unitsphere.report.render.picture.still", lambda *_: b"")
+        own.setattr("unitsphere.report.write.still", lambda *_: b"")
         own.setattr("unitsphere.report.probe_pictures.draw", lambda *_: None)
         library = types.SimpleNamespace(get_path=lambda name: "lib")
         own.setattr("unitsphere.data.sources.sysconfig", library)

@@ -11,16 +11,16 @@ from report.made_up import NASTY, make_quickstart, make_run
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.report.budgets import BudgetCurve
-from unitsphere.report.page.accuracy import accuracy_sections
-from unitsphere.report.page.compare import budget_figure
-from unitsphere.report.page.curves import POINTS
-from unitsphere.report.page.kinds import page_of
-from unitsphere.report.page.parts import Figure, Figures, Series, Table, sort_value
-from unitsphere.report.page.render import figure_json, figure_rows
-from unitsphere.report.page.runs import by_arm, in_arms
-from unitsphere.report.page.stills import still
-from unitsphere.report.page.thin import places, smoothed
-from unitsphere.report.page.write import build, write_page
+from unitsphere.report.document import Figure, Figures, Series, Table, sort_value
+from unitsphere.report.kinds.compare import budget_figure
+from unitsphere.report.registry import page_of
+from unitsphere.report.render.html import figure_json, figure_rows
+from unitsphere.report.render.picture import still
+from unitsphere.report.runs import by_arm, in_arms
+from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.curves import POINTS
+from unitsphere.report.sections.thin import places, smoothed
+from unitsphere.report.write import build, write_page
 from unitsphere.training.folder import add_evaluation, read_evaluations
 
 

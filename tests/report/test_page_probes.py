@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from report.made_up import make_run
 
-from unitsphere.report.page.kinds import page_of
-from unitsphere.report.page.parts import Figures, Folded, Text
+from unitsphere.report.document import Figures, Folded, Text
+from unitsphere.report.registry import page_of
 
 
 def layers(factor: float, series=("W_q",)) -> dict:

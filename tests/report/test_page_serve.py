@@ -15,7 +15,7 @@ from report.made_up import make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.page.serve import server
+from unitsphere.report.serve import server
 
 
 @pytest.fixture(scope="module")

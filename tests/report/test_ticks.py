@@ -4,7 +4,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from unitsphere.report.ticks import number, plain_ticks, set_places
+from unitsphere.report.render.ticks import number, plain_ticks, set_places
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 from studies.tiny import recipes
 
-from unitsphere.studies.arms import Tuned
-from unitsphere.studies.comparison import document
-from unitsphere.studies.execute import Record
-from unitsphere.studies.outcomes import Comparison
-from unitsphere.studies.plan import Planned
-from unitsphere.studies.runs import wanted
+from unitsphere.studies.compare import document
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.plan import Planned, wanted
+from unitsphere.studies.core.rates import Tuned
+from unitsphere.studies.gains import Comparison
 
 BUDGETS = (384, 768, 1536)
 

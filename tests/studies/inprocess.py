@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 
 from unitsphere.cli import main
-from unitsphere.studies.executor import Job, State
+from unitsphere.studies.core.local import Job, State
 
 
 class InProcess:

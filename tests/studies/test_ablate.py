@@ -13,16 +13,16 @@ from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.ablation import ablation_table, interval, notes, printed
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.studies.ablate import Ablation, ablate, ablation_findings, ablation_study
-from unitsphere.studies.ablation_results import (
+from unitsphere.studies.ablate_results import (
     agreement,
     change_of,
     document,
     failed,
     write_ablation,
 )
-from unitsphere.studies.spec import load_study
+from unitsphere.studies.core.spec import load_study
 from unitsphere.studies.tables import load_table
 from unitsphere.training.load import load_run
 

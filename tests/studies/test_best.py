@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from unitsphere.models.registry import build_from
-from unitsphere.studies.arms import arm_config
 from unitsphere.studies.compare import CompareStudy, check_budgets, decided
-from unitsphere.studies.fairness import check_fair
-from unitsphere.studies.spec import load_study
+from unitsphere.studies.core.fairness import check_fair
+from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.spec import load_study
 from unitsphere.training.recipes import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -12,13 +12,12 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.page.kinds import page_of
-from unitsphere.studies import execute as execute_module
-from unitsphere.studies import progress
-from unitsphere.studies.arms import arm_config, rate_keys, run_keys
-from unitsphere.studies.compare import CompareStudy, compare
-from unitsphere.studies.compare_files import any_failed, write_comparison
-from unitsphere.studies.spec import ArmSpec, Tune, load_study
+from unitsphere.report.registry import page_of
+from unitsphere.studies.compare import CompareStudy, any_failed, compare, write_comparison
+from unitsphere.studies.core import execute as execute_module
+from unitsphere.studies.core import progress
+from unitsphere.studies.core.rates import arm_config, rate_keys, run_keys
+from unitsphere.studies.core.spec import ArmSpec, Tune, load_study
 
 BUDGETS = [384, 768]
 

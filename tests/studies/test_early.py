@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.studies.early import EarlyStop, MedianRule
-from unitsphere.studies.jobs import Job, State
+from unitsphere.studies.core.jobs import Job, State
+from unitsphere.studies.core.search import EarlyStop, MedianRule
 
 
 def write(run: Path, figures: list[float]) -> Path:

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from unitsphere.studies.executor import Interrupted, Job, available_cores, here, run_jobs
-from unitsphere.studies.jobs import held_signals, tail_records
-from unitsphere.studies.local import available_gpus, available_slots
+from unitsphere.studies.core.jobs import held_signals, tail_records
+from unitsphere.studies.core.local import (
+    Interrupted,
+    Job,
+    available_cores,
+    available_gpus,
+    available_slots,
+    here,
+    run_jobs,
+)
 
 
 def job(folder: Path, name: str, code: str, **more) -> Job:
@@ -223,5 +230,5 @@ def test_an_error_in_the_display_leaves_no_job_behind(tmp_path):
 
 
 def test_the_module_imports_without_torch():
-    code = "import sys, unitsphere.studies.executor; sys.exit('torch' in sys.modules)"
+    code = "import sys, unitsphere.studies.core.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

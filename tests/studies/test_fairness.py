@@ -7,12 +7,10 @@ import pytest
 from studies.tiny import recipes
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import Tuned
-from unitsphere.studies.execute import Record
-from unitsphere.studies.fairness import REFUSALS, check_fair, setting_flags
-from unitsphere.studies.outcomes import size_of
-from unitsphere.studies.run_flags import run_flags, timing
-from unitsphere.studies.runs import wanted
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.fairness import REFUSALS, check_fair, run_flags, setting_flags, timing
+from unitsphere.studies.core.plan import size_of, wanted
+from unitsphere.studies.core.rates import Tuned
 from unitsphere.training.config import RunConfig
 
 

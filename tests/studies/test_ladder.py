@@ -12,18 +12,17 @@ from studies.tiny import recipes
 from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.document import Text
 from unitsphere.report.ladder import ladder_tables
-from unitsphere.report.page.kinds import page_of
-from unitsphere.report.page.parts import Text
+from unitsphere.report.registry import page_of
 from unitsphere.studies import ladder as module
-from unitsphere.studies import tune
-from unitsphere.studies.execute import Record
-from unitsphere.studies.ladder import ladder
+from unitsphere.studies.core import rates as tune
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.plan import size_of
+from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
+from unitsphere.studies.ladder import LadderStudy, ladder
 from unitsphere.studies.ladder_files import write_ladder
 from unitsphere.studies.ladder_results import document, findings
-from unitsphere.studies.ladder_spec import LadderStudy
-from unitsphere.studies.outcomes import size_of
-from unitsphere.studies.spec import ArmSpec, Tune, load_study, study_from
 
 BATCHES = [96, 192, 384]
 RATE = {"gpt": (1.0, -0.4), "ngpt": (4.0, -0.5)}

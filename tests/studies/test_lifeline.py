@@ -9,7 +9,7 @@ import time
 PARENT = """
 import sys
 from pathlib import Path
-from unitsphere.studies.executor import Job, run_jobs
+from unitsphere.studies.core.local import Job, run_jobs
 folder = Path(sys.argv[1])
 jobs = [Job(n, [sys.executable, "-c", sys.argv[2], str(folder / n)], folder / n) for n in "ab"]
 run_jobs(jobs, workers=2)
@@ -17,7 +17,7 @@ run_jobs(jobs, workers=2)
 
 CHILD = """
 import pathlib, signal, sys, time
-from unitsphere.studies.lifeline import end_with_parent
+from unitsphere.studies.core.local import end_with_parent
 out = pathlib.Path(sys.argv[1])
 def save(*_):
     (out / "saved").touch()

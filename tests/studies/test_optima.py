@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from unitsphere.studies.optima import Trial, between, lowest, optimum
+from unitsphere.studies.laws import Trial, between, lowest, optimum
 
 BATCHES = [2.0**k for k in range(10, 15)]
 RATES = [1e-3 * 2.0**k for k in range(-1, 6)]

@@ -3,9 +3,9 @@
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.studies import optuna_search
-from unitsphere.studies.optuna_search import Told, ask
-from unitsphere.studies.space import Choices, Range
+from unitsphere.studies.core import search as optuna_search
+from unitsphere.studies.core.search import Told, ask
+from unitsphere.studies.core.space import Choices, Range
 
 SPACE = {
     "lr": Range(1e-3, 1e-1, log=True),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from unitsphere.studies.powerlaw import fit, same_exponent, z_test
+from unitsphere.studies.core.statistics import fit, same_exponent, z_test
 
 DRAWS = 1500
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unitsphere.studies import progress
-from unitsphere.studies.jobs import Job, State
-from unitsphere.studies.progress_table import picture
+from unitsphere.studies.core import progress
+from unitsphere.studies.core.jobs import Job, State
+from unitsphere.studies.core.progress import picture
 
 
 def state(name: str, status="running", **values) -> State:

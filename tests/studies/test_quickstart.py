@@ -12,11 +12,9 @@ from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.curves import Curve
 from unitsphere.studies import quickstart as module
-from unitsphere.studies.executor import Interrupted, State
-from unitsphere.studies.outcomes import size_of
-from unitsphere.studies.quickstart import quickstart
-from unitsphere.studies.results import first_step_below, last_sample
-from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.core.local import Interrupted, State
+from unitsphere.studies.core.plan import size_of, with_overrides
+from unitsphere.studies.quickstart import first_step_below, last_sample, quickstart
 from unitsphere.training.folder import locked
 from unitsphere.training.log import HEADER
 from unitsphere.training.recipes import load_recipe

@@ -11,7 +11,7 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.studies.spec import ArmSpec
+from unitsphere.studies.core.spec import ArmSpec
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "quickstart_sweep.py"
 

@@ -13,12 +13,19 @@ from unitsphere.cli.lr_ramp import LrRamp, study_of
 from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.report.page.kinds import page_of
-from unitsphere.studies.arms import arm_config
-from unitsphere.studies.ramp import Climb, RampStudy, climbing, document, median_rate, ramp
-from unitsphere.studies.ramp_files import write_ramp
-from unitsphere.studies.spec import load_study, study_from
-from unitsphere.training.divergence import Watch
+from unitsphere.report.registry import page_of
+from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.spec import load_study, study_from
+from unitsphere.studies.ramp import (
+    Climb,
+    RampStudy,
+    climbing,
+    document,
+    median_rate,
+    ramp,
+    write_ramp,
+)
+from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
 

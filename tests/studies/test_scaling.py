@@ -5,16 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from unitsphere.studies.optima import Trial, optimum
-from unitsphere.studies.powerlaw import z_test
-from unitsphere.studies.scaling import (
+from unitsphere.studies.core.statistics import z_test
+from unitsphere.studies.laws import (
     Allocation,
     Laws,
     Size,
     Trained,
+    Trial,
     allocation,
     fit_laws,
     flops,
+    optimum,
     suggest,
     z_tests,
 )

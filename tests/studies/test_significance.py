@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unitsphere.studies.significance import holm, paired
+from unitsphere.studies.core.statistics import holm, paired
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.30265), (5, 2.77645), (10, 2.26216)])

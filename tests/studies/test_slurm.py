@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.studies import slurm
-from unitsphere.studies.cluster import Resources
-from unitsphere.studies.execute import executor_of
-from unitsphere.studies.executor import Interrupted, Job, run_jobs
-from unitsphere.studies.slurm import SlurmExecutor, Squeue
-from unitsphere.studies.spec import Execution
+from unitsphere.studies.core import slurm
+from unitsphere.studies.core.cluster import Resources
+from unitsphere.studies.core.execute import executor_of
+from unitsphere.studies.core.local import Interrupted, Job, run_jobs
+from unitsphere.studies.core.slurm import SlurmExecutor, Squeue
+from unitsphere.studies.core.spec import Execution
 
 pytest.importorskip("submitit")
 WAITS = """

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
-from unitsphere.studies.space import (
+from unitsphere.studies.core.space import (
     Choices,
     Range,
     count_points,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitsphere.studies.speedup import (
+from unitsphere.studies.gains import (
     BELOW,
     NOT_REACHED,
     Interval,

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from unitsphere.errors import Preempted, UserError
-from unitsphere.studies.executor import Interrupted
-from unitsphere.studies.folder import study_folder
-from unitsphere.studies.spec import ArmSpec, Execution, Study, load_study
+from unitsphere.studies.core.local import Interrupted
+from unitsphere.studies.core.results import study_folder
+from unitsphere.studies.core.spec import ArmSpec, Execution, Study, load_study
 
 STUDY = Study(arms={"gpt": ArmSpec("quickstart/gpt-plus")}, set={"data.field": "body"})
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
-from unitsphere.studies.spec import ArmSpec, Execution, Study, Tune, load_study, study_from
-from unitsphere.studies.toml import toml_text
+from unitsphere.studies.core.spec import (
+    ArmSpec,
+    Execution,
+    Study,
+    Tune,
+    load_study,
+    study_from,
+    toml_text,
+)
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 """No key or path holds a NUL."""

@@ -11,13 +11,13 @@ from tiny import recipes
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.page.kinds import page_of
+from unitsphere.report.registry import page_of
 from unitsphere.report.sweep import findings, reported, trials_table
-from unitsphere.studies.early import MedianRule
-from unitsphere.studies.execute import execute
-from unitsphere.studies.spec import study_from
+from unitsphere.studies.core.execute import execute
+from unitsphere.studies.core.search import MedianRule
+from unitsphere.studies.core.spec import study_from
 from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
-from unitsphere.studies.sweep_files import document, failures, measure, write_sweep
+from unitsphere.studies.sweep_results import document, failures, measure, write_sweep
 from unitsphere.studies.trials import Trial, importance
 from unitsphere.training.recipes import load_recipe
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitsphere.studies import tune
-from unitsphere.studies.execute import Record
-from unitsphere.studies.tune import Search, grid, grown, search
+from unitsphere.studies.core import rates as tune
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.rates import Search, grid, grown, search
 
 Outcome = float | str
 """A loss, "diverged" or "failed"."""

@@ -9,8 +9,8 @@ from studies.tiny import recipes
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
-from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.tuning_split import tuning_data
+from unitsphere.studies.core.plan import with_overrides
+from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.training.recipes import load_recipe
 
 

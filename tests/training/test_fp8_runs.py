@@ -21,13 +21,12 @@ from unitsphere.models.constraint import constraints
 from unitsphere.models.parts import Linear
 from unitsphere.models.registry import build
 from unitsphere.ops.fp8 import Bounded
-from unitsphere.training.build import build_job
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
 from unitsphere.training.device import autocast, computes_in_fp8, emulated_fp8, pick_precision
-from unitsphere.training.fp8 import use_fp8
-from unitsphere.training.loop import train_steps
+from unitsphere.training.plan import build_job, use_fp8
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
+from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}

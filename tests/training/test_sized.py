@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from unitsphere.cli.train import read_command
 from unitsphere.config import read_toml, to_dict
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import arm_config
-from unitsphere.studies.ladder import rung_of
-from unitsphere.studies.ladder_spec import LadderStudy
-from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.spec import ArmSpec, Study, Tune
+from unitsphere.studies.core.plan import with_overrides
+from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.spec import ArmSpec, Study, Tune
+from unitsphere.studies.ladder import LadderStudy, rung_of
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
-from unitsphere.training.folder import check_same, saved_config, write_config
+from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import config_from, load_recipe, recipe_folder, recipe_names
+from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.sized import BySize
 
 SMALL = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}

@@ -14,7 +14,7 @@ import torch
 
 from unitsphere.errors import UserError
 from unitsphere.kernels.registry import Mode
-from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.recipes import load_recipe
 

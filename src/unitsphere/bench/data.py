@@ -12,10 +12,10 @@ import torch
 from unitsphere.bench.arms import Sizes, arm_config
 from unitsphere.bench.steps import Stepper, clock_name, timed
 from unitsphere.bench.train import say
+from unitsphere.data.batch import NextToken
 from unitsphere.data.batches import Batches
 from unitsphere.data.prepare import prepare
 from unitsphere.data.shards import Shards
-from unitsphere.data.windows import NextToken
 from unitsphere.training.environment import environment
 
 

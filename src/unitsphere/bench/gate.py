@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from unitsphere.bench.steps import Stepper
 from unitsphere.errors import UserError
 from unitsphere.kernels.registry import Mode
-from unitsphere.studies.runs import with_overrides
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, pick_precision
 

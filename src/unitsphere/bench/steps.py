@@ -9,9 +9,9 @@ from torch import Tensor
 
 from unitsphere.data.batch import Batch
 from unitsphere.kernels.registry import Mode, using_kernels
-from unitsphere.training.build import build_job
 from unitsphere.training.config import RunConfig
-from unitsphere.training.loop import Job, update
+from unitsphere.training.plan import build_job
+from unitsphere.training.step import Job, update
 
 POOL = 4
 """Batches that are drawn beforehand and used in turn: drawing is not part of a step."""

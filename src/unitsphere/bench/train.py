@@ -20,8 +20,9 @@ from unitsphere.bench.ceilings import DRIFT, Ceilings, ceilings, drift
 from unitsphere.bench.memory import METHODS, held_bytes, kernels_of, peak_of
 from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, rotated
 from unitsphere.bench.steps import Stepper, clock_name, timed
+from unitsphere.training.device import peak_flops
 from unitsphere.training.environment import environment
-from unitsphere.training.flops import flops_per_token, peak_flops
+from unitsphere.training.forecast import flops_per_token
 
 COPY = " (copy)"
 

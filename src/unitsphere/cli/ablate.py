@@ -75,8 +75,8 @@ def run(argv: list[str]) -> int:
     args = parse(Ablate, argv, "ablate")
     check_positive(workers=args.workers, tokens=args.tokens)
     from unitsphere.studies.ablate import ablate
-    from unitsphere.studies.ablation_results import document, failed, write_ablation
-    from unitsphere.studies.provenance import provenance
+    from unitsphere.studies.ablate_results import document, failed, write_ablation
+    from unitsphere.studies.core.results import provenance
 
     study, out = study_of(args)
     if args.dry_run:
@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
 def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
     """The study that is asked for, and its folder."""
     from unitsphere.studies.ablate import AblationStudy, ablation_study
-    from unitsphere.studies.spec import load_study
+    from unitsphere.studies.core.spec import load_study
 
     if args.table.endswith(".toml"):
         names = ("size", "tokens", "seeds", "rates", "rows", "data", "set", "allow")

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from unitsphere import __version__
-from unitsphere.cli import streams
-from unitsphere.cli.output import harmless
+from unitsphere.cli import output
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, RunFailed, UserError
-from unitsphere.studies.lifeline import end_with_parent
+from unitsphere.studies.core.local import end_with_parent
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         argv = sys.argv[1:]
-        streams.settle()
+        output.settle()
         end_with_parent()
     argv = list(argv)
     try:
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"unitsphere: {stopped}", file=sys.stderr)
         return EXIT_PREEMPTED
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and streams.reader_has_left(sys.stdout):
+        if isinstance(error, BrokenPipeError) and output.reader_has_left(sys.stdout):
             _drop_output()
             return EXIT_OK  # the reader has what it wanted, as in `… | head`
         _drop_output()
@@ -114,9 +113,9 @@ def _drop_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        streams.drop(sys.stdout)
+        output.drop(sys.stdout)
 
 
 def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
-    print(f"unitsphere: error: {harmless(' '.join(message.split()))}", file=sys.stderr)
+    print(f"unitsphere: error: {output.harmless(' '.join(message.split()))}", file=sys.stderr)
     return status

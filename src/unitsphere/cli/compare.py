@@ -49,10 +49,9 @@ def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Compare, argv, "compare")
     check_positive(workers=args.workers)
-    from unitsphere.studies.compare import CompareStudy, compare
-    from unitsphere.studies.compare_files import any_failed, write_comparison
-    from unitsphere.studies.shipped import find_study
-    from unitsphere.studies.spec import load_study
+    from unitsphere.studies.compare import CompareStudy, any_failed, compare, write_comparison
+    from unitsphere.studies.core.spec import load_study
+    from unitsphere.studies.registry import find_study
 
     path, usual = find_study(args.study, "compare")
     study = with_workers(load_study(CompareStudy, path), args.workers)

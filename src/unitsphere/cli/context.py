@@ -6,10 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.evaluate_context import progress
-from unitsphere.cli.named import named_runs
-from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.output import print_json, print_table, progress
+from unitsphere.cli.parse import check_contexts, check_positive, named_runs, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.data.prepare import check_scored
     from unitsphere.report.context import columns, context_figure, rows
     from unitsphere.studies.context import ContextStudy, context_study
-    from unitsphere.studies.pages import write_page
+    from unitsphere.studies.core.results import write_page
 
     check_scored(args.data)
     study = ContextStudy(

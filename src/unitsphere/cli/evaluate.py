@@ -1,27 +1,27 @@
 """`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.evaluate_context import (
-    context_evaluations,
-    print_positions,
-    refuse_position_options,
-)
-from unitsphere.cli.evaluate_tasks import check_task_options, print_tasks, task_figures
 from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_contexts, parse
+from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.scores import (
+    batch_rows,
+    context_evaluations,
+    figures,
+    pair_figures,
+    pair_source,
+    scorer,
+    task_figures,
+)
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.data.windows import Form
     from unitsphere.training.config import RunConfig
-    from unitsphere.training.evaluate import Evaluation
     from unitsphere.training.load import LoadedRun
 
 
@@ -104,8 +104,8 @@ def run(argv: list[str]) -> int:
     check_task_options(args)
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
+    from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
-    from unitsphere.training.owner import check_own_data
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device)
@@ -174,8 +174,7 @@ def pair_evaluations(
     args: Eval, run: "LoadedRun", contexts: tuple[int, ...]
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
-    from unitsphere.cli.evaluate_pairs import pair_figures, pair_source
-    from unitsphere.data.sources import PairFields
+    from unitsphere.data.documents import PairFields
 
     trained = run.config.data
     fields = PairFields(
@@ -200,59 +199,6 @@ def refuse_pair_options(args: Eval, objective: str) -> None:
                 f"--{name} is for runs with objective seq2seq, and {args.run} has {objective}: "
                 "leave it out"
             )
-
-
-def batch_rows(run: "LoadedRun", context: int) -> int:
-    """Rows of `context` tokens that are about as large as a batch of the training."""
-    train = run.config.train
-    micro = train.micro_batch and train.micro_batch * run.config.data.context
-    return max((micro or train.batch_tokens) // context, 1)
-
-
-def figures(found: "Evaluation") -> dict[str, Any]:
-    """An evaluation's figures under the names of the JSON form.
-
-    `accuracy` is there if the model has one, `text_lost` if the tokenizer loses text.
-    """
-    named = dataclasses.asdict(found)
-    if found.accuracy is None:
-        del named["accuracy"]
-    if not found.text_lost:
-        del named["text_lost"]
-    return named
-
-
-@contextlib.contextmanager
-def scorer(
-    run: "LoadedRun", data: str | None, field: str
-) -> Iterator[Callable[[int], "Evaluation"]]:
-    """context -> figures of the run on a text, or on its own validation split."""
-    from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_documents, source_files
-    from unitsphere.training.corpus import scoring_form
-    from unitsphere.training.evaluate import evaluate, evaluate_shards
-
-    def form(context: int) -> "Form":
-        return scoring_form(run.config, run.tokenizer, context)
-
-    shards = scored_split(data, run.config.data)
-    if shards is not None:
-        shards.check_tokenizer(run.tokenizer)
-        yield lambda context: evaluate_shards(
-            run.model, shards, form(context), batch_rows(run, context)
-        )
-        return
-    assert data is not None  # that means a split
-    with source_files(data) as files:
-        if not any(path.stat().st_size for path in files):
-            raise UserError(f"{data} is empty: there is no text to evaluate")
-        yield lambda context: evaluate(
-            run.model,
-            read_documents(files, field),
-            run.tokenizer,
-            form(context),
-            batch_rows(run, context),
-        )
 
 
 def _print_difference(config: "RunConfig", contexts: list[int]) -> None:
@@ -299,3 +245,69 @@ def bits(figures: dict[str, Any]) -> str:
     """The bits per byte of a table's cell; "void" where the tokenizer loses text."""
     found = figures["bits_per_byte"]
     return "void" if found is None else f"{found:.4f}"
+
+
+def check_task_options(args: "Eval") -> None:
+    """Raise UserError for options that contradict each other, or if lm-eval is missing."""
+    if not args.tasks:
+        for name in ("task_data", "shots", "limit", "trust_task_code"):
+            if getattr(args, name) not in (None, False):
+                raise UserError(f"--{name} is of --tasks: give both, or leave it out")
+        return
+    from unitsphere.inference.lm_eval_tasks import check_lm_eval
+
+    check_lm_eval()
+    check_positive(limit=args.limit)
+    if args.shots is not None and args.shots < 0:
+        raise UserError(f"--shots must be 0 or more: {args.shots}")
+    if len(args.context) > 1:
+        raise UserError("--tasks takes one --context: the tokens that the model sees of an item")
+    if args.by_position or args.beam is not None or args.length_penalty is not None:
+        raise UserError("--tasks goes without --by_position, --beam and --length_penalty")
+    if args.task_data is not None and not args.task_data.exists():
+        raise UserError(f"--task_data {args.task_data}: no such file or folder")
+
+
+def refuse_position_options(args: "Eval") -> None:
+    """Raise UserError for an option that only --by_position has."""
+    for name in ("chunk", "per_document"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} is of --by_position: give both, or leave it out")
+
+
+def print_positions(found: Mapping[int, Mapping[str, Any]]) -> None:
+    """A row a span of positions, a column a context."""
+    longest = found[max(found)]["by_position"]
+    rows = [
+        [f"{one['first']:,}–{one['last']:,}", *(cell(found[c], one["last"]) for c in found)]
+        for one in longest
+    ]
+    print()
+    print_table(["tokens seen", *(f"context {context:,}" for context in found)], rows)
+
+
+def cell(figures: Mapping[str, Any], last: int) -> str:
+    """The perplexity of the span that ends with `last`, where the context has it."""
+    for one in figures["by_position"]:
+        if one["last"] == last:
+            return f"{one['perplexity']:,.2f}"
+    return ""
+
+
+def print_tasks(tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A row a task and metric."""
+    rows = [
+        [
+            task if first else "",
+            f"{found['items']:,}" if first else "",
+            str(found["shots"]) if first else "",
+            name,
+            f"{metric['value']:.4f}",
+            "" if metric["standard_error"] is None else f"{metric['standard_error']:.4f}",
+        ]
+        for task, found in tasks.items()
+        for first, (name, metric) in zip(
+            [True, *[False] * len(found["metrics"])], found["metrics"].items(), strict=False
+        )
+    ]
+    print_table(["task", "items", "shots", "metric", "value", "± stderr"], rows)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from unitsphere.cli.app import EXIT_PREEMPTED, main
-from unitsphere.studies.task import TIME_IS_UP, torchrun_variables
+from unitsphere.studies.core.cluster import TIME_IS_UP, torchrun_variables
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

@@ -50,11 +50,10 @@ def run(argv: list[str]) -> int:
     args = parse(Ladder, argv, "ladder")
     check_positive(workers=args.workers)
     from unitsphere.report.ladder import ladder_tables, notes
-    from unitsphere.studies.ladder import ladder
+    from unitsphere.studies.core.spec import load_study
+    from unitsphere.studies.ladder import LadderStudy, ladder
     from unitsphere.studies.ladder_files import write_ladder
     from unitsphere.studies.ladder_results import document, findings
-    from unitsphere.studies.ladder_spec import LadderStudy
-    from unitsphere.studies.spec import load_study
 
     study = with_workers(load_study(LadderStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem

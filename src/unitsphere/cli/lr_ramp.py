@@ -65,8 +65,7 @@ def run(argv: list[str]) -> int:
     if args.dry_run:
         return show_study(study, out, args.json)
     from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
-    from unitsphere.studies.ramp import document, ramp
-    from unitsphere.studies.ramp_files import write_ramp
+    from unitsphere.studies.ramp import document, ramp, write_ramp
 
     climbs = ramp(study, out)
     found = document(study, climbs)
@@ -82,8 +81,8 @@ def run(argv: list[str]) -> int:
 
 def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
     """The study that the command line describes or names, and its folder."""
+    from unitsphere.studies.core.spec import load_study, study_from
     from unitsphere.studies.ramp import RampStudy
-    from unitsphere.studies.spec import load_study, study_from
 
     first = args.recipes[0] if args.recipes else ""
     if is_study(args.recipes):

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.named import named_runs
 from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.parse import check_positive, named_runs, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +53,8 @@ def run(argv: list[str]) -> int:
     check_positive(tokens=args.tokens)
     arms = named_runs(args.runs)
     from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
-    from unitsphere.studies.pages import write_page
-    from unitsphere.studies.quantization import FORMATS, QuantizationStudy, quantization_study
+    from unitsphere.studies.core.results import write_page
+    from unitsphere.studies.quantize import FORMATS, QuantizationStudy, quantization_study
 
     study = QuantizationStudy(
         arms,

@@ -12,7 +12,7 @@ from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.report.page.write import Written
+    from unitsphere.report.write import Written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +56,11 @@ def run(argv: list[str]) -> int:
     if args.serve:
         if args.json or args.out or args.figures:
             raise UserError("--serve writes nothing: leave --out, --figures and --json out")
-        from unitsphere.report.page.serve import serve
+        from unitsphere.report.serve import serve
 
         serve(args.folders, args.port)
         return 0
-    from unitsphere.report.page.write import write_page
+    from unitsphere.report.write import write_page
 
     written = write_page(args.folders, args.out, args.figures, args.samples)
     if args.json:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from unitsphere.cli.layout import hours
-from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.output import hours, print_json, print_table
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.studies.spec import Study
+    from unitsphere.studies.core.spec import Study
 
 S = TypeVar("S", bound="Study")
 
@@ -55,7 +54,7 @@ def with_workers(study: S, workers: int | None) -> S:
 def show_study(study: "Study", out: Path, json: bool) -> int:
     """Print what training the study in `out` would cost, as tables or one JSON document."""
     from unitsphere.studies.forecast import forecast_study
-    from unitsphere.training.parallel.forecast import size
+    from unitsphere.training.forecast import size
 
     found = forecast_study(study, out)
     if json:

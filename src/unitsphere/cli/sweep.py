@@ -50,10 +50,10 @@ def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Sweep, argv, "sweep")
     check_positive(workers=args.workers)
-    from unitsphere.studies.provenance import provenance
-    from unitsphere.studies.spec import load_study
+    from unitsphere.studies.core.results import provenance
+    from unitsphere.studies.core.spec import load_study
     from unitsphere.studies.sweep import SweepStudy, sweep
-    from unitsphere.studies.sweep_files import document, failures, write_sweep
+    from unitsphere.studies.sweep_results import document, failures, write_sweep
 
     study = with_workers(load_study(SweepStudy, args.study), args.workers)
     out = args.out or Path("runs") / args.study.stem

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
-from unitsphere.cli.layout import show_dry_run
+from unitsphere.cli.output import hours, print_json, print_table
 from unitsphere.cli.parse import options, parse
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
+    from unitsphere.training.cost import DryRun
 
 FORMS = """\
 A number of the model may follow its width d and its depth L, in a recipe and
@@ -94,7 +95,7 @@ def run(argv: list[str]) -> int:
 
     from unitsphere.errors import Preempted
     from unitsphere.inference.samples import write_sample
-    from unitsphere.training.parallel.agree import SharedError
+    from unitsphere.training.distributed.processes import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
@@ -140,7 +141,7 @@ def told_to_others() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        from unitsphere.training.parallel.processes import tell_others
+        from unitsphere.training.distributed.processes import tell_others
 
         tell_others(error)
         raise
@@ -151,8 +152,8 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
 
     A run folder in the place of the recipe is that run's own.
     """
-    from unitsphere.training.decide import own_folder
     from unitsphere.training.recipes import is_run
+    from unitsphere.training.resolve import own_folder
 
     usual = default_out(name)
     if is_run(name):
@@ -215,7 +216,7 @@ def read_command(
     name: str, recipe: "RunConfig", argv: list[str]
 ) -> tuple["RunConfig", Path | None]:
     """The recipe's config with the options applied, and the run folder if it is named."""
-    from unitsphere.studies.runs import with_overrides
+    from unitsphere.studies.core.plan import with_overrides
 
     kind = type(recipe)
     keys = [f.name for f in dataclasses.fields(kind)]
@@ -277,3 +278,54 @@ def default_out(recipe: str) -> Path:
     if is_run(recipe):
         return Path(recipe)
     return Path("runs") / (Path(recipe).stem if recipe.endswith((".toml", ".json")) else recipe)
+
+
+def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
+    """Lay the run out over `world` processes and print that, as tables or one JSON document."""
+    from unitsphere.training.cost import dry_run
+
+    found = dry_run(planned(config, world), world)
+    if json:
+        print_json(found.record())
+    else:
+        print_dry_run(found)
+    return 0
+
+
+def planned(config: "RunConfig", world: int) -> "RunConfig":
+    """The config resolved; in bf16 on GPUs that are not here, unless it names a precision."""
+    from unitsphere.training.cost import planned_device
+    from unitsphere.training.resolve import resolve
+
+    if config.train.precision == "auto" and planned_device(config, world).type == "cuda":
+        train = dataclasses.replace(config.train, precision="bf16")
+        config = dataclasses.replace(config, train=train)
+    return resolve(config, None)
+
+
+def print_dry_run(found: "DryRun") -> None:
+    """The tables: degrees, shards of the first process, memory of each process."""
+    from unitsphere.training.forecast import size
+
+    degrees = found.degrees
+    print(
+        f"{found.world} processes: dp_replicate {degrees.dp_replicate} · dp_shard "
+        f"{degrees.dp_shard} · tp {degrees.tp}; {found.rows} sequences of each batch a process"
+    )
+    cost = found.cost
+    print(f"{cost.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs per step")
+    print(f"{cost.tokens:,} tokens, {cost.flops:.3e} FLOPs in all")
+    print(f"{hours(found.hours)} of training ({found.speed.how})")
+    print(f"{size(cost.disk)} of checkpoints on the disk\n")
+    rows = [[s.name, shape(s.whole), shape(s.part), s.placements] for s in found.shards]
+    print_table(("parameter (of one block)", "whole", "first process", "cut"), rows)
+    print()
+    memory = found.forecast
+    parts = {name: value for name, value in vars(memory).items() if name != "flops"}
+    lines = [[name, size(value)] for name, value in parts.items()]
+    print_table(("predicted memory", "each process"), [*lines, ["total", size(memory.memory)]])
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    """A shape such as 1280 × 64; a scalar has none."""
+    return " × ".join(map(str, sizes)) or "scalar"

@@ -11,8 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from unitsphere.config import check_seed
-from unitsphere.data.classified import encode_examples, stratified
-from unitsphere.data.labelled import Example, class_indices, class_names, read_labelled
+from unitsphere.data.labelled import (
+    Example,
+    class_indices,
+    class_names,
+    encode_examples,
+    read_labelled,
+    stratified,
+)
 from unitsphere.data.tasks import TASKS, Fields, Metric, TaskName
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from unitsphere.config import from_dict, read_json, to_dict
-from unitsphere.data.classified import padded_rows, shuffled_batches
+from unitsphere.data.labelled import padded_rows, shuffled_batches
 from unitsphere.files import own_folder, write_text
 from unitsphere.finetune.data import Labelled, Parts
 from unitsphere.finetune.folder import MODEL, load_weights, save_weights, weights_of

@@ -25,8 +25,8 @@ from unitsphere.errors import UserError
 from unitsphere.files import aside, check_given
 from unitsphere.finetune.data import FinetuneConfig, Parts, fingerprint
 from unitsphere.models.classifier import Classifier, Pool
+from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
 from unitsphere.training.load import LoadedRun
-from unitsphere.training.tensors import check_tensors, model_tensors
 
 CONFIG, RESULTS = "config.json", "results.json"
 MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"

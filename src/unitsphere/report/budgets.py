@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
-from unitsphere.report.ticks import plain_ticks, set_places
+from unitsphere.report.render.ticks import plain_ticks, set_places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ class BudgetCurve:
 
 
 def curves_of(arms: Mapping[str, Mapping[str, object]]) -> list[BudgetCurve]:
-    """The curves of a comparison's arms (`studies.comparison`), of what finished."""
+    """The curves of a comparison's arms (`studies.compare`), of what finished."""
     found = []
     for name, arm in arms.items():
         budgets = arm["budgets"]

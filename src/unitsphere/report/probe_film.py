@@ -8,7 +8,7 @@ from unitsphere.files import aside
 from unitsphere.inspection.values import QUANTILES
 from unitsphere.report.probe_panels import LAST, heights, layer_ticks
 from unitsphere.report.probe_pictures import COLUMNS, PANEL, STYLE
-from unitsphere.report.ticks import plain_ticks
+from unitsphere.report.render.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from unitsphere.files import aside
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
 from unitsphere.report.probe_panels import FIRST, LAST, History, colours, draw_panel, spread
-from unitsphere.report.ticks import plain_ticks
+from unitsphere.report.render.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

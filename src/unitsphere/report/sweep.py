@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS
 from unitsphere.report.origin import origin
+from unitsphere.report.render.ticks import plain_ticks
 from unitsphere.report.table import markdown
-from unitsphere.report.ticks import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import Tuned, at_budget, final_run, to_come, tuned_rates
-from unitsphere.studies.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.fairness import Finding, check_fair
-from unitsphere.studies.folder import study_folder
-from unitsphere.studies.spec import OWN_KEYS, ArmSpec, Comparing, Tune
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.fairness import Finding, check_fair
+from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
+from unitsphere.studies.core.results import study_folder
+from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Tune
 from unitsphere.studies.tables import PAPER, PaperTable, Rates, Row, load_size, load_table, only
 from unitsphere.training.recipes import load_recipe
 

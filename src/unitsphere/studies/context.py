@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.provenance import provenance
+from unitsphere.studies.core.results import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
-from unitsphere.training.documents import open_documents
+from unitsphere.training.evaluate.documents import open_documents
+from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.owner import check_own_data
 
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times that of the training are scored."""

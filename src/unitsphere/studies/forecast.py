@@ -15,24 +15,28 @@ import torch
 
 from unitsphere.report.table import short
 from unitsphere.studies.ablate import AblationStudy, ablation_findings, tokens_of
-from unitsphere.studies.arms import arm_config, at_budget
 from unitsphere.studies.compare import CompareStudy, check_budgets, decided
-from unitsphere.studies.execute import is_settled
-from unitsphere.studies.fairness import check_fair
-from unitsphere.studies.folder import RUNS
-from unitsphere.studies.ladder import check_lengths, ladder_findings, rung_of, tokens_for
-from unitsphere.studies.ladder_spec import LadderStudy
-from unitsphere.studies.local import available_slots
-from unitsphere.studies.plan import DEFAULTS, steps_for
+from unitsphere.studies.core.execute import is_settled
+from unitsphere.studies.core.fairness import check_fair
+from unitsphere.studies.core.local import available_slots
+from unitsphere.studies.core.plan import DEFAULTS, steps_for, with_overrides
+from unitsphere.studies.core.rates import arm_config, at_budget
+from unitsphere.studies.core.results import RUNS
+from unitsphere.studies.core.space import grid_points, random_point
+from unitsphere.studies.core.spec import Study
+from unitsphere.studies.ladder import (
+    LadderStudy,
+    check_lengths,
+    ladder_findings,
+    rung_of,
+    tokens_for,
+)
 from unitsphere.studies.ramp import RampStudy, ramp_findings
-from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.space import grid_points, random_point
-from unitsphere.studies.spec import Study
 from unitsphere.studies.sweep import SweepStudy, check_keys, point_config
 from unitsphere.training.config import RunConfig
 from unitsphere.training.cost import Cost, Speed, cost, planned_device, speed
-from unitsphere.training.decide import resolve
 from unitsphere.training.folder import CONFIG
+from unitsphere.training.resolve import resolve
 
 
 @dataclass(frozen=True)

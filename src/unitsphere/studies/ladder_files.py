@@ -17,10 +17,10 @@ from unitsphere.report.ladder_pictures import (
     grid_picture,
     law_picture,
 )
+from unitsphere.studies.core.statistics import PowerLaw
 from unitsphere.studies.ladder import Rung
 from unitsphere.studies.ladder_results import Findings, document
-from unitsphere.studies.powerlaw import PowerLaw
-from unitsphere.studies.scaling import flops
+from unitsphere.studies.laws import flops
 
 AHEAD = 4.0
 """How far beyond its last point a law is drawn, as a ratio."""

@@ -6,24 +6,96 @@ on with arms that were interrupted, keeps those that finished, and says so.
 
 import dataclasses
 import json
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
-from unitsphere.report.curves import validation_curves
-from unitsphere.report.page.write import FILE as REPORT
-from unitsphere.report.page.write import write_page
-from unitsphere.report.table import arms_table, duration
-from unitsphere.studies.executor import Interrupted, State, available_cores, run_jobs
-from unitsphere.studies.progress import display
-from unitsphere.studies.results import Finished, against, read_finished
-from unitsphere.studies.runs import is_finished, train_job, wanted
+from unitsphere.report.curves import Curve, validation_curves
+from unitsphere.report.table import Arm, arms_table, duration
+from unitsphere.report.write import FILE as REPORT
+from unitsphere.report.write import write_page
+from unitsphere.studies.core.local import Interrupted, State, available_cores, run_jobs
+from unitsphere.studies.core.plan import is_finished, size_of, train_job, wanted
+from unitsphere.studies.core.progress import display
+from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import locked
+from unitsphere.training.log import read_metrics, read_samples
+from unitsphere.training.recipes import load_recipe
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: its resolved config, its row of the table, its curve, its last sample."""
+
+    config: RunConfig
+    arm: Arm
+    curve: Curve
+    sample: str
+
+
+def read_finished(name: str, recipe: str, run: Path) -> Finished:
+    """The figures of a finished run; `steps_to_baseline` is still open (see `against`)."""
+    config = load_recipe(run / "config.json")
+    records = read_metrics(run)
+    evaluations = [record for record in records if "val_bits_per_byte" in record]
+    last = evaluations[-1]
+    arm = Arm(
+        name=name,
+        recipe=recipe,
+        run=str(run),
+        parameters=size_of(config).parameters,
+        lr=config.optim.lr,
+        steps=last["step"],
+        tokens=last["tokens"],
+        bits_per_byte=last["val_bits_per_byte"],
+        steps_to_baseline=None,
+        ms_per_step=milliseconds(config, records),
+        seconds=last["time"],
+    )
+    curve = Curve(
+        name,
+        [record["step"] for record in evaluations],
+        [record["time"] for record in evaluations],
+        [record["val_bits_per_byte"] for record in evaluations],
+    )
+    return Finished(config, arm, curve, last_sample(run))
+
+
+def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
+    """Median milliseconds a step over a run's records; evaluations are not in it."""
+    rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    return 1000 * config.train.batch_tokens / statistics.median(rates)
+
+
+def last_sample(run: Path) -> str:
+    """The last text of samples.txt; empty if there is none."""
+    written = read_samples(run)
+    return written[-1][1] if written else ""
+
+
+def against(baseline: Finished | None, runs: Sequence[Finished]) -> list[Arm]:
+    """The runs' rows, each with the steps it took to the baseline's last bits per byte.
+
+    That is the first evaluation at or below it: nothing is interpolated or extrapolated.
+    """
+    if baseline is None:
+        return [run.arm for run in runs]
+    target = baseline.arm.bits_per_byte
+    return [replace(run.arm, steps_to_baseline=first_step_below(run.curve, target)) for run in runs]
+
+
+def first_step_below(curve: Curve, target: float) -> int | None:
+    """The step of the first evaluation at or below `target`, or None if there is none."""
+    reached = (s for s, b in zip(curve.steps, curve.bits_per_byte, strict=True) if b <= target)
+    return next(reached, None)
+
 
 # The first is the baseline that the others are measured against.
 RECIPES = (

@@ -5,6 +5,7 @@ each step until training destabilises; the median of the seeds. What has diverge
 training/divergence.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.arms import arm_config, rate_keys
-from unitsphere.studies.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.fairness import Finding, check_fair
-from unitsphere.studies.folder import RUNS, study_folder
-from unitsphere.studies.plan import Planned, plan
-from unitsphere.studies.provenance import provenance
-from unitsphere.studies.run_flags import runs_commit, version_flags
-from unitsphere.studies.spec import Comparing, Tune
-from unitsphere.training.decide import resolve
-from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
+from unitsphere.files import write_text
+from unitsphere.report.origin import origin
+from unitsphere.report.ramp import COLUMNS, RampCurve, notes, ramp_picture, ramp_rows
+from unitsphere.report.table import markdown
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.fairness import Finding, check_fair, runs_commit, version_flags
+from unitsphere.studies.core.plan import Planned, plan
+from unitsphere.studies.core.rates import arm_config, rate_keys
+from unitsphere.studies.core.results import RUNS, provenance, study_folder
+from unitsphere.studies.core.spec import Comparing, Tune
+from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED
 from unitsphere.training.log import read_metrics
+from unitsphere.training.resolve import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +74,17 @@ class Climb:
 
     @property
     def smoothed(self) -> list[float]:
-        """At each step the mean of the last WINDOW losses, or of those so far."""
+        """At each step the mean of the last SMOOTHED losses, or of those so far."""
         sums = [0.0, *accumulate(self.losses)]
         return [
-            (sums[end] - sums[max(end - WINDOW, 0)]) / min(end, WINDOW)
+            (sums[end] - sums[max(end - SMOOTHED, 0)]) / min(end, SMOOTHED)
             for end in range(1, len(sums))
         ]
 
     @property
     def risen(self) -> float:
         """Nats by which the smoothed loss ended above its lowest."""
-        smoothed = self.smoothed[WINDOW - 1 :]
+        smoothed = self.smoothed[SMOOTHED - 1 :]
         return smoothed[-1] - min(smoothed) if smoothed else 0.0
 
 
@@ -170,7 +173,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "peak": study.peak,
         "steps": study.steps,
         "start": study.start,
-        "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
+        "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
         "provenance": provenance() | {"runs_commit": runs_commit(records)},
@@ -203,3 +206,26 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[
             text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"
             found.append({"name": "not-diverged", "text": text})
     return found
+
+
+PICTURE = "loss.png"
+
+
+def write_ramp(
+    found: Mapping[str, Any], climbs: Mapping[str, Sequence[Climb]], out: Path
+) -> list[Path]:
+    """Write the three files; their paths."""
+    document, page, picture = out / "results.json", out / "results.md", out / PICTURE
+    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    curves = {
+        name: [RampCurve(run.rates, run.smoothed, run.lr) for run in runs]
+        for name, runs in climbs.items()
+    }
+    ramp_picture(curves, found["start"] > 0, "Loss as the learning rate climbs", picture)
+    source = origin(found["provenance"])
+    flags = "".join(f"- {note}\n" for note in notes(found))
+    table = markdown(COLUMNS, ramp_rows(found))
+    write_text(
+        page, f"# lr-ramp\n\n{source}\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n"
+    )
+    return [document, page, picture]

@@ -16,17 +16,22 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.table import short
-from unitsphere.studies.arms import arm_config, to_come
-from unitsphere.studies.early import EarlyStop, MedianRule, evaluations_of
-from unitsphere.studies.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.fairness import SAME
-from unitsphere.studies.folder import RUNS, study_folder
-from unitsphere.studies.jobs import Job
-from unitsphere.studies.local import available_slots
-from unitsphere.studies.optuna_search import Told, ask, check_optuna
-from unitsphere.studies.plan import Planned, plan, steps_for
-from unitsphere.studies.runs import with_overrides
-from unitsphere.studies.space import (
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.fairness import SAME
+from unitsphere.studies.core.jobs import Job
+from unitsphere.studies.core.local import available_slots
+from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
+from unitsphere.studies.core.rates import arm_config, to_come
+from unitsphere.studies.core.results import RUNS, study_folder
+from unitsphere.studies.core.search import (
+    EarlyStop,
+    MedianRule,
+    Told,
+    ask,
+    check_optuna,
+    evaluations_of,
+)
+from unitsphere.studies.core.space import (
     MOST_POINTS,
     Params,
     Space,
@@ -35,11 +40,11 @@ from unitsphere.studies.space import (
     random_point,
     space_of,
 )
-from unitsphere.studies.spec import Study, Tune
+from unitsphere.studies.core.spec import Study, Tune
+from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.studies.trials import Swept, Trial, best_of
-from unitsphere.studies.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
 LOOKED_AT = 32

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unitsphere.studies.execute import Record
-from unitsphere.studies.space import Params, Range, Space, Value
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.space import Params, Range, Space, Value
 
 BINS = 4
 """parts of a range, equally many trials in each, that count as one value"""

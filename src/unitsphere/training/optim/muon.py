@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import IGNORED
-from unitsphere.data.prefetch import Batches
+from unitsphere.data.batches import ByStep
 from unitsphere.models.constraint import Role, roles
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.optim.adam import build_adam, grouped, split_roles
@@ -141,7 +141,7 @@ class ByFrequency(StepHook):
             local(self.head.grad).mul_(self.factors)
 
 
-def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
+def row_factors(batches: ByStep, batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
     for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
@@ -151,7 +151,7 @@ def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
     return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
 
 
-def weigh_head(model: nn.Module, optimizer: Optimizer, batches: Batches, batch_tokens: int) -> None:
+def weigh_head(model: nn.Module, optimizer: Optimizer, batches: ByStep, batch_tokens: int) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 
     Before `constrain`: what that takes out of gradients, it takes out of these.

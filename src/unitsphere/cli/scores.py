@@ -1,0 +1,240 @@
+"""What `unitsphere eval` measures: a run on text, on pairs, by position, and on tasks.
+
+Each function returns plain values under the names of the JSON form.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unitsphere.cli.output import progress
+from unitsphere.cli.parse import check_positive
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.cli.evaluate import Eval
+    from unitsphere.data.batch import Form
+    from unitsphere.data.documents import PairFields
+    from unitsphere.data.pairs import Pair
+    from unitsphere.inference.translate import Search
+    from unitsphere.training.evaluate.text import Evaluation
+    from unitsphere.training.load import LoadedRun
+
+FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
+"""Fields of the tasks translation and text -> the option that gives another name."""
+
+
+def batch_rows(run: "LoadedRun", context: int) -> int:
+    """Rows of `context` tokens that are about as large as a batch of the training."""
+    train = run.config.train
+    micro = train.micro_batch and train.micro_batch * run.config.data.context
+    return max((micro or train.batch_tokens) // context, 1)
+
+
+def figures(found: "Evaluation") -> dict[str, Any]:
+    """An evaluation's figures under the names of the JSON form.
+
+    `accuracy` is there if the model has one, `text_lost` if the tokenizer loses text.
+    """
+    named = dataclasses.asdict(found)
+    if found.accuracy is None:
+        del named["accuracy"]
+    if not found.text_lost:
+        del named["text_lost"]
+    return named
+
+
+@contextlib.contextmanager
+def scorer(
+    run: "LoadedRun", data: str | None, field: str
+) -> Iterator[Callable[[int], "Evaluation"]]:
+    """context -> figures of the run on a text, or on its own validation split."""
+    from unitsphere.data.documents import read_documents
+    from unitsphere.data.prepare import scored_split
+    from unitsphere.data.sources import source_files
+    from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
+
+    def form(context: int) -> "Form":
+        return scoring_form(run.config, run.tokenizer, context)
+
+    shards = scored_split(data, run.config.data)
+    if shards is not None:
+        shards.check_tokenizer(run.tokenizer)
+        yield lambda context: evaluate_shards(
+            run.model, shards, form(context), batch_rows(run, context)
+        )
+        return
+    assert data is not None  # that means a split
+    with source_files(data) as files:
+        if not any(path.stat().st_size for path in files):
+            raise UserError(f"{data} is empty: there is no text to evaluate")
+        yield lambda context: evaluate(
+            run.model,
+            read_documents(files, field),
+            run.tokenizer,
+            form(context),
+            batch_rows(run, context),
+        )
+
+
+def context_evaluations(
+    args: "Eval", run: "LoadedRun", contexts: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """Context -> figures, all on the same tokens, each with its figures by position."""
+    from unitsphere.training.by_position import CHUNK, losses_by_position
+    from unitsphere.training.evaluate.documents import open_documents
+
+    check_positive(chunk=args.chunk, per_document=args.per_document)
+    with open_documents(run, args.data, args.field) as documents:
+        found = losses_by_position(
+            run.model,
+            documents(),
+            run.tokenizer.separator,
+            contexts,
+            args.chunk or CHUNK,
+            args.per_document,
+            progress(f"{args.run}"),
+        )
+    return {context: one.record() for context, one in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSource:
+    """Pairs as tokens, and the targets as text: both can be asked for again and again."""
+
+    pairs: "Callable[[], Iterable[Pair]]"
+    references: Callable[[], Iterable[str]]
+    lost: float
+    """`tokenizer.text_lost` of the text"""
+
+
+def pair_figures(
+    run: "LoadedRun",
+    source: PairSource,
+    context: int,
+    rows: int,
+    beam: int,
+    length_penalty: float,
+) -> dict[str, Any]:
+    """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
+    from unitsphere.inference.translate import Search, check_sacrebleu
+    from unitsphere.training.evaluate.pairs import evaluate_pairs
+
+    if beam:
+        check_sacrebleu()
+    separator = run.tokenizer.separator
+    found = evaluate_pairs(run.model, source.pairs(), separator, context, rows, lost=source.lost)
+    figures = dataclasses.asdict(found)
+    del figures["accuracy"]  # of masked models
+    if not found.text_lost:
+        del figures["text_lost"]
+    if found.cut_sources or found.cut_targets:
+        print(
+            f"longer than {context} tokens, and cut there: {found.cut_sources:,} sources and "
+            f"{found.cut_targets:,} targets of {found.pairs:,} pairs",
+            file=sys.stderr,
+        )
+    if beam:
+        search = Search(max(context - 1, 1), beam, length_penalty)
+        figures |= bleu_figures(run, source, context, rows, search)
+    return figures
+
+
+def bleu_figures(
+    run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
+) -> dict[str, Any]:
+    """BLEU of what the model writes for the sources, and how it was come by."""
+    from unitsphere.inference.translate import bleu, write_targets
+
+    sources = (pair.source.tolist() for pair in source.pairs())
+    written = write_targets(run.model, run.tokenizer, sources, search, context, rows)
+    found = bleu(list(written), list(source.references()))
+    return {
+        "bleu": found.score,
+        "bleu_signature": found.signature,
+        "beam": search.beam,
+        "length_penalty": search.length_penalty,
+    }
+
+
+@contextlib.contextmanager
+def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Iterator[PairSource]:
+    """The pairs of a parallel JSONL, or of the run's own validation split."""
+    from unitsphere.data.documents import read_text_pairs
+    from unitsphere.data.pairs import Pairs
+    from unitsphere.data.prepare import scored_split
+    from unitsphere.data.sources import source_files
+    from unitsphere.data.tokenizer import text_lost
+    from unitsphere.training.evaluate.pairs import text_pairs
+
+    shards = scored_split(data, run.config.data, pairs=True)
+    if shards is not None:
+        shards.check_tokenizer(run.tokenizer)
+        pairs, decode = Pairs(shards), run.tokenizer.decode
+        yield PairSource(
+            lambda: pairs, lambda: (decode(p.target.tolist()) for p in pairs), shards.text_lost
+        )
+        return
+    assert data is not None  # that means a split
+    with source_files(data) as files:
+        if not any(path.stat().st_size for path in files):
+            raise UserError(f"{data} is empty: there are no pairs to evaluate")
+        yield PairSource(
+            lambda: text_pairs(read_text_pairs(files, fields), run.tokenizer),
+            lambda: (pair.target for pair in read_text_pairs(files, fields)),
+            text_lost(run.tokenizer, (pair.target for pair in read_text_pairs(files, fields))),
+        )
+
+
+def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
+    """Task -> items, shots and metrics with their standard errors; the model in fp32.
+
+    A run keeps them too, in tasks.jsonl: `report` draws accuracy over training tokens from it.
+    """
+    from unitsphere.inference.lm_eval_tasks import figures, quiet, run_tasks
+
+    with quiet():
+        from unitsphere.inference.lm_eval_model import HarnessLM
+
+    context = args.context[0] if args.context else run.config.data.context
+    lm = HarnessLM(run.model.float(), run.tokenizer, context)
+    print(f"tasks: {', '.join(args.tasks)}", file=sys.stderr, flush=True)
+    found = figures(
+        run_tasks(
+            lm,
+            args.tasks,
+            data=None if args.task_data is None else str(args.task_data),
+            rename=renamed(args),
+            shots=args.shots,
+            limit=args.limit,
+            trusted=args.trust_task_code,
+        )
+    )
+    keep(args.run, context, found)
+    return found
+
+
+def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
+    """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
+    from unitsphere.training.checkpoint.store import load_state
+    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+    from unitsphere.training.load import chosen_checkpoint
+
+    folder, wanted = run_and_checkpoint(path)
+    if not (folder / "checkpoints").is_dir():
+        return
+    state = load_state(chosen_checkpoint(folder, wanted))
+    record = {"step": state.step, "tokens": state.tokens, "context": context, "tasks": dict(found)}
+    try:
+        add_evaluation(folder, record)
+    except OSError as error:
+        print(f"cannot keep the figures in {folder}: {error.strerror}", file=sys.stderr)
+
+
+def renamed(args: "Eval") -> dict[str, str]:
+    """Field of a task -> field of the file, where an option gives another name."""
+    given = {field: getattr(args, option) for field, option in FIELDS.items()}
+    return {field: name for field, name in given.items() if name not in (None, field)}

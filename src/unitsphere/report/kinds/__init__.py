@@ -1,0 +1,1 @@
+"""What each kind of run or study shows: one module builds its page."""

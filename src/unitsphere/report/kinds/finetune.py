@@ -1,0 +1,185 @@
+"""The page of a fine-tuning."""
+
+from pathlib import Path
+
+from unitsphere.config import flatten
+from unitsphere.report.document import (
+    Block,
+    Commands,
+    Figure,
+    Figures,
+    Folded,
+    Page,
+    Section,
+    Table,
+    Text,
+)
+from unitsphere.report.runs import Json, compact, document, shortened
+from unitsphere.report.sections.settings import page_commands
+from unitsphere.report.sections.studies import banded
+from unitsphere.report.table import duration
+from unitsphere.training.folder import CONFIG
+
+
+def finetune_page(folder: Path, found: Json) -> Page:
+    """What a fine-tuning's results.json says; `found` is empty while it is still at work."""
+    settings = document(folder / CONFIG)
+    rows = [[key, compact(value)] for key, value in flatten(settings).items()]
+    told: list[Block] = [
+        Folded(f"Every key ({len(rows)})", [Table("Every key", ["key", "value"], rows)])
+    ]
+    commands: list[Block] = [Commands(page_commands(str(folder)))]
+    sections = [
+        Section("settings", "Settings", told),
+        Section("environment", "Environment and commands", [*commits(found), *commands]),
+    ]
+    if not found:
+        parts = list((folder / "parts").glob("*.tune.json"))
+        return Page(
+            title=folder.resolve().name,
+            kind="Fine-tuning",
+            answer=f"No result yet: {len(parts)} rates and seeds are trained.",
+            facts=data_facts(settings),
+            unfinished="Not finished: still choosing the rate",
+            sections=sections,
+        )
+    return Page(
+        title=folder.resolve().name,
+        kind=f"Fine-tuning · {found['task']}",
+        answer=answer(found),
+        facts=[*data_facts(settings), *facts(found)],
+        caveats=caveats(found),
+        sections=[Section("results", "Results", results(found)), *sections],
+    )
+
+
+def answer(found: Json) -> str:
+    """The deciding score on the test part with its standard error, beside the majority's."""
+    metric = found["metric"]
+    score, majority = found["test"]["scores"][metric], found["test"]["majority"][metric]
+    seeds = len(found["test"]["seeds"])
+    if score is None:
+        return f"{found['task']}: no {metric} on the test part."
+    error = score.get("standard_error")
+    spread = (
+        "one seed, no interval"
+        if error is None
+        else f"± {error:.3f}, standard error over {seeds} seeds"
+    )
+    against = "" if majority is None else f"; always the commonest class scores {majority:.3f}"
+    return f"{found['task']}: {metric} {score['mean']:.3f} on the test part ({spread}){against}."
+
+
+def data_facts(settings: Json) -> list[tuple[str, str]]:
+    """The file of the examples, and the tokenizer of the run."""
+    model = settings.get("model", {}).get("data", {})
+    told = [("data", settings.get("data")), ("tokenizer", model.get("tokenizer"))]
+    return [(name, shortened(value)) for name, value in told if isinstance(value, str)]
+
+
+def facts(found: Json) -> list[tuple[str, str]]:
+    """Scores, the rate and the examples."""
+    scores = [
+        (name, f"{score['mean']:.3f}")
+        for name, score in found["test"]["scores"].items()
+        if score is not None
+    ]
+    sizes = [(f"{part} examples", f"{count:,}") for part, count in found["examples"].items()]
+    return [*scores, ("best rate", f"{found['best_lr']:g}"), *sizes]
+
+
+def caveats(found: Json) -> list[str]:
+    """What a reader must know of the figures."""
+    lines = []
+    if found["edge"]:
+        lines.append(
+            f"The best rate is the {found['edge']} of those tried: a wider grid may do better."
+        )
+    if found["truncated"]:
+        lines.append(f"{found['truncated']:,} examples were cut to the model's length.")
+    overlap = found["test_examples_in_training"]
+    if overlap:
+        lines.append(f"{overlap:,} test examples are in the training part too.")
+    return lines
+
+
+def results(found: Json) -> list[Block]:
+    """Scores by rate and by seed."""
+    metric = found["metric"]
+    rates = [
+        [
+            f"{rate['lr']:g}",
+            score(rate["tune"]),
+            "–" if rate["tune_loss"] is None else f"{rate['tune_loss']:.4f}",
+        ]
+        for rate in found["rates"]
+    ]
+    seeds = [
+        [
+            str(each["seed"]),
+            *("–" if each[m] is None else f"{each[m]:.3f}" for m in METRICS),
+            f"{each['loss']:.4f}",
+        ]
+        for each in found["test"]["seeds"]
+    ]
+    known = [rate for rate in found["rates"] if rate["tune"] is not None]
+    lines = [
+        banded(
+            f"seed {seed}",
+            "lr",
+            [rate["lr"] for rate in known],
+            [
+                next(
+                    (s["tune"][metric] for s in rate["seeds"] if s["seed"] == seed and s["tune"]),
+                    None,
+                )
+                for rate in known
+            ],
+            place,
+        )
+        for place, seed in enumerate(
+            dict.fromkeys(s["seed"] for rate in known for s in rate["seeds"])
+        )
+    ]
+    figure = Figure(
+        name="rates",
+        title="The choice of the rate",
+        y=f"{metric} on the tune part",
+        xs={"lr": "learning rate"},
+        series=lines,
+        caption="A line a seed; the test part is not looked at for this.",
+        log_x=True,
+    )
+    return [
+        *([Figures([figure])] if lines else []),
+        Table("Test part, by seed", ["seed", *METRICS, "loss"], seeds),
+        Table("Tune part, by rate", ["rate", metric, "loss"], rates),
+    ]
+
+
+METRICS = ("accuracy", "f1", "matthews")
+
+
+def score(mean: Json | None) -> str:
+    """A mean with its standard error."""
+    if mean is None:
+        return "–"
+    error = mean.get("standard_error")
+    return f"{mean['mean']:.3f}" if error is None else f"{mean['mean']:.3f} ± {error:.3f}"
+
+
+def commits(found: Json) -> list[Block]:
+    """With which code, and how long each training took."""
+    rows = [
+        [
+            f"{rate['lr']:g}",
+            str(each["seed"]),
+            duration(each["seconds"]),
+            str(each["commit"] or "–"),
+        ]
+        for rate in found.get("rates", [])
+        for each in rate["seeds"]
+    ]
+    if not rows:
+        return [Text(["No result is there yet."])]
+    return [Table("Trainings", ["rate", "seed", "time", "commit"], rows)]

@@ -1,0 +1,1 @@
+"""A document as text in a terminal, Markdown, HTML or a picture."""

@@ -1,0 +1,129 @@
+"""Accuracy on tasks over training tokens (nGPT Figures 3 and 8), from what `eval --tasks` kept."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unitsphere.report.document import Figure, Figures, Section, Series, Table
+from unitsphere.report.runs import Run, common_name, is_number, without_keys
+from unitsphere.report.sections.curves import round_off
+from unitsphere.training.folder import read_evaluations
+
+AVERAGE = "average"
+INTRO = (
+    "Accuracy on tasks, from `unitsphere eval RUN --tasks …` of each run or of its checkpoints: a "
+    "line per arm, a point per evaluation. Of several seeds the mean, the band from the lowest to "
+    "the highest; of one seed the band is the standard error over the items."
+)
+FEW_PLACES = 8
+"""Budgets that become the ticks of the axis."""
+
+Scores = dict[str, tuple[float, float | None]]
+"""Task -> accuracy and its standard error."""
+Points = dict[int, list[tuple[float, float | None]]]
+"""Tokens -> accuracy and its standard error, of each seed."""
+Grouping = Callable[[Sequence[Run]], Mapping[str, Sequence[Run]]]
+
+
+def by_budget(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Arms that go over budgets: runs whose configs differ only in the steps and the seed."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(without_keys(run, "train.seed", "train.steps") or run.name, []).append(run)
+    names = [common_name([run.name for run in several]) for several in alike.values()]
+    return {
+        name if name and names.count(name) == 1 else several[0].arm: several
+        for name, several in zip(names, alike.values(), strict=True)
+    }
+
+
+def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> list[Section]:
+    """The accuracy of each task, a line per arm, and their average; none without an evaluation."""
+    scores = {name: scores_of(several) for name, several in arms_of(runs).items()}
+    names = list(dict.fromkeys(t for each in scores.values() for _, tasks in each for t in tasks))
+    if not names:
+        return []
+    arms = {name: points_of(each, names) for name, each in scores.items() if each}
+    shown = [*names, AVERAGE] if any(AVERAGE in tasks for tasks in arms.values()) else names
+    series = [
+        line(arm, task, tasks[task], colour)
+        for task in shown
+        for colour, (arm, tasks) in enumerate(arms.items())
+        if task in tasks
+    ]
+    places = sorted({int(place) for one in series for place in one.x["tokens"]})
+    figure = Figure(
+        name="accuracy",
+        title="Accuracy on tasks against training tokens",
+        y="accuracy",
+        xs={"tokens": "training tokens"},
+        series=series,
+        log_x=len(places) > 1 and places[-1] > 4 * places[0] > 0,
+        places={"tokens": places} if len(places) <= FEW_PLACES else {},
+        data="unitsphere eval RUN --tasks TASK … --task_data DIR",
+    )
+    table = Table("Accuracy", ["arm", "tokens", *shown], rows(arms, shown))
+    return [Section("accuracy", "Accuracy", [Figures([figure]), table], INTRO)]
+
+
+def scores_of(runs: Sequence[Run]) -> list[tuple[int, Scores]]:
+    """Tokens and scores of each run and checkpoint that was evaluated; the newest of each task."""
+    found: dict[tuple[str, int], Scores] = {}
+    for run in runs:
+        for evaluation in read_evaluations(run.folder):
+            if scores := accuracies(evaluation):
+                found.setdefault((run.name, evaluation["tokens"]), {}).update(scores)
+    return [(tokens, scores) for (_, tokens), scores in found.items()]
+
+
+def points_of(scores: Sequence[tuple[int, Scores]], names: Sequence[str]) -> dict[str, Points]:
+    """Task -> its points; of evaluations that have all tasks their average too."""
+    found: dict[str, Points] = {}
+    for tokens, tasks in scores:
+        told = dict(tasks)
+        if len(tasks) == len(names) > 1:
+            told[AVERAGE] = (statistics.fmean(value for value, _ in tasks.values()), None)
+        for task, score in told.items():
+            found.setdefault(task, {}).setdefault(tokens, []).append(score)
+    return found
+
+
+def accuracies(evaluation: Mapping[str, Any]) -> Scores:
+    """Task -> accuracy and its standard error, of the tasks that have one."""
+    found = {}
+    for task, result in evaluation["tasks"].items():
+        metric = result.get("metrics", {}).get("acc", {})
+        if is_number(metric.get("value")):
+            found[task] = (metric["value"], metric.get("standard_error"))
+    return found
+
+
+def line(arm: str, task: str, points: Points, colour: int) -> Series:
+    """An arm's line in a task's panel, with its band."""
+    tokens = sorted(points)
+    means, lows, highs = [], [], []
+    for place in tokens:
+        values = [value for value, _ in points[place]]
+        mean = statistics.fmean(values)
+        error = points[place][0][1] if len(values) == 1 else None
+        low, high = (mean, mean) if error is None else (mean - error, mean + error)
+        means.append(round_off(mean))
+        lows.append(round_off(min(*values, low)))
+        highs.append(round_off(max(*values, high)))
+    x = {"tokens": [float(place) for place in tokens]}
+    return Series(arm, x, means, colour, "both", low=lows, high=highs, group=arm, panel=task)
+
+
+def rows(arms: Mapping[str, Mapping[str, Points]], names: Sequence[str]) -> list[list[str]]:
+    """A row for each arm and number of tokens: means over the seeds."""
+    found = []
+    for arm, tasks in arms.items():
+        for place in sorted({tokens for points in tasks.values() for tokens in points}):
+            cells = [
+                f"{statistics.fmean(value for value, _ in points[place]):.4f}"
+                if place in (points := tasks.get(name, {}))
+                else ""
+                for name in names
+            ]
+            found.append([arm, f"{place:,}", *cells])
+    return found

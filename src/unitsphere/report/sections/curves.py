@@ -1,0 +1,180 @@
+"""Curves of training: what the records of some runs say, by step, tokens, time and operations."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from unitsphere.report.document import Figure, Figures, Mark, Series
+from unitsphere.report.runs import Run, by_arm, is_number
+from unitsphere.report.sections.thin import places
+
+POINTS = 4000
+"""Points of a figure, all its lines together."""
+LEAST = 120
+"""Points that a line keeps, however many lines there are."""
+
+MOST_TOLD = 8
+"""Last values that a caption tells."""
+
+
+class Measure(NamedTuple):
+    """A key of the records, and how it is drawn."""
+
+    key: str
+    title: str
+    unit: str
+    smooth: bool
+    log: bool = False
+
+
+MEASURES = (
+    Measure("val_bits_per_byte", "Validation", "bits per byte", smooth=False),
+    Measure("val_loss", "Validation loss", "nats a token", smooth=False),
+    Measure("loss", "Training loss", "nats a token", smooth=True),
+    Measure("val_accuracy", "Masked tokens that are right", "share", smooth=False),
+    Measure("grad_norm", "Norm of the gradient", "norm", smooth=True),
+    Measure("lr", "Learning rate", "rate", smooth=False),
+    Measure("tokens_per_second", "Speed", "tokens a second", smooth=True),
+    Measure("mfu", "Share of the device's peak", "model FLOPs utilisation", smooth=True),
+)
+
+
+ARROW = " An arrow: how many times fewer steps an arm needs to come to the last loss of {}."
+VALIDATED = ("val_bits_per_byte", "val_loss")
+"""Measures between whose lines speedups are drawn."""
+
+
+def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
+    """The figures of what the runs have on record; None if that is nothing.
+
+    The colour of a run is its arm's. The loss in nats is left out where bits per byte say the same.
+    baseline: the arm to whose last validation loss arrows lead from the others.
+    """
+    arms = list(by_arm(runs))
+    told = {key for run in runs for record in run.records for key in record}
+    shown = [m for m in MEASURES if m.key in told]
+    if "val_bits_per_byte" in told:
+        shown = [m for m in shown if m.key != "val_loss"]
+    axes = axis_labels(runs)
+    figures = [
+        Figure(
+            name=measure.key.replace("_", "-"),
+            title=measure.title,
+            y=measure.unit,
+            xs={key: label for key, (label, _) in axes.items()},
+            series=lines,
+            caption=last_values(lines) + (ARROW.format(baseline) if marks else ""),
+            log_y=measure.log,
+            marks=marks,
+            data=data_command(runs),
+        )
+        for measure in shown
+        if (lines := lines_of(runs, measure, arms, axes))
+        for marks in [speedup_marks(lines, baseline) if measure.key in VALIDATED else []]
+    ]
+    return Figures(figures) if figures else None
+
+
+def lines_of(
+    runs: Sequence[Run], measure: Measure, arms: Sequence[str], axes: "Axes"
+) -> list[Series]:
+    """A line for each run that has the measure; none if no line has two points."""
+    most = max(LEAST, POINTS // max(len(runs), 1))
+    found = []
+    for run in runs:
+        told = [r for r in run.records if is_number(r.get(measure.key)) and is_number(r["step"])]
+        y = [round_off(record[measure.key]) for record in told]
+        kept = places(y, most)
+        if y:
+            found.append(
+                Series(
+                    name=run.name,
+                    x={
+                        key: [round_off(value(run, told[place])) or 0.0 for place in kept]
+                        for key, (_, value) in axes.items()
+                    },
+                    y=[y[place] for place in kept],
+                    colour=arms.index(run.arm),
+                    smooth=measure.smooth,
+                    group=run.arm if len(arms) > 1 else "",
+                )
+            )
+    return found if any(len(line.y) > 1 for line in found) else []
+
+
+def speedup_marks(lines: Sequence[Series], baseline: str | None) -> list[Mark]:
+    """From the baseline's last point to where each other line is first as low; of one seed each.
+
+    The factor is that of steps, of places on record: nothing is interpolated.
+    """
+    base = [line for line in lines if line.legend == baseline]
+    if len(base) != 1 or (last := base[0].y[-1]) is None:
+        return []
+    marks = []
+    for line in lines:
+        reached = [i for i, y in enumerate(line.y) if y is not None and y <= last]
+        own = [other for other in lines if other.legend == line.legend]
+        if line is base[0] or not reached or len(own) > 1:
+            continue
+        ends = {key: (base[0].x[key][-1], line.x[key][reached[0]]) for key in line.x}
+        factor = ends["step"][0] / ends["step"][1]
+        marks.append(Mark(ends, last, f"{line.legend} ×{factor:.2f}", line.legend, line.colour))
+    return marks
+
+
+Axes = Mapping[str, tuple[str, "Reader"]]
+
+
+class Reader(NamedTuple):
+    """Reads a place on an axis off a run's record: a key of it in units of its own."""
+
+    key: str
+    unit: float = 1.0
+
+    def __call__(self, run: Run, record: Mapping[str, float]) -> float:
+        """The place; for operations the run's own for each token."""
+        each = run.size.flops_per_token if self.key == "flops" and run.size else 1
+        return record["tokens" if self.key == "flops" else self.key] * each / self.unit
+
+
+def axis_labels(runs: Sequence[Run]) -> Axes:
+    """The choices of the axis that all the records can be read by, with their labels."""
+    every = [record for run in runs for record in run.records]
+    axes = {"step": ("optimizer steps", Reader("step"))}
+    if all(is_number(record.get("tokens")) for record in every):
+        axes["tokens"] = ("training tokens", Reader("tokens"))
+    if all(is_number(record.get("time")) for record in every):
+        longest = max((record["time"] for record in every), default=0.0)
+        name, unit = next(pair for pair in TIMES if longest >= pair[1] or pair[1] == 1)
+        axes["time"] = (f"{name} of training", Reader("time", unit))
+    if "tokens" in axes and all(run.size for run in runs):
+        axes["flops"] = ("training operations (FLOPs)", Reader("flops"))
+    return axes
+
+
+TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+def round_off(value: float | None) -> float | None:
+    """Six digits are enough for the eye; what is not finite is no number."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def last_values(lines: Sequence[Series]) -> str:
+    """What the lines end with, of several in a group their mean: for those who cannot see them."""
+    ends: dict[str, list[float]] = {}
+    for line in lines:
+        if (last := line.y[-1]) is not None:
+            ends.setdefault(line.group or line.name, []).append(last)
+    if not ends:
+        return ""
+    told = [f"{name} {statistics.fmean(values):.4g}" for name, values in ends.items()]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    several = ", means" if any(len(values) > 1 for values in ends.values()) else ""
+    return f"Last{several}: {', '.join(told[:MOST_TOLD])}{more}."
+
+
+def data_command(runs: Sequence[Run]) -> str:
+    """The line that trained the first run of those."""
+    return next((run.command for run in runs if run.command), "")

@@ -1,0 +1,142 @@
+"""Probes on the page: what `unitsphere inspect` left in a run's folder, and the run's live records.
+
+The form of both is told in `unitsphere.inspection`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from unitsphere.inspection.live import PREFIX
+from unitsphere.report.document import (
+    Block,
+    Figure,
+    Figures,
+    Folded,
+    Number,
+    Section,
+    Text,
+)
+from unitsphere.report.inspection import DOCUMENT, FOLDER
+from unitsphere.report.runs import Json, Run, document, is_number
+from unitsphere.report.sections.curves import axis_labels, round_off
+from unitsphere.report.sections.probe_figures import (
+    RANGE,
+    histogram_figure,
+    layer_figure,
+    overlay_figures,
+    step_figure,
+    step_lines,
+    too_many,
+)
+
+
+def probe_sections(runs: Sequence[Run]) -> list[Section]:
+    """The probes of each inspected run and the live ones; no section where there is neither.
+
+    Of several arms first the probes that two or more have, their lines over each other.
+    """
+    blocks = overlay_blocks(runs)
+    for run in runs:
+        own = run_blocks(run)
+        if len(runs) > 1 and own:
+            blocks.append(Folded(f"Probes of {run.name}", own))
+        else:
+            blocks += own
+    intro = "What the weights and activations look like inside: from the checkpoints (unitsphere "
+    intro += "inspect), or recorded while training."
+    return [Section("probes", "Probes", blocks, intro)] if blocks else []
+
+
+def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Each probe of two or more arms as one figure; an arm is its first inspected run."""
+    inspected: dict[str, tuple[Run, dict[str, Json]]] = {}
+    for run in runs:
+        told = probes_of(run)
+        if told and run.arm not in inspected:
+            inspected[run.arm] = run, told
+    if len(inspected) < 2:
+        return []
+    names = dict.fromkeys(name for _, told in inspected.values() for name in told)
+    over, spread = [], []
+    for name in names:
+        arms = {
+            arm: (run, told[name])
+            for arm, (run, told) in inspected.items()
+            if name in told and told[name].get("applies")
+        }
+        over += overlay_figures(name, arms, spread=False)
+        spread += overlay_figures(name, arms, spread=True)
+    blocks: list[Block] = []
+    for title, figures in (
+        ("Probes of the arms over each other", over),
+        ("Distributions of the arms over each other", spread),
+    ):
+        if figures:
+            blocks.append(Folded(f"{title} ({len(figures)})", [Figures(figures, apart=True)]))
+    return blocks
+
+
+def probes_of(run: Run) -> dict[str, Json]:
+    """The probes that `inspect` left in a run's folder."""
+    probes = document(run.folder / FOLDER / DOCUMENT).get("probes", {})
+    return {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
+
+
+def run_blocks(run: Run) -> list[Block]:
+    """A run's probes: over layers, over steps, recorded live; and those that do not apply."""
+    told = probes_of(run)
+    shown = [(name, probe) for name, probe in told.items() if probe.get("applies")]
+    command = f"unitsphere inspect {run.folder}"
+    spread = [f for n, p in shown if (f := histogram_figure(run, n, p, command))]
+    over_layers = [f for n, p in shown if (f := layer_figure(run, n, p, command))]
+    over_steps = [f for n, p in shown if (f := step_figure(run, n, p, command))]
+    blocks: list[Block] = [Figures(spread, apart=True)] if spread else []
+    blocks += [Figures(group) for group in (over_layers, over_steps) if group]
+    live = live_figures(run, told)
+    blocks += [Figures(live)] if live else []
+    without = [
+        f"{probe.get('title', name)}: {probe.get('why', '')}"
+        for name, probe in told.items()
+        if not probe.get("applies")
+    ]
+    if without:
+        are = "probe has" if len(without) == 1 else "probes have"
+        title = f"{len(without)} {are} nothing to show of this model"
+        blocks.append(Folded(title, [Text(without, listed=True)]))
+    return blocks
+
+
+def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
+    """What the run recorded of its probes while it trained, by step, tokens, time, operations."""
+    axes = axis_labels([run])
+    found: dict[str, dict[tuple[str, str], list[Number]]] = {}
+    records = [record for record in run.records if any(k.startswith(PREFIX) for k in record)]
+    for place, record in enumerate(records):
+        for probe, series, label, value in live_values(record):
+            lines = found.setdefault(probe, {})
+            lines.setdefault((series, label), [None] * len(records))[place] = round_off(value)
+    places = {
+        key: [round_off(read(run, record)) or 0.0 for record in records]
+        for key, (_, read) in axes.items()
+    }
+    return [
+        Figure(
+            name=f"{run.name}-live-{probe}",
+            title=str(told.get(probe, {}).get("title", probe.replace("_", " ").capitalize())),
+            y=str(told.get(probe, {}).get("values", {}).get("unit", "value")),
+            xs={key: label for key, (label, _) in axes.items()},
+            series=step_lines(lines, places),
+            caption=f"Recorded while training{RANGE if too_many(lines) else ''}.",
+            data=run.command,
+            drawn=False,
+        )
+        for probe, lines in found.items()
+        if len(records) > 1
+    ]
+
+
+def live_values(record: Mapping[str, float]) -> Iterator[tuple[str, str, str, float]]:
+    """Probe, series, label and value of each live figure of a record."""
+    for key, value in record.items():
+        parts = key.split("/")
+        if key.startswith(PREFIX) and len(parts) >= 4 and is_number(value):
+            yield parts[1], "/".join(parts[2:-1]), parts[-1], value

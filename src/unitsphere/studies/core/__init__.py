@@ -1,0 +1,1 @@
+"""What all studies stand on: spec, plan, execute, results."""

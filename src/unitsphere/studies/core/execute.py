@@ -1,0 +1,197 @@
+"""Planned runs -> finished records, by way of an executor.
+
+A finished run is never trained again, nor is one that diverged (divergence is a result) or was
+stopped early. What failed for any other reason is tried again by the next call. No failure ends the
+other runs.
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from unitsphere.config import read_json
+from unitsphere.data.prepare import prepared
+from unitsphere.errors import UserError
+from unitsphere.files import read_text, write_text
+from unitsphere.studies.core.cluster import Resources
+from unitsphere.studies.core.jobs import Job, State
+from unitsphere.studies.core.local import Executor as JobExecutor
+from unitsphere.studies.core.local import Interrupted, here, run_jobs
+from unitsphere.studies.core.plan import Planned, is_finished
+from unitsphere.studies.core.progress import display
+from unitsphere.studies.core.slurm import SlurmExecutor
+from unitsphere.studies.core.spec import Execution
+from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.guard import divergence
+from unitsphere.training.log import read_metrics
+
+OnProgress = Callable[[list[State]], None]
+Executor = Callable[[Sequence[Job]], JobExecutor]
+"""Gives what is to run some jobs: where, and how many at a time."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes on this machine; without `workers` one a core, or a GPU."""
+
+    workers: int | None = None
+
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return here(jobs, self.workers)
+
+
+@dataclass(frozen=True)
+class InCluster:
+    """Arrays of SLURM jobs, of the study in `folder`; without `workers` all at once."""
+
+    folder: Path
+    resources: Resources
+    workers: int | None = None
+
+    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
+        """Of these jobs."""
+        return SlurmExecutor(self.folder, self.resources, self.workers)
+
+
+def executor_of(run: Execution, folder: Path) -> Executor:
+    """The executor that the [run] of the study in `folder` asks for."""
+    if run.executor == "slurm":
+        return InCluster(folder, run.slurm, run.workers)
+    return Local(run.workers)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of a run.
+
+    `loss` (nats a token) and `bits_per_byte` are those of the validation split after the last step;
+    `seconds` is the time of training, without validation; `tokens_per_second` the median of the
+    run's records. A run that did not finish has an `error` in their place.
+    """
+
+    planned: Planned
+    status: Literal["finished", "diverged", "stopped", "failed"]
+    loss: float | None = None
+    bits_per_byte: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    environment: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def execute(
+    planned: Sequence[Planned],
+    executor: Executor,
+    watch: OnProgress = lambda states: None,
+    later: Sequence[Job] = (),
+) -> list[Record]:
+    """Train what is neither finished nor diverged, and read what came of each, in their order.
+
+    `watch` sees the states as they are followed, and may set `stop` of one: that run is then never
+    trained to its end. `later` are runs that are known to follow these: the time left counts them.
+
+    Progress goes to stderr. Raises UserError for unusable data, and whatever the executor does
+    when it is asked to stop.
+    """
+    missing = {run.folder: run for run in planned if not is_settled(run.folder)}
+    for data, pairs in {(run.config.data, run.config.objective) for run in missing.values()}:
+        prepared(data, pairs=pairs == "seq2seq")
+    errors: dict[Path, str] = {}
+    if missing:
+        earlier = len({run.folder for run in planned}) - len(missing)
+        reused = f" ({earlier} finished earlier)" if earlier else ""
+        print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
+        jobs = [run.job() for run in missing.values()]
+        chosen = executor(jobs)
+        with display(chosen.workers, sys.stderr, later) as show:
+            states = followed(jobs, chosen, [watch, mark, show])
+        errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
+    return [read_record(run, errors.get(run.folder)) for run in planned]
+
+
+def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress]) -> list[State]:
+    """The jobs' states at their ends; `each` sees them whenever they are looked at.
+
+    What came to its end is marked, also where the rest is interrupted.
+    """
+
+    def look(states: list[State]) -> None:
+        for see in each:
+            see(states)
+
+    try:
+        states = run_jobs(jobs, on_progress=look, executor=executor)
+    except Interrupted as stopped:
+        mark(stopped.states)
+        raise
+    mark(states)
+    return states
+
+
+def mark(states: list[State]) -> None:
+    """Write beside its folder that a run diverged or was stopped early, so that no call repeats it.
+
+    As soon as it has: who follows the runs may be killed at any moment.
+    """
+    for state in states:
+        path = divergence(state.job.out) if state.diverged else early_stop(state.job.out)
+        why = state.error if state.diverged else state.stop
+        if (state.diverged or state.stopped_early) and not path.exists():
+            write_text(path, f"{why}\n")
+
+
+def early_stop(folder: Path) -> Path:
+    """The file beside a run folder that says why the run was stopped early."""
+    return folder.with_name(folder.name + ".stopped")
+
+
+def is_settled(folder: Path) -> bool:
+    """Whether a run has come to its end, be it that it diverged or was stopped early."""
+    ended = divergence(folder).exists() or early_stop(folder).exists()
+    return ended or finished(folder)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run is finished; not so if its checkpoints are damaged, of which its job tells."""
+    try:
+        return is_finished(folder)
+    except UserError:
+        return False
+
+
+def read_record(run: Planned, error: str | None = None) -> Record:
+    """What came of a run; `error` is why it failed, if that is not to be read beside its folder."""
+    where = run.folder / ENVIRONMENT
+    environment = read_json(where) if where.exists() else None
+    if divergence(run.folder).exists():
+        why = said(divergence(run.folder))
+        return Record(run, "diverged", error=why, environment=environment)
+    if early_stop(run.folder).exists():
+        return Record(run, "stopped", error=said(early_stop(run.folder)))
+    if not finished(run.folder):
+        return Record(run, "failed", error=error or "it was not run")
+    records = read_metrics(run.folder)
+    last = records[-1]
+    if not math.isfinite(last.get("val_loss", math.nan)):
+        why = "the validation loss is no number"
+        return Record(run, "diverged", error=why, environment=environment)
+    rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    return Record(
+        run,
+        "finished",
+        loss=last["val_loss"],
+        bits_per_byte=last.get("val_bits_per_byte"),
+        seconds=last["time"],
+        tokens_per_second=statistics.median(rates),
+        environment=environment,
+    )
+
+
+def said(mark: Path) -> str:
+    """What a mark beside a run folder says."""
+    return read_text(mark, mark.parent).strip()

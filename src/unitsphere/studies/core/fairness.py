@@ -1,0 +1,280 @@
+"""What makes a comparison unfair, each by its name: refused before a run is made, or flagged.
+
+So in `compare`, `ladder`, `ablate` and `lr-ramp` (whose rates climb, so that none is annealed).
+
+Refused, since figures of such runs answer another question. `allow` in the study takes a name, and
+the refusal becomes a flag:
+
+    data        another source, field, split or mask: other text is learned or scored
+    tokenizer   another tokenizer or vocabulary: the loss is of other tokens
+    context     another length of sequences
+    batch       another number of tokens a step
+    objective   another task
+    evaluation  another part of the validation split is scored
+    weights     weights stored in bf16 in some arms only: they lose small updates
+    precision   another precision of computation
+    un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
+                the run: such a loss has yet to fall
+
+Flagged, shown with the figures:
+
+    one-seed    nothing can be said of the spread
+    untuned     the rates are those of the recipes
+    edge        the best rate lies at the edge of its grid: a better one may lie beyond
+    borrowed    the rate was tuned at another budget
+    no-rate     an arm diverged or failed at every rate of its grid
+    diverged    a reported run diverged
+    failed      a run failed
+    weights     every arm's weights are stored in bf16
+    parameters  counts differ from the baseline's by more than 2%
+    schedule    another form of the learning rate
+    spikes      another treatment of spikes: it may leave out steps
+    rising      an arm is worse after more tokens: its speedups rest on the mean of both
+    repeated    a budget is larger than the training split
+    hardware    runs of the arms were timed on different devices, processors or threads
+    speed       arms differ in what changes their speed alone
+    versions    runs are of different versions of the code or of torch
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unitsphere.config import did_you_mean, flatten, to_dict
+from unitsphere.data.prepare import lost_share, prepared, source_text_lost, tokenizer_spec
+from unitsphere.data.shards import Shards
+from unitsphere.errors import UserError
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.rates import Tuned
+from unitsphere.training.config import RunConfig
+from unitsphere.training.optim.schedule import decay_end, fall_begins
+
+SAME = {
+    "data": (
+        "data.source",
+        "data.field",
+        "data.source_field",
+        "data.target_field",
+        "data.validation",
+        "data.val_fraction",
+        "data.document_mask",
+        "data.mask.fraction",
+        "data.mask.masked",
+        "data.mask.random",
+    ),
+    "tokenizer": ("data.tokenizer", "model.vocab_size"),
+    "context": ("data.context",),
+    "batch": ("train.batch_tokens",),
+    "objective": ("objective",),
+    "evaluation": ("train.eval_tokens",),
+    "precision": ("train.precision",),
+}
+"""Keys that must be the same in all arms, by the name of the refusal."""
+SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.end", "schedule.decay")
+SPIKES = ("train.on_spike", "train.spike_sigma")
+SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
+SPEED += ("inspect.", "parallel.")
+REFUSALS = (*SAME, "weights", "un-annealed")
+FLOOR = 0.1
+"""Last rate divided by the peak up to which a run counts as annealed."""
+FALL = 0.05
+"""Share of a run over which its rate falls, from which on it counts as annealed."""
+PARAMETERS = 0.02
+"""Difference of parameter counts, as a share of the baseline's, up to which nothing is said."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader of the figures must know: its name, and what it is here."""
+
+    name: str
+    text: str
+
+
+def check_fair(
+    configs: Mapping[str, RunConfig],
+    baseline: str,
+    allow: Sequence[str],
+    annealed: bool = True,
+) -> list[Finding]:
+    """The refusals that `allow` lets through, as flags; a UserError for any other.
+
+    configs: each arm's, at its smallest budget, everything decided. annealed: whether runs must be.
+    """
+    for name in allow:
+        if name not in REFUSALS:
+            raise UserError(f"'allow' knows no {name!r}{did_you_mean(name, REFUSALS)}")
+    found = list(unfair(configs, baseline, annealed))
+    refused = [finding for finding in found if finding.name not in allow]
+    if refused:
+        names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
+        raise UserError(
+            f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike, or "
+            f"set allow = [{names}] to have it flagged instead"
+        )
+    check_lossless(configs)
+    return found
+
+
+def check_lossless(configs: Mapping[str, RunConfig]) -> None:
+    """Raise UserError for arms of several tokenizers of which one loses text.
+
+    Losses of different tokens compare only as bits per byte, which are then void.
+    """
+    if len({tokenizer_spec(config.data) for config in configs.values()}) < 2:
+        return
+    for arm, config in configs.items():
+        if lost := source_text_lost(config.data, config.objective == "seq2seq"):
+            raise UserError(
+                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which nothing of another "
+                "tokenizer can be compared with: give all arms one tokenizer"
+            )
+
+
+def unfair(
+    configs: Mapping[str, RunConfig], baseline: str, annealed: bool = True
+) -> Iterator[Finding]:
+    """What is refused."""
+    for name, keys in SAME.items():
+        yield from differing(configs, baseline, name, keys)
+    stored = [arm for arm, c in configs.items() if c.train.precision == "bf16-storage"]
+    if stored and len(stored) < len(configs):
+        yield Finding("weights", f"{', '.join(stored)} alone: train.precision bf16-storage")
+    for arm, config in configs.items() if annealed else ():
+        why = un_annealed(config)
+        if why:
+            yield Finding("un-annealed", f"{arm}: {why}")
+
+
+def un_annealed(config: RunConfig) -> str:
+    """Why a run's learning rate does not come down by its end; empty if it does."""
+    schedule, steps = config.schedule, config.train.steps
+    if schedule.kind in ("constant", "ramp"):
+        return f'schedule.kind is "{schedule.kind}"'
+    if schedule.final > FLOOR:
+        return f"schedule.final {schedule.final:g} is above {FLOOR:g}"
+    falls = decay_end(schedule, steps) - fall_begins(schedule, steps)
+    if falls < FALL * steps - 1e-6:  # 1 − 0.95 is not 0.05
+        return f"the rate falls over {max(falls, 0):g} of {steps} steps"
+    return ""
+
+
+def setting_flags(
+    configs: Mapping[str, RunConfig], parameters: Mapping[str, int], baseline: str
+) -> Iterator[Finding]:
+    """What is flagged of the arms' settings."""
+    yield from differing(configs, baseline, "schedule", SCHEDULE)
+    yield from differing(configs, baseline, "spikes", SPIKES)
+    yield from differing(configs, baseline, "speed", SPEED)
+    if all(config.train.precision == "bf16-storage" for config in configs.values()):
+        yield Finding("weights", "all weights are stored in bf16: they lose small updates")
+    for arm, count in parameters.items():
+        share = count / parameters[baseline] - 1
+        if abs(share) > PARAMETERS:
+            yield Finding("parameters", f"{arm} has {share:+.1%} of {baseline}'s parameters")
+
+
+def differing(
+    configs: Mapping[str, RunConfig], baseline: str, name: str, keys: Iterable[str]
+) -> Iterator[Finding]:
+    """A finding for each arm that differs from the baseline in some of the keys.
+
+    A key that ends with a dot stands for all below it.
+    """
+    flat = {arm: flatten(to_dict(config)) for arm, config in configs.items()}
+    every = [name for key in keys for name in below(key, flat[baseline])]
+    for arm, own in flat.items():
+        odd = [key for key in every if own[key] != flat[baseline][key]]
+        if odd:
+            said = ", ".join(f"{key} {own[key]} against {flat[baseline][key]}" for key in odd)
+            yield Finding(name, f"{arm} and {baseline} differ in {said}")
+
+
+def below(key: str, known: Iterable[str]) -> list[str]:
+    """The key, or all that begin with it if it ends with a dot."""
+    return [name for name in known if name.startswith(key)] if key.endswith(".") else [key]
+
+
+MACHINE = ("device", "cpu", "threads")
+VERSIONS = ("unitsphere", "commit", "python", "packages")
+
+
+def run_flags(
+    configs: Mapping[str, RunConfig],
+    budgets: Sequence[int],
+    seeds: Sequence[int],
+    rates: Mapping[tuple[str, int], Tuned],
+    records: Mapping[tuple[str, int, int], Record],
+) -> Iterator[Finding]:
+    """Seeds, rates, runs that did not finish, repeated data, and what the runs were made on."""
+    if len(seeds) == 1:
+        yield Finding("one-seed", f"seed {seeds[0]} alone: nothing is known of the spread")
+    if not any(rate.rates for rate in rates.values()):
+        yield Finding("untuned", "the rates are as the recipes or the study give them")
+    yield from rate_flags(rates)
+    for (arm, tokens, seed), record in records.items():
+        if record.status != "finished":
+            yield Finding(record.status, f"{arm} at {tokens:,} tokens, seed {seed}: {record.error}")
+    for text in repeated(next(iter(configs.values())), budgets):
+        yield Finding("repeated", text)
+    if why := timing(records.values()):
+        yield Finding("hardware", why)
+    yield from version_flags(records.values())
+
+
+def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
+    """How rates were come by."""
+    grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
+    for (arm, tokens), rate in grids.items():
+        if rate.lr is None:
+            yield Finding("no-rate", f"{arm} at {tokens:,} tokens: no rate of its grid trained")
+        elif rate.at_edge:
+            tried = ", ".join(f"{lr:g}" for lr in rate.rates)
+            yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
+        for error in rate.errors:
+            yield Finding("failed", error)
+    for (arm, tokens), rate in rates.items():
+        if rate.tokens != tokens:
+            yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")
+
+
+def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
+    """Runs of different code."""
+    known = list(records)
+    for key in VERSIONS:
+        if len(seen := values(known, key)) > 1:
+            yield Finding("versions", f"runs differ in {key}: {' and '.join(seen)}")
+
+
+def runs_commit(records: Iterable[Record]) -> str | None:
+    """The commits that runs were made with, which need not be that of who reports them."""
+    known = {place["commit"] for place in places(records) if place.get("commit")}
+    return ", ".join(sorted(known)) or None
+
+
+def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
+    """Budgets that go over the training split more than once."""
+    folder = prepared(config.data, pairs=config.objective == "seq2seq")
+    size = Shards.open(folder, "train").n_tokens
+    for tokens in budgets:
+        if tokens > size:
+            yield f"{tokens:,} tokens go {tokens / size:.1f} times over {size:,} training tokens"
+
+
+def timing(records: Iterable[Record]) -> str:
+    """Why the runs' times cannot be compared; empty if they can."""
+    known = list(records)
+    seen = {key: values(known, key) for key in MACHINE}
+    odd = [f"{key} {' and '.join(found)}" for key, found in seen.items() if len(found) > 1]
+    return f"runs were timed on different hardware: {'; '.join(odd)}" if odd else ""
+
+
+def values(records: Iterable[Record], key: str) -> list[str]:
+    """What the runs' environments say under a key, each once."""
+    return sorted({str(place.get(key)) for place in places(records)})
+
+
+def places(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The environments that runs began and went on in."""
+    known = [r.environment for r in records if r.environment is not None]
+    return [place for first in known for place in (first, *first.get("resumed", []))]

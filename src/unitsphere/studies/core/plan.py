@@ -1,0 +1,140 @@
+"""A study's runs before they are made: what tells one from the others, and its folder."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unitsphere.config import to_dict
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build_from
+from unitsphere.studies.core.jobs import Job
+from unitsphere.training.config import RunConfig, read_config
+from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import check_same, resolve, saved_config
+from unitsphere.training.run import last_state
+
+DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}
+"""What a study sets unless it is told otherwise: only a run's end is of interest."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: a recipe with some keys set, and the run folder that is or will be its own.
+
+    `name` is for people, its arm's first; `config` is what comes of recipe and keys, everything
+    decided.
+    """
+
+    name: str
+    recipe: str
+    keys: Mapping[str, object]
+    folder: Path
+    config: RunConfig
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens."""
+        return self.config.train.steps * self.config.train.batch_tokens
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate."""
+        return self.config.optim.lr
+
+    @property
+    def seed(self) -> int:
+        """Of the weights' start and of the order of the data."""
+        return self.config.train.seed
+
+    def job(self) -> Job:
+        """`unitsphere train` of it."""
+        job = train_job(self.name, self.recipe, self.keys, self.folder, self.config.train.steps)
+        arm = self.name.partition(" ")[0]
+        return dataclasses.replace(job, device=self.config.train.device, arm=arm)
+
+
+def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Planned:
+    """A run of `recipe` with `keys` set over DEFAULTS, in `folder`.
+
+    Raises UserError for an unknown recipe or key, values that do not go together, or a folder that
+    holds a run of another config.
+    """
+    keys = {**DEFAULTS, **keys}
+    return Planned(name, recipe, keys, folder, wanted(recipe, keys, folder))
+
+
+def steps_for(tokens: int, batch_tokens: int) -> int:
+    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
+    return max(1, round(tokens / batch_tokens))
+
+
+def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
+    """The config that `run` is to have: the recipe's with some keys set, everything decided.
+
+    Raises UserError for an unknown recipe or key, or if `run` holds a run of another config,
+    or one that was scored on another part of the validation split.
+    """
+    saved = saved_config(run) if run.exists() else None
+    config = resolve(with_overrides(load_recipe(recipe), overrides), saved)
+    if saved is not None:
+        check_same(run, saved, config)
+        if saved.train.eval_tokens != config.train.eval_tokens:
+            raise UserError(
+                f"{run} was scored with train.eval_tokens {saved.train.eval_tokens}, not "
+                f"{config.train.eval_tokens}: give that again, or delete it"
+            )
+    return config
+
+
+def with_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """The config with some keys ("train.steps") set; a `UserError` for an unknown key."""
+    data = to_dict(config)
+    for key, value in overrides.items():
+        *sections, last = key.split(".")
+        table = data
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise UserError(f"unknown key '{key}': '{section}' has no keys of its own")
+        table[last] = value
+    return read_config(type(config), data)
+
+
+def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, steps: int) -> Job:
+    """`unitsphere train` of a recipe, as a user would type it, as a job."""
+    flags = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
+    argv = [sys.executable, "-m", "unitsphere", "train", recipe, "--out", str(run), *flags]
+    device = str(overrides.get("train.device", "auto"))
+    return Job(name=name, argv=argv, out=run, steps=steps, device=device)
+
+
+def is_finished(run: Path) -> bool:
+    """Whether the newest complete checkpoint is the last: at the end, or where it diverged.
+
+    A folder that cannot be read is not: training in it says why, and ends no other run.
+    """
+    try:
+        saved = saved_config(run) if run.exists() else None
+        state = last_state(run) if saved is not None else None
+    except UserError:
+        return False
+    return saved is not None and state is not None and state.over(saved.train.steps)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's parameters, and its operations a training token."""
+
+    parameters: int
+    flops_per_token: int
+
+
+def size_of(config: RunConfig) -> Size:
+    """Counted without allocating the model."""
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return Size(count, flops_per_token(model, config.data.context))

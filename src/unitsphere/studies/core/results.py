@@ -1,0 +1,98 @@
+"""A study's folder: its record, which other studies are kept out by, and who works in it.
+
+study.toml              what is asked, every key spelled out; written once
+runs/<arm>/…            the run folders, their logs beside them
+results.json, …         what was found
+"""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import unitsphere
+from unitsphere.config import differences, to_dict
+from unitsphere.errors import Preempted, UserError
+from unitsphere.files import write_text
+from unitsphere.report.table import markdown
+from unitsphere.studies.core.local import Interrupted
+from unitsphere.studies.core.spec import Study, load_study, toml_text
+from unitsphere.training.environment import commit, cpu_model, package_version
+from unitsphere.training.folder import locked
+
+RECORD = "study.toml"
+RUNS = "runs"
+
+
+@contextmanager
+def study_folder(out: Path, study: Study) -> Iterator[None]:
+    """Hold the folder `out` for `study`, its record written or found to be of this very study.
+
+    Raises UserError for another study's folder, or one that is in use, and `Preempted` for an
+    interruption within it.
+    """
+    with locked(out):
+        write_record(out, study)
+        try:
+            yield
+        except Interrupted as stopped:
+            raise Preempted(f"{out}: {stopped}") from None
+
+
+def write_record(out: Path, study: Study) -> None:
+    """Write study.toml, or check that it says the same in all that makes its runs."""
+    path = out / RECORD
+    if not path.exists():
+        others = any(not found.name.startswith(".") for found in out.iterdir())
+        if others and not (out / RUNS).is_dir():
+            raise UserError(f"{out} is not empty and holds no study: give --out another folder")
+        write_text(path, toml_text(to_dict(study)))
+        return
+    odd = [
+        line
+        for line in differences(load_study(type(study), path), study)
+        if not line.startswith(study.CHANGEABLE)
+    ]
+    if odd:
+        raise UserError(
+            f"{out} holds another study ({'; '.join(odd)}): give another --out; or delete {path}, "
+            "and the finished runs that this study has too are reused"
+        )
+
+
+def provenance(program: str = "unitsphere") -> dict[str, str | None]:
+    """The command line, `program` in the place of its path, and what it ran on."""
+    return {
+        "command": shlex.join([*program.split(), *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores",
+        "python": sys.version.split()[0],
+        "torch": package_version("torch"),
+        "unitsphere": unitsphere.__version__,
+    }
+
+
+def write_page(
+    found: Mapping[str, Any],
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    picture: str,
+    out: Path,
+) -> list[Path]:
+    """Write the document as results.json, and its table and picture as results.md; their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    document, page = out / "results.json", out / "results.md"
+    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    origin = found["provenance"]
+    machine = f"commit {origin['commit']}, {origin['machine']}, torch {origin['torch']}"
+    write_text(
+        page,
+        f"# {title}\n\n{markdown(columns, rows)}\n![{title}]({picture})\n\n"
+        f"`{origin['command']}`: {machine}\n",
+    )
+    return [document, page]

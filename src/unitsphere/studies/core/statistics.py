@@ -1,0 +1,163 @@
+"""Whether two arms differ by more than their seeds do: Student's paired t-test, and Holm's step.
+
+Paired because a seed fixes the order of the data for both arms, and with it much of the noise.
+(A permutation test of n seeds cannot go below p = 2/2^n, a quarter for three seeds.)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of arm − baseline over n seeds, with its 95% interval and two-sided p.
+
+    Interval and p are None for one seed.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float | None
+    n: int
+
+
+def paired(baseline: Sequence[float], arm: Sequence[float]) -> Difference:
+    """The paired t-test of figures seed by seed."""
+    gaps = np.asarray(arm, np.float64) - np.asarray(baseline, np.float64)
+    n, mean = len(gaps), float(np.mean(gaps))
+    if n < 2:
+        return Difference(mean, None, None, None, n)
+    error = float(np.std(gaps, ddof=1)) / math.sqrt(n)
+    if error == 0:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, n)
+    half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * error
+    p = 2 * float(stdtr(n - 1, -abs(mean / error)))
+    return Difference(mean, mean - half, mean + half, p, n)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values corrected for being several, in their order (Holm, Scand. J. Statist. 6, 1979)."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    corrected, highest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, values[index] * (len(values) - rank)))
+        corrected[index] = highest
+    return corrected
+
+
+LEVEL = 0.95
+"""Share of the intervals that hold the true value."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted y = coefficient · x^exponent.
+
+    centre, height: log x and log y in the middle of the points. variance: of the points' log y
+    about the law, None for two points, which any law fits. spread: Σ (log x − centre)².
+    """
+
+    exponent: float
+    centre: float
+    height: float
+    variance: float | None
+    spread: float
+    points: int
+
+    def at(self, x: float) -> float:
+        """The law's value."""
+        return math.exp(self.height + self.exponent * (math.log(x) - self.centre))
+
+    def interval(self, x: float) -> Interval | None:
+        """95% interval of the law's value; None for two points."""
+        if self.variance is None:
+            return None
+        jacobian = np.array([1.0, math.log(x) - self.centre])
+        sigma = math.sqrt(jacobian @ self.covariance @ jacobian)
+        factor = math.exp(self.quantile * sigma)
+        return self.at(x) / factor, self.at(x) * factor
+
+    @property
+    def coefficient(self) -> float:
+        """The law's value at 1."""
+        return self.at(1.0)
+
+    @property
+    def exponent_interval(self) -> Interval | None:
+        """95% interval of the exponent; None for two points."""
+        if self.exponent_variance is None:
+            return None
+        margin = self.quantile * math.sqrt(self.exponent_variance)
+        return self.exponent - margin, self.exponent + margin
+
+    @property
+    def exponent_variance(self) -> float | None:
+        """The squared standard error of the exponent; None for two points."""
+        return None if self.variance is None else self.variance / self.spread
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Of (log y at the centre, exponent), 2 × 2; NaN for two points."""
+        variance = math.nan if self.variance is None else self.variance
+        return np.diag([variance / self.points, variance / self.spread])
+
+    @cached_property
+    def quantile(self) -> float:
+        """Student's t of the points that are more than the law has parameters."""
+        return float(stdtrit(self.points - 2, (1 + LEVEL) / 2))
+
+
+def fit(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
+    """The power law through positive points, of which at least two differ in x.
+
+    Raises ValueError otherwise.
+    """
+    x, y = np.log(xs), np.log(ys)
+    if not (np.isfinite(x).all() and np.isfinite(y).all() and len(np.unique(x)) > 1):
+        raise ValueError("a power law needs positive points, two of them with different x")
+    centre, height = float(x.mean()), float(y.mean())
+    spread = float(((x - centre) ** 2).sum())
+    exponent = float((x - centre) @ (y - height)) / spread
+    rest = y - height - exponent * (x - centre)
+    freedom = len(x) - 2
+    variance = float(rest @ rest) / freedom if freedom else None
+    return PowerLaw(exponent, centre, height, variance, spread, len(x))
+
+
+@dataclass(frozen=True)
+class ZTest:
+    """Whether two exponents are the same: the two-sided p-value of their difference."""
+
+    difference: float
+    z: float
+    p: float
+
+
+def z_test(difference: float, variance_a: float, variance_b: float) -> ZTest:
+    """The Z-test of anGPT's Appendix I for a difference of exponents with the given variances.
+
+    It takes the variances as known: from few points they are not, and p comes out too small.
+    """
+    error = math.sqrt(variance_a + variance_b)
+    if error == 0:
+        z = math.copysign(math.inf, difference) if difference else 0.0
+    else:
+        z = difference / error
+    return ZTest(difference, z, math.erfc(abs(z) / math.sqrt(2)))
+
+
+def same_exponent(a: PowerLaw, b: PowerLaw) -> ZTest | None:
+    """The Z-test of two laws' exponents; None where one of them has no variance."""
+    if a.exponent_variance is None or b.exponent_variance is None:
+        return None
+    return z_test(a.exponent - b.exponent, a.exponent_variance, b.exponent_variance)

@@ -1,0 +1,127 @@
+"""Loss against bits: what runs lose when their weights are rounded, run beside run."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unitsphere.data.documents import read_documents
+from unitsphere.data.prepare import scored_split
+from unitsphere.data.sources import source_files
+from unitsphere.errors import UserError
+from unitsphere.inference.quantize import quantize_, read_format
+from unitsphere.models.constraint import MATRICES, Role, constraints
+from unitsphere.models.trunk import Transformer
+from unitsphere.studies.core.results import provenance
+from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
+from unitsphere.training.folder import check_own_data
+from unitsphere.training.load import LoadedRun, load_run
+
+FORMATS = (
+    *("int8", "int6", "int5", "int4", "int3"),
+    *("int8:32", "int6:32", "int5:32", "int4:32", "int3:32", "int2:32"),
+    *("fp8", "nvfp4"),
+)
+LAYERS: tuple[Role, ...] = ("matrix",)
+
+Arms = Mapping[str, Sequence[Path]]
+Score = Callable[[Transformer], Evaluation]
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationStudy:
+    """What is rounded, and what it is scored on.
+
+    `data` None: each run's validation split, of which `tokens` tokens are scored. With `embeddings`
+    the embedding and the output head are rounded too, not the layers' matrices alone.
+    """
+
+    arms: Arms
+    formats: Sequence[str]
+    data: str | None
+    field: str
+    tokens: int
+    embeddings: bool
+    device: str
+
+
+def quantization_study(
+    study: QuantizationStudy, say: Callable[[str], object] = lambda line: None
+) -> dict[str, Any]:
+    """Score every run as it is and in every format; the document that `report.quantization` draws.
+
+    A format counts twice where the model constrains its matrices: as it comes back, and
+    renormalised.
+    """
+    for name in study.formats:
+        read_format(name)
+    arms: dict[str, Any] = {}
+    for name, paths in study.arms.items():
+        arms[name] = {"runs": [run_figures(path, study, say) for path in paths]}
+    return {
+        "data": study.data,
+        "tokens": study.tokens,
+        "rounded": list(MATRICES if study.embeddings else LAYERS),
+        "arms": arms,
+        "provenance": provenance(),
+    }
+
+
+def run_figures(
+    path: Path, study: QuantizationStudy, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """A run's loss in fp32, and in each format with its bits, its error and its increase."""
+    run = load_run(path, study.device)
+    if run.config.objective != "clm":
+        raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
+    if study.data is None:
+        check_own_data(path, run.config)
+    roles = MATRICES if study.embeddings else LAYERS
+    model = run.model.float()
+    with scorer(run, study) as score:
+        whole = score(model)
+        found = []
+        for name in study.formats:
+            for renormalize in (False, True) if constraints(model) else (False,):
+                rounded = copy.deepcopy(model)
+                done = quantize_(rounded, read_format(name), renormalize, roles)
+                loss = score(rounded).loss
+                found.append(
+                    {
+                        "format": name,
+                        "renormalized": renormalize,
+                        "bits": done.bits,
+                        "error": done.error,
+                        "loss": loss,
+                        "increase": loss - whole.loss,
+                    }
+                )
+                say(f"{path} {name}{' renormalised' * renormalize}: {loss - whole.loss:+.5f} nats")
+    return {
+        "run": str(path),
+        "seed": run.config.train.seed,
+        "loss": whole.loss,
+        "bits_per_byte": whole.bits_per_byte,
+        "tokens": whole.tokens,
+        "formats": found,
+    }
+
+
+@contextmanager
+def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
+    """Model -> its loss on the study's text, or on part of the run's validation split."""
+    context = run.config.data.context
+    form = scoring_form(run.config, run.tokenizer, context)
+    rows = max(run.config.train.batch_tokens // context, 1)
+    shards = scored_split(study.data, run.config.data)
+    if shards is not None:
+        shards.check_tokenizer(run.tokenizer)
+        yield lambda model: evaluate_shards(model, shards, form, rows, study.tokens)
+        return
+    assert study.data is not None  # that means a split
+    with source_files(study.data) as files:
+        yield lambda model: evaluate(
+            model, read_documents(files, study.field), run.tokenizer, form, rows
+        )
