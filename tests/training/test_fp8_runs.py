@@ -11,10 +11,8 @@ from torch._dynamo.utils import counters
 
 from unitsphere.bench import train as train_bench
 from unitsphere.bench.arms import ON_CPU, arm_config
-from unitsphere.bench.ceilings import Ceilings
-from unitsphere.bench.gate import TOLERANCE
-from unitsphere.bench.show import training_notes
-from unitsphere.bench.steps import Stepper
+from unitsphere.bench.measure import Ceilings
+from unitsphere.bench.steps import TOLERANCE, Stepper
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
@@ -277,6 +275,6 @@ def test_an_arm_in_fp8_passes_the_gate_by_its_tolerance(monkeypatch, emulated):
     report = bench_training(arms, TINY, Protocol(warmup=1, rounds=2, steps=1))
     assert [arm["precision"] for arm in report["arms"].values()] == ["fp32", "fp8"]
     assert 0 < report["arms"][arms[1]]["off_by"] < TOLERANCE["bf16"] < TOLERANCE["fp8"]
-    assert any("bf16 peak" in line for line in training_notes(report))
+    assert any("bf16 peak" in line for line in train_bench.notes(report))
     whole = dataclasses.replace(TINY, precision="fp8")
     assert arm_config("ngpt", whole).train.precision == "fp8"

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from unitsphere.bench.memory import peak_of
+from unitsphere.bench.measure import peak_of
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build, build_from

@@ -1,6 +1,6 @@
 import pytest
 
-from unitsphere.bench.statistics import Interval, interval, is_tie, noise_floor, ratios, rotated
+from unitsphere.bench.measure import Interval, interval, is_tie, noise_floor, ratios, rotated
 
 
 def test_ratios_are_taken_round_by_round():
