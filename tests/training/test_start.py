@@ -14,7 +14,7 @@ from unitsphere.models.constraint import constraints
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
-from unitsphere.training.plan import build_job
+from unitsphere.training.plan import build_trainer
 from unitsphere.training.run import last_state, train
 
 
@@ -67,7 +67,7 @@ def test_the_constraint_holds_for_the_first_weights(tiny, tmp_path):
     newest = chosen_checkpoint(tmp_path / "free")
 
     def lengths(kind):
-        model = build_job(constrained(config, kind), batches, start=newest).model
+        model = build_trainer(constrained(config, kind), batches, start=newest).model
         of = [(model.get_parameter(c.parameter), c.dim) for c in constraints(model)]
         return torch.cat([weight.detach().norm(dim=dim).flatten() for weight, dim in of])
 

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.files import reason, refuse_link, write_text
@@ -25,11 +23,6 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 SEAL = "sealed.json"
-
-
-def compiles(wanted: bool | None, device: torch.device) -> bool:
-    """Whether a run compiles: as it is told, or else on a GPU."""
-    return device.type == "cuda" if wanted is None else wanted
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from unitsphere.training.forecast import (
     Forecast,
     flops_per_token,
     forecast,
+    local_rows,
     optimizer_bytes,
-    own_rows,
 )
 
 SHARE = 0.4
@@ -210,7 +210,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
         return DryRun(
             world=world,
             degrees=found,
-            rows=own_rows(config, layout),
+            rows=local_rows(config, layout),
             shards=shards(model),
             forecast=forecast(config, model, layout, device),
             cost=spent,

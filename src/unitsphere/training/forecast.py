@@ -103,7 +103,7 @@ def forecast(
     Weights, gradients and optimizer state are those of `model`; it may be on the meta device when
     `device` says where it is to be trained.
     """
-    rows = min(config.train.micro_batch or own_rows(config, layout), own_rows(config, layout))
+    rows = min(config.train.micro_batch or local_rows(config, layout), local_rows(config, layout))
     weights = sum(held(parameter) for parameter in model.parameters())
     blocks = [*model.blocks, *(model.encoder or [])]
     kept = activations(config, layout)
@@ -121,7 +121,7 @@ def forecast(
     )
 
 
-def own_rows(config: RunConfig, layout: Layout) -> int:
+def local_rows(config: RunConfig, layout: Layout) -> int:
     """Sequences of a batch that a process computes."""
     return config.train.batch_tokens // config.data.context // layout.degrees.data
 
@@ -133,7 +133,7 @@ def held(parameter: Tensor) -> int:
 
 def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
     """Bytes of gradients: of whole matrices if FSDP2 reduces them only after several parts."""
-    several = 0 < (config.train.micro_batch or 0) < own_rows(config, layout)
+    several = 0 < (config.train.micro_batch or 0) < local_rows(config, layout)
     if layout.degrees.dp_shard > 1 and several and config.parallel.reduce == "batch":
         return sum(p.numel() * p.element_size() for p in model.parameters()) // layout.degrees.tp
     return weights
@@ -248,15 +248,21 @@ SPARE = 0.9
 """Share of a device's free memory that a forecast may fill."""
 
 
-def fitting_rows(config: RunConfig, model: Transformer, layout: Layout, free: int) -> int:
+def fitting_rows(
+    config: RunConfig,
+    model: Transformer,
+    layout: Layout,
+    free: int,
+    device: torch.device | None = None,
+) -> int:
     """The most rows at once that divide a process's part of the batch and fit `free` bytes.
 
     `free` counts from before the gradients: the weights are there. 1 if no number fits.
     """
-    rows = own_rows(config, layout)
+    rows = local_rows(config, layout)
     for count in (n for n in range(rows, 0, -1) if rows % n == 0):
         train = dataclasses.replace(config.train, micro_batch=count)
-        found = forecast(dataclasses.replace(config, train=train), model, layout)
+        found = forecast(dataclasses.replace(config, train=train), model, layout, device)
         if found.memory - found.weights <= SPARE * free:
             return count
     return 1

@@ -17,6 +17,8 @@ a spike (`train.on_spike`) costs no wait where there is none:
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -78,7 +80,7 @@ class Losses:
 
 
 class Guard:
-    """Makes the optimizer's steps, and keeps spikes out as `on_spike` says.
+    """Says which steps count, and leaves spikes out as `on_spike` says.
 
     limit: what the last loss was measured by. dropped: updates, counted from 0, that a rollback
     leaves out.
@@ -90,6 +92,7 @@ class Guard:
         self.losses: Losses | None = None
         self.dropped: set[int] = set()
         self.kept: dict[Place, Tensor] = {}
+        self.spike = torch.tensor(False)
 
     def load(self, values: list[float], seen: int, device: torch.device) -> None:
         """Go on from the losses that a checkpoint has."""
@@ -104,30 +107,35 @@ class Guard:
         seen = int(self.losses.seen)
         return self.losses.values[:seen].tolist(), seen
 
-    def step(self, optimizer: Optimizer, step: int, loss: Tensor, grad_norm: Tensor) -> None:
-        """Update number `step`, unless it is a spike to be left out."""
+    def counts(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Whether update number `step` is to be made; on the device, judge if it is a spike."""
         if self.losses is not None and self.sigma is not None:
             self.limit = self.losses.limit(self.sigma)
-        spike = ~(loss.isfinite() & grad_norm.isfinite()) | (loss > self.limit)
+        self.spike = ~(loss.isfinite() & grad_norm.isfinite()) | (loss > self.limit)
         if self.losses is not None:
-            self.losses = self.losses.add(loss, spike)
-        if step in self.dropped:
+            self.losses = self.losses.add(loss, self.spike)
+        return step not in self.dropped
+
+    @contextmanager
+    def undoing_spikes(self, optimizer: Optimizer) -> Iterator[None]:
+        """Within: a step of the optimizer. With on_spike "skip", that of a spike is taken back, on
+        the device."""
+        if self.on_spike != "skip":
+            yield
             return
-        if self.on_spike == "skip":
-            self.step_or_not(optimizer, spike)
-        else:
-            optimizer.step()
+        before = held_by(optimizer)
+        with torch.no_grad():
+            for place, tensor in before.items():
+                if place not in self.kept:
+                    self.kept[place] = torch.empty_like(tensor)
+                self.kept[place].copy_(tensor)
+        yield
+        self.take_back(optimizer, before)
 
     @torch.no_grad()
-    def step_or_not(self, optimizer: Optimizer, spike: Tensor) -> None:
-        """A step, taken back on the device where `spike` is true."""
-        before = held_by(optimizer)
-        for place, tensor in before.items():
-            if place not in self.kept:
-                self.kept[place] = torch.empty_like(tensor)
-            self.kept[place].copy_(tensor)
-        optimizer.step()
-        after = held_by(optimizer)
+    def take_back(self, optimizer: Optimizer, before: dict[Place, Tensor]) -> None:
+        """Give weights and state their values from before the step, if it was a spike."""
+        spike, after = self.spike, held_by(optimizer)
         for place in before:
             after[place].copy_(torch.where(spike, self.kept[place], after[place]))
         new = [place for place in after if place not in before]

@@ -35,7 +35,7 @@ from unitsphere.training.checkpoint.store import (
 )
 from unitsphere.training.checkpoint.tensors import named_tensors, write_named
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.distributed.processes import everywhere, where
+from unitsphere.training.distributed.processes import on_all_ranks, on_ranks
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
@@ -53,9 +53,9 @@ def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout =
     target = folder_of(root, state.step)
     aside = root / f".writing-{target.name}"
     try:
-        where(layout, layout.first, told(target, partial(make_empty, aside)))
-        everywhere(layout, told(target, partial(write_shards, aside, tensors, layout)))
-        where(layout, layout.first, told(target, partial(complete, aside, target, state)))
+        on_ranks(layout, layout.first, told(target, partial(make_empty, aside)))
+        on_all_ranks(layout, told(target, partial(write_shards, aside, tensors, layout)))
+        on_ranks(layout, layout.first, told(target, partial(complete, aside, target, state)))
     except UserError:
         if layout.first:
             shutil.rmtree(aside, ignore_errors=True)
