@@ -29,7 +29,8 @@ def sample_sections(runs: Sequence[Run], each: int = MOST) -> list[Section]:
 
 def samples_section(samples: Sequence[Sample]) -> Section:
     """The texts under their heading."""
-    return Section("samples", "Samples", [Samples(samples)], "Written by the model, not chosen.")
+    told = "Written by the model, not chosen."
+    return Section("samples", "Samples", [Samples(samples)], told, detail=True)
 
 
 def fresh_samples(folder: Path, count: int) -> list[Sample]:
