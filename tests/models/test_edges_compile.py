@@ -4,7 +4,6 @@ import pytest
 import torch
 from design_cases import DESIGNS, OBJECTIVES, make, source_of, tokens
 
-
 pytestmark = pytest.mark.timeout(900)  # a C++ compiler on a busy machine
 
 SCALAR = {"cpp.simdlen": 1}
