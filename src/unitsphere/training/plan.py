@@ -22,6 +22,7 @@ from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
@@ -217,12 +218,13 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
 
     `kind` is the constraint that training keeps. Weights that it bounds have a static scale, and
     so have their inputs where the architecture declares a bound; all else has dynamic ones.
-    Layers whose sizes are no multiples of 16 stay as they are, logged once.
+    Layers whose sizes are not multiples of 16 stay as they are, logged once.
 
     Call it before `torch.compile`. Training wants bf16 autocast around the forward pass; a CPU
     computes the same numbers, but slower than in fp32.
     """
     radius = {c.parameter: c.radius for c in bounds_of(model, kind)}
+    inputs = input_bounds(model)
     plain: list[str] = []
     for name, layer in model.named_modules():
         if isinstance(layer, Linear) and layer.role == "matrix":
@@ -230,10 +232,10 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
                 plain.append(name)
                 continue
             weight = radius.get(f"{name}.weight")
-            layer.fp8 = Bounded(layer.input_bound if weight is not None else None, weight)
+            layer.fp8 = Bounded(inputs.get(name) if weight is not None else None, weight)
     if plain:
         log.warning(
-            "fp8: %s and %d more are multiplied in bf16: their sizes are no multiples of %d",
+            "fp8: %s and %d more are multiplied in bf16: their sizes are not multiples of %d",
             plain[0],
             len(plain) - 1,
             MULTIPLE,

@@ -13,7 +13,7 @@ Between the gradients and the weights act, in this order, and nothing else:
 | spikes | `guard.py` | leave a step out, or take it back, as `train.on_spike` says |
 | `StepHook.before` | in `optimizer.step()` | changes gradients (`head_by_frequency`, \
 `riemannian`); where a kernel serves, moves and projects a weight itself, and takes its gradient \
-away so that the optimizer leaves that weight alone |
+away so that the optimizer skips that weight |
 | the optimizer | in `optimizer.step()` | moves the other weights |
 | `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
 
