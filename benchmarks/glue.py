@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.training.finetune import finetune
 from unitsphere.training.finetune_config import FinetuneConfig
 
@@ -42,7 +42,7 @@ def main() -> None:
     for task in options.tasks:
         found = {arm: arm_of(options, task, arm) for arm in ("pre-trained", "random weights")}
         rows += task_rows(task, found)
-        text = report(options, markdown(HEAD, rows), found["pre-trained"])
+        text = report(options, markdown_table(HEAD, rows), found["pre-trained"])
         print(text)
         if options.markdown:
             options.markdown.write_text(text, encoding="utf-8")
