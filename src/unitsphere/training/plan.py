@@ -112,7 +112,7 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
         return plan  # a CPU's memory is the machine's: the whole batch goes at once
     if plan.precision == "bf16-storage":
         shapes.to(torch.bfloat16)
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         parallelize(shapes, plan.layout, config.train.recompute)
     weights = sum(held(parameter) for parameter in shapes.parameters())
 
@@ -180,7 +180,7 @@ def build_trainer(
     model = build_from(
         config.architecture,
         config.model,
-        "meta" if plan.layout.cuts_weights else plan.device,
+        "meta" if plan.layout.shards_weights else plan.device,
         config.train.seed,
         config.objective,
     )
@@ -199,7 +199,7 @@ def build_trainer(
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
     )
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         fill(model, shapes_of(config), config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)

@@ -125,7 +125,7 @@ class Layout:
         return self.rank // self.degrees.tp
 
     @property
-    def cuts_weights(self) -> bool:
+    def shards_weights(self) -> bool:
         """Whether a process holds only a part of a weight."""
         return self.degrees.dp_shard > 1 or self.degrees.tp > 1
 
