@@ -1,4 +1,4 @@
-"""From how many tokens on a scale is cheaper in the weight than in the outputs (ops/linear.py).
+"""From how many tokens on it is cheaper to scale the weight than the outputs (ops/linear.py).
 
     .venv/bin/python benchmarks/folding.py
 

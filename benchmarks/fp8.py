@@ -1,4 +1,4 @@
-"""What rounding to FP8 costs: of one product, and of a small training run. On a CPU, emulated.
+"""The error of rounding to FP8: of one product and of a small training run, emulated on a CPU.
 
     OMP_NUM_THREADS=1 python benchmarks/fp8.py --out DIR
 
