@@ -22,9 +22,9 @@ from unitsphere.models.mixers import MIXERS
 from unitsphere.models.parts import Linear
 from unitsphere.models.plans import fold_, tp_plan
 from unitsphere.models.registry import ARCHITECTURES, build, count_parameters
-from unitsphere.training.constraint import constrain
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import constrain
 
 
 @dataclass

@@ -1,11 +1,16 @@
-"""The three parts of a fine-tuning's examples: train, tune (chooses the rate), test (reported)."""
+"""What a fine-tuning is told, and its examples: train, tune (chooses the rate), test (reported)."""
 
 import hashlib
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
 
+import numpy as np
+
+from unitsphere.config import check_seed
 from unitsphere.data.labelled import (
     Example,
     class_indices,
@@ -14,12 +19,12 @@ from unitsphere.data.labelled import (
     read_labelled,
     stratified,
 )
-from unitsphere.data.tasks import Fields
+from unitsphere.data.tasks import TASKS, Fields, Metric, TaskName
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import open_given
-from unitsphere.training.finetune_fit import Labelled
-from unitsphere.training.scores import Scores, scores
+from unitsphere.finetune.scores import Scores, scores
+from unitsphere.models.classifier import Pool
 
 TEST_FRACTION = 0.2
 """Share of the data file that is held out as the test part where no test file is given."""
@@ -27,6 +32,60 @@ TUNE_FRACTION = 0.2
 """Share of the remaining examples that choose the learning rate."""
 SPLIT_SEED = 0
 """The split is the same for every seed and rate, so that they are compared on the same examples."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What to fine-tune, on what, and how."""
+
+    run: str
+    data: str
+    test: str | None = None
+    task: TaskName | None = None
+    text: str | None = None
+    text2: str | None = None
+    label: str | None = None
+    lr: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    seed: tuple[int, ...] = (0, 1, 2)
+    epochs: int = 3
+    batch: int = 32
+    pool: Pool | None = None
+    scratch: bool = False
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1: {getattr(self, name)}")
+        if not self.lr or not all(0 < lr < math.inf for lr in self.lr):
+            raise UserError(f"--lr takes numbers above 0: {' '.join(map(str, self.lr))}")
+        if not self.seed:
+            raise UserError("--seed takes numbers from 0 on")
+        for seed in self.seed:
+            check_seed("--seed", seed)
+        for name in ("lr", "seed"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise UserError(f"--{name} names a value twice")
+
+    @property
+    def metric(self) -> Metric:
+        """The score that decides between rates."""
+        return TASKS[self.task].metric if self.task else "accuracy"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Token sequences (int64, each [length]) and the class of each."""
+
+    tokens: list[np.ndarray]
+    truth: list[int]
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    def select(self, indices: Sequence[int]) -> "Labelled":
+        """The examples at `indices`."""
+        return Labelled([self.tokens[i] for i in indices], [self.truth[i] for i in indices])
 
 
 @dataclass(frozen=True)

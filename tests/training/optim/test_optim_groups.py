@@ -7,6 +7,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
 from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
+from unitsphere.training.optim.adam import Adam, AdamW
 
 NUMBERS = {
     "lr": 3e-3,
@@ -46,7 +47,9 @@ def test_muon_s_numbers():
 def test_adam_is_adamw_only_by_name():
     model = build("gpt", vocab_size=24, d_model=16, n_layers=1, n_heads=2)
     kinds = {n: type(build_optimizer(model, OptimConfig(name=n))) for n in ("adam", "adamw")}
-    assert kinds == {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    assert kinds == {"adam": Adam, "adamw": AdamW}
+    assert issubclass(Adam, torch.optim.Adam)
+    assert issubclass(AdamW, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("name", ["adam", "muon"])

@@ -13,20 +13,18 @@ from typing import Any
 from unitsphere.data.tasks import fields_of
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.models.classifier import Pool
-from unitsphere.training.environment import environment
-from unitsphere.training.finetune_config import FinetuneConfig
-from unitsphere.training.finetune_data import Parts, open_parts
-from unitsphere.training.finetune_fit import Fit
-from unitsphere.training.finetune_folder import (
+from unitsphere.finetune.data import FinetuneConfig, Parts, open_parts
+from unitsphere.finetune.fit import Fit, Trials
+from unitsphere.finetune.folder import (
     CONFIG,
     RESULTS,
     TOKENIZER,
     check_settings,
     settings_of,
 )
-from unitsphere.training.finetune_results import Tuned, best_rate, document
-from unitsphere.training.finetune_trials import Trials
+from unitsphere.finetune.results import Tuned, best_rate, document
+from unitsphere.models.classifier import Pool
+from unitsphere.training.environment import environment
 from unitsphere.training.folder import disk_errors, locked
 from unitsphere.training.load import LoadedRun, load_run
 

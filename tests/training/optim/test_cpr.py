@@ -10,10 +10,10 @@ from run_folders import figures, weights
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training.constraint import ConstraintConfig, constrain
-from unitsphere.training.cpr import CPR, CPRConfig
-from unitsphere.training.hooks import attach
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.cpr import CPR, CPRConfig
+from unitsphere.training.optim.state import attach
 from unitsphere.training.run import train
 
 KAPPAS = [

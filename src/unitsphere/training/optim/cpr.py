@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.ops.project import length, own
-from unitsphere.training.hooks import StepHook
+from unitsphere.ops.dtensor import local
+from unitsphere.ops.project import length
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,13 @@ class CPR(StepHook):
             raise UserError("Kappa-WS needs a schedule.warmup, or warm_steps under cpr")
         self.start = [square(weight) for weight in weights]
 
-    def remembers(self) -> dict[Tensor, frozenset[str]]:
+    def state_spec(self, parameter: Tensor) -> StateSpec:
         """What `first` makes."""
         return {
-            weight: frozenset(self.first(start))
+            name: Slot((), number.dtype)
             for weight, start in zip(self.weights, self.start, strict=True)
+            if weight is parameter
+            for name, number in self.first(start).items()
         }
 
     @torch.no_grad()
@@ -99,7 +102,7 @@ class CPR(StepHook):
             state["cpr_steps"] += 1
             KAPPAS[self.config.kappa](self, state, R)
             state["lambda"].add_((R - state["kappa"]) / weight.numel()).clamp_(min=0)
-            own(weight).mul_(1 - 2 * state["lambda"])
+            local(weight).mul_(1 - 2 * state["lambda"])
 
     def first(self, start: Tensor) -> State:
         """The state before the first step of a matrix whose ‖W‖² was `start`."""

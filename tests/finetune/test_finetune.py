@@ -12,15 +12,13 @@ from unitsphere.data.labelled import Example, encode_examples
 from unitsphere.data.tasks import TASKS
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.finetune import FinetuneConfig, finetune, load_classifier
+from unitsphere.finetune.data import open_parts
+from unitsphere.finetune.fit import Fit, Labelled, class_logits, fit
+from unitsphere.finetune.results import Scored, Tuned, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.training.classify import load_classifier
-from unitsphere.training.finetune import finetune
-from unitsphere.training.finetune_config import FinetuneConfig
-from unitsphere.training.finetune_data import open_parts
-from unitsphere.training.finetune_fit import Fit, Labelled, class_logits, fit
-from unitsphere.training.finetune_results import Scored, Tuned, best_rate, edge
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.run import train
 
@@ -119,7 +117,7 @@ def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch)
         trained.append((lr, seed))
         return fit(classifier, train, how, lr, seed)
 
-    monkeypatch.setattr("unitsphere.training.finetune_trials.fit", counted)
+    monkeypatch.setattr("unitsphere.finetune.fit.fit", counted)
     again = finetune(config(run, files, lr=(1e-2, 1e-6), epochs=4), out)
     assert trained == []
     assert again["test"] == first["test"]
@@ -145,7 +143,7 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_scores(run, files, tmp_path, m
         return fit(classifier, train, how, lr, seed)
 
     with monkeypatch.context() as patch:
-        patch.setattr("unitsphere.training.finetune_trials.fit", killed)
+        patch.setattr("unitsphere.finetune.fit.fit", killed)
         with pytest.raises(KeyboardInterrupt):
             finetune(settings, tmp_path / "parts")
     resumed = finetune(settings, tmp_path / "parts")

@@ -5,8 +5,8 @@ import torch
 
 from unitsphere.models.constraint import overridden, roles
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.training.constraint import ConstraintConfig, constrain
-from unitsphere.training.cpr import CPRConfig
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.cpr import CPRConfig
 
 WIDE = {"matrix", "embedding", "head"}
 ACTS_ON = {"frobenius": WIDE, "hyperball": {"matrix"}, "cpr": {"matrix", "head"}}

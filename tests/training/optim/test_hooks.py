@@ -6,9 +6,9 @@ from torch import nn
 
 from unitsphere.kernels import using_kernels
 from unitsphere.models.constraint import Constraint
-from unitsphere.training import constraint
-from unitsphere.training.constraint import Projection
-from unitsphere.training.hooks import StepHook, attach
+from unitsphere.training.optim import constraint
+from unitsphere.training.optim.constraint import Projection
+from unitsphere.training.optim.state import StepHook, attach
 
 
 class Told(StepHook):

@@ -1,9 +1,9 @@
 """A fine-tuning's folder.
 
-config.json         what was trained, on what: all that another call must share to go on
+config.json         what was trained, on what: all that another call must share to resume
 tokenizer.json      the run's
 model.safetensors   the classifier at the best rate, with the first seed
-results.json        every score (finetune_results.py)
+results.json        every score (results.py)
 parts/              a rate and seed each: tune scores, test scores; weights while needed
 """
 
@@ -23,10 +23,9 @@ from unitsphere.config import read_json, to_dict
 from unitsphere.data.tasks import Fields
 from unitsphere.errors import UserError
 from unitsphere.files import aside, check_given
+from unitsphere.finetune.data import FinetuneConfig, Parts, fingerprint
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
-from unitsphere.training.finetune_config import FinetuneConfig
-from unitsphere.training.finetune_data import Parts, fingerprint
 from unitsphere.training.load import LoadedRun
 
 CONFIG, RESULTS = "config.json", "results.json"

@@ -11,11 +11,12 @@ import unitsphere
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.training.muon import Muon, MuonAdam, orthogonalise
 from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
+from unitsphere.training.optim.muon import Muon, orthogonalise
+from unitsphere.training.optim.schedule import factor
+from unitsphere.training.optim.state import Combined
 from unitsphere.training.plan import Trainer, make_plan
 from unitsphere.training.run import train
-from unitsphere.training.schedule import factor
 from unitsphere.training.step import set_rates
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -186,7 +187,7 @@ def test_it_goes_on_the_same_after_a_reload_and_as_a_copy(way):
         other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     else:
         other, other_optimizer = copy.deepcopy((model, optimizer))
-    assert isinstance(other_optimizer, MuonAdam)
+    assert isinstance(other_optimizer, Combined)
     before = other.E_in.weight.detach().clone()
     for group in optimizer.param_groups + other_optimizer.param_groups:
         group["lr"] *= 0.5

@@ -6,9 +6,9 @@ import torch
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Constraint, constraints, overridden, roles
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.training.constraint import REMEMBERED, ConstraintConfig, constrain
-from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, constrain
+from unitsphere.training.optim.cpr import CPRConfig
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
 OPTIMIZERS = ["adam", "adamw", "muon"]

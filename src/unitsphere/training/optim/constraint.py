@@ -1,4 +1,16 @@
-"""The constraint belongs to the optimizer: kept after every step, in anyone's loop."""
+"""The constraint belongs to the optimizer: it holds after every step, in anyone's loop.
+
+Vectors on spheres and in balls are projected by `Projection`. Whole matrices keep their Frobenius
+norm, the control for constraining vectors. R = ‖W₀‖_F is the norm when the constraint was set.
+
+| constraint | after the optimizer moved W to W' | source |
+|---|---|---|
+| frobenius | W ← R·W'/‖W'‖_F | equation of AdamH and MuonH, to first order in the rate |
+| hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
+
+Hyperball keeps the optimizer's direction alone, so a step has the angle arctan(lr) where it is
+tangent; with Adam it is AdamH, with Muon MuonH. R is kept in the optimizer's state as "radius".
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +24,12 @@ from torch.utils.hooks import RemovableHandle
 from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import MATRICES, Constraint, constraints, overridden, roles
-from unitsphere.ops.project import Axes, project_tangent_
-from unitsphere.training.cpr import CPR, CPRConfig
-from unitsphere.training.frobenius import WHOLE, Frobenius, Hyperball
-from unitsphere.training.hooks import StepHook, attach
+from unitsphere.ops.dtensor import Axes
+from unitsphere.ops.project import length, project_sphere_, project_tangent_
+from unitsphere.training.optim.cpr import CPR, CPRConfig
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, holds
+
+WHOLE = (0, 1)
 
 REMEMBERED = {
     "frobenius": MATRICES,
@@ -24,7 +38,6 @@ REMEMBERED = {
 }
 """Constraints that keep something in the optimizer's state, and the roles that they act on: all
 that a sphere acts on (its control); Muon's matrices; linear layers, as CPR's authors do."""
-
 
 Kind = Literal["declared", "none", "sphere", "ball", "frobenius", "hyperball", "cpr"]
 
@@ -91,6 +104,56 @@ class Tangent(StepHook):
                 project_tangent_(weight.grad, weight, dim)
 
 
+class Frobenius(StepHook):
+    """Puts each matrix back on the Frobenius sphere of its initial radius."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
+        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The radius."""
+        held = any(weight is parameter for weight in self.weights)
+        return {"radius": Slot((), self.start[0].dtype)} if held else {}
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Project."""
+        for weight, radius in self.radii(optimizer):
+            project_sphere_(weight, WHOLE, radius)
+
+    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
+        return [
+            (weight, optimizer.state[weight].setdefault("radius", start))
+            for weight, start in zip(self.weights, self.start, strict=True)
+            if weight.grad is not None  # an optimizer takes any state for a step done
+        ]
+
+
+class Hyperball(Frobenius):
+    """Steps of the relative length lr along the optimizer's direction, then the sphere."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__(weights)
+        self.previous: list[Tensor] = []
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Keep the weights as they are before the step."""
+        self.previous = [weight.detach().clone() for weight in self.weights]
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer) -> None:
+        """Replace the step by one of length lr·R in its direction, and project."""
+        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
+        self.previous = []
+        for weight, radius in self.radii(optimizer):
+            old = previous[id(weight)]
+            direction = project_sphere_(weight - old, WHOLE, radius)
+            weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
+            project_sphere_(weight, WHOLE, radius)
+
+
 def constrain(
     model: nn.Module,
     *optimizers: Optimizer,
@@ -136,7 +199,7 @@ def constrain(
         constraint.project_(weights[name])
     handles: list[RemovableHandle] = []
     for optimizer in optimizers:
-        mine = {name: weight for name, weight in weights.items() if _holds(optimizer, weight)}
+        mine = {name: weight for name, weight in weights.items() if holds(optimizer, weight)}
         for hook in hooks_for(mine, bounds, config, warmup):
             handles += attach(optimizer, hook)
     return handles
@@ -187,7 +250,7 @@ def hooks_for(
 def check_held(weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
     """Raise ValueError unless each of `weights` that is trained is held by an optimizer."""
     for name, weight in weights.items():
-        if weight.requires_grad and not any(_holds(o, weight) for o in optimizers):
+        if weight.requires_grad and not any(holds(o, weight) for o in optimizers):
             raise ValueError(
                 f"no optimizer holds the constrained parameter '{name}' itself: "
                 "build the optimizer from model.parameters(), then call constrain"
@@ -202,7 +265,3 @@ def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
                 f"constraint '{kind}' needs weights of 32 bits, and {name} is {weight.dtype}: "
                 "take train.precision bf16 instead of bf16-storage"
             )
-
-
-def _holds(optimizer: Optimizer, weight: Tensor) -> bool:
-    return any(p is weight for group in optimizer.param_groups for p in group["params"])

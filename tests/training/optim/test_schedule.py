@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from unitsphere.errors import UserError
+from unitsphere.training.optim.schedule import ScheduleConfig, factor
 from unitsphere.training.recipes import config_from
-from unitsphere.training.schedule import ScheduleConfig, factor
 
 
 def factors(steps: int = 100, **settings) -> list[float]:

@@ -22,7 +22,7 @@ def test_weight_decay_goes_to_matrices_and_embeddings_alone(name):
 
 
 def test_adam_refuses_weight_decay():
-    with pytest.raises(UserError, match=r"needs optim\.name 'adamw'"):
+    with pytest.raises(UserError, match=r"is for optim\.name 'adamw' or 'muon'"):
         build_optimizer(build("ngpt", **SMALL), OptimConfig(weight_decay=0.1))
 
 

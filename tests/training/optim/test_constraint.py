@@ -8,9 +8,9 @@ from reference import optim as oracle
 import unitsphere
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, overridden
-from unitsphere.training.constraint import ConstraintConfig, constrain
-from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.cpr import CPRConfig
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
 

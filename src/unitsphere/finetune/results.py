@@ -7,9 +7,8 @@ from typing import Any
 from unitsphere.config import to_dict
 from unitsphere.data.tasks import Metric
 from unitsphere.errors import UserError
-from unitsphere.training.finetune_config import FinetuneConfig
-from unitsphere.training.finetune_data import Parts
-from unitsphere.training.scores import Mean, Scores, mean_of
+from unitsphere.finetune.data import FinetuneConfig, Parts
+from unitsphere.finetune.scores import Mean, Scores, mean_of
 
 METRICS: tuple[Metric, ...] = ("accuracy", "f1", "matthews")
 
