@@ -24,14 +24,14 @@ from unitsphere.ops.rope import rope_table
 SHORTEST = 64
 """The shortest buffers of keys and values, in tokens."""
 GRAPHS = 64
-"""Pairs of batch and length that a process compiles before torch refuses to go on."""
+"""Pairs of batch and length that a process compiles before torch refuses to continue."""
 
 Next = Callable[[Tensor], Tensor]
 """Tokens [B, T], the prompts, and then [B, 1] what was drawn -> logits [B, V] of what follows."""
 
 
 def eager(model: Transformer, batch: int, length: int, padding_B: Tensor | None) -> Next:
-    """With a cache that holds `length` tokens a row; `padding_B` counts each row's left padding."""
+    """With a cache of `length` tokens per row; `padding_B` counts each row's left padding."""
     cache = model.new_cache(batch, length)
 
     def following(tokens_BT: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def rounded(length: int) -> int:
 def last_logits(
     model: Transformer, tokens_BT: Tensor, cache: Cache, padding_B: Tensor | None
 ) -> Tensor:
-    """Logits [B, V] after the last token alone."""
+    """Logits [B, V] after only the last token."""
     return model.logits(model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1])
 
 
@@ -81,7 +81,7 @@ class Buffers(Cache):
         self.keys, self.values, self.at = keys, values, at
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Write k, v [B, H_kv, 1, d_k]; all of the layer's, those not written yet too."""
+        """Write k, v [B, H_kv, 1, d_k]; returns all of the layer, with those not yet written."""
         self.keys[layer].index_copy_(2, self.at[None], k)
         self.values[layer].index_copy_(2, self.at[None], v)
         return self.keys[layer], self.values[layer]
@@ -95,7 +95,7 @@ def one_token(
     keys: list[Tensor],
     values: list[Tensor],
 ) -> Tensor:
-    """Logits [B, V] after one more token a row, the `at`-th [] of them, padding included."""
+    """Logits [B, V] after one more token per row, number `at` [] with the padding."""
     seen = torch.arange(keys[0].shape[2], device=at.device)
     see = MaskRule(causal=True, window=model.config.window).function()(at, at, at, seen)
     see = see & (seen >= padding_B[:, None, None, None])
@@ -124,7 +124,7 @@ def check_sampling(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
 ) -> None:
-    """Raise a `UserError` for settings that no distribution can follow."""
+    """Raise a `UserError` for settings out of range."""
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature must be 0 (greedy) or more, not {temperature}")
     if top_k is not None and top_k < 1:
@@ -184,8 +184,8 @@ def sample(
 ) -> Tensor:
     """The next token of each row, int64 [B].
 
-    `uniform_B` holds a number in [0, 1) a row: the token is where the row's cumulative
-    distribution passes it, so a row's token depends on that row alone. Temperature 0 is greedy.
+    `uniform_B` holds a number in [0, 1) for each row: the token is where the row's cumulative
+    distribution passes it, so a row's token depends only on that row. Temperature 0 is greedy.
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
