@@ -1,4 +1,4 @@
-"""The page that benchmarks/designs.py writes of what it found."""
+"""The page of the results of benchmarks/designs.py."""
 
 from collections.abc import Mapping
 from typing import Any

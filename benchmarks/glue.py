@@ -4,17 +4,15 @@
 
 DATA holds glue_sst2_val.jsonl, glue_mrpc_val.jsonl, glue_rte_val.jsonl and cola_in_domain_dev.tsv:
 validation splits, of which 64% train, 16% choose the rate and 20% are reported (`unitsphere
-finetune` without --test). The same command goes on where it was stopped, and the table holds what
-is finished.
+finetune` without --test). The same command resumes after a stop; the table has what is finished.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
+from unitsphere.finetune import FinetuneConfig, finetune
 from unitsphere.report.table import markdown
-from unitsphere.training.finetune import finetune
-from unitsphere.training.finetune_config import FinetuneConfig
 
 FILES = {
     "cola": "cola_in_domain_dev.tsv",

@@ -70,7 +70,7 @@ def test_help_has_an_example(capfd):
 
 MISTAKES = {
     "no data": (["run"], "finetune needs --data"),
-    "no run": (["none", *MINE], "none is no run folder"),
+    "no run": (["none", *MINE], "none is not a run folder"),
     "no file": (["run", "--task", "sst2", "--data", "none.tsv"], "cannot read none.tsv"),
     "no fields": (["run", "--data", "mine.tsv"], "--task"),
     "a wrong field": (["run", "--task", "sst2", "--data", "mine.tsv"], "line 1 of mine.tsv"),

@@ -169,9 +169,8 @@ def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
         own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
         own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
-        own.setattr("unitsphere.report.render.picture.still", lambda *_: b"")
-        own.setattr("unitsphere.report.write.still", lambda *_: b"")
-        own.setattr("unitsphere.report.probe_pictures.draw", lambda *_: None)
+        own.setattr("unitsphere.report.render.picture.picture", lambda *_: b"")
+        own.setattr("unitsphere.report.write.picture", lambda *_: b"")
         library = types.SimpleNamespace(get_path=lambda name: "lib")
         own.setattr("unitsphere.data.sources.sysconfig", library)
         own.setattr(sys, "stdin", io.StringIO("hello\n"))
@@ -205,7 +204,8 @@ def only_parse(patch: pytest.MonkeyPatch, argv: list[str]) -> None:
         raise Parsed
 
     with patch.context() as own:
-        own.setattr(f"unitsphere.cli.{app.VERBS[argv[0]][0]}.parse", read)
+        module = "settings" if argv[0] == "train" else app.VERBS[argv[0]][0]
+        own.setattr(f"unitsphere.cli.{module}.parse", read)
         with pytest.raises(Parsed):
             main(argv)
 

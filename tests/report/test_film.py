@@ -15,8 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.film import film
-from unitsphere.report.inspection import rows, shown
-from unitsphere.report.probe_pictures import history_of
+from unitsphere.report.kinds.inspection import history_of, rows, shown
 from unitsphere.training.config import TrainConfig, run_config_type
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
@@ -173,7 +172,7 @@ def test_a_damaged_checkpoint_is_left_out_and_said(runs, tmp_path, capsys):
 
 
 def test_what_cannot_be_inspected_is_one_line(runs, tmp_path):
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         film(tmp_path)
     with pytest.raises(UserError, match=r"no checkpoint of step 3 \(it has: 2, 4\)"):
         film(runs / "gpt", steps=[3])

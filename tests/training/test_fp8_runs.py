@@ -17,6 +17,7 @@ from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build
 from unitsphere.ops.fp8 import Bounded
 from unitsphere.training.corpus import open_corpus
@@ -175,8 +176,9 @@ def test_inputs_with_a_static_scale_stay_far_from_its_end(architecture, tiny, em
     def look(layer, inputs, name):
         largest[name] = inputs[0].abs().amax().item()
 
-    for name, layer in trainer.model.named_modules():
-        if isinstance(layer, Linear) and layer.input_bound:
+    for name, bound in input_bounds(trainer.model).items():
+        if bound:
+            layer = trainer.model.get_submodule(name)
             layer.register_forward_pre_hook(functools.partial(look, name=name))
     trainer.model(open_corpus(trainer.config).batches.batch(0).inputs)
     assert len(largest) == 2 * (6 if architecture == "ngpt" else 5)
@@ -226,7 +228,7 @@ def test_a_run_in_fp8_resumes_bit_for_bit_and_nowhere_else(tiny, tmp_path):
         again = dataclasses.replace(
             config, train=dataclasses.replace(config.train, precision=precision)
         )
-        with pytest.raises(UserError, match="begun in fp8 goes on in it alone"):
+        with pytest.raises(UserError, match="started in fp8 resumes only in fp8"):
             train(again, out)
     with emulated_fp8():
         assert train(again, out).trained

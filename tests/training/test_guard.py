@@ -12,9 +12,9 @@ from unitsphere.models.registry import build
 from unitsphere.training import checkpoint, guard, monitor
 from unitsphere.training import step as training_step
 from unitsphere.training.checkpoint import tensors
-from unitsphere.training.constraint import ConstraintConfig, constrain
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.run import train
 
 TOKENS = torch.arange(24).reshape(2, 12) % 16
@@ -198,7 +198,9 @@ def test_an_unwelcome_last_step_ends_the_run_all_the_same(tiny, tmp_path, monkey
 def test_too_many_stop_the_run(on_spike, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "MOST", 2)
     harm(monkeypatch, [4, 6, 7])
-    with pytest.raises(UserError, match=r"step 8: loss nan.* the last of 3 of late; start a new"):
+    with pytest.raises(
+        UserError, match=r"step 8: loss nan.* the last of 3 recent ones; start a new"
+    ):
         train(tiny(on_spike=on_spike), tmp_path / "run")
 
 

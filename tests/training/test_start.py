@@ -13,9 +13,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
+from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.plan import build_trainer
 from unitsphere.training.run import last_state, train
-from unitsphere.training.schedule import ScheduleConfig, steps_alike
 
 
 def scheduled(config, kind="constant", **schedule):
@@ -103,7 +103,7 @@ def test_it_resumes_bit_for_bit_without_the_weights_it_started_with(tiny, first,
         ({"objective": "mlm"}, "objective: 'clm' -> 'mlm'"),
         ({"d_model": 16}, "model.d_model: 32 -> 16"),
         ({"tokenizer": "bpe:300"}, "add --data.tokenizer"),
-        ({"init": "nowhere"}, "nowhere is no run folder"),
+        ({"init": "nowhere"}, "nowhere is not a run folder"),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )

@@ -154,6 +154,14 @@ def is_run(folder: Path) -> bool:
     return (folder / METRICS).is_file() or "architecture" in document(folder / CONFIG)
 
 
+def name_of(folder: Path) -> str:
+    """The folder's name; of a study's run its place in the study: arm, budget, folder."""
+    for study in folder.parents:
+        if (study / "study.toml").is_file() and folder.is_relative_to(study / "runs"):
+            return " ".join(folder.relative_to(study / "runs").parts)
+    return folder.name
+
+
 def runs_below(folder: Path) -> list[Path]:
     """The run folders below a folder, at any depth, sorted."""
     found = {path.parent for path in folder.rglob(METRICS)}

@@ -29,8 +29,8 @@ SEAL = "sealed.json"
 def kept_cache(run: Path, first: bool) -> Iterator[None]:
     """Within: what is compiled is kept in the user's cache, so that a resumed run need not wait.
 
-    first: whether this is the first process of the machine, which checks the cache beforehand and
-    notes afterwards what is in it. A cache folder that the environment names is left alone. Raises
+    first: whether this is the first process of the machine, which checks the cache first and
+    notes at the end what is in it. A cache folder that the environment names is not touched. Raises
     UserError for one that belongs to somebody else.
     """
     if CACHE in os.environ:
@@ -110,7 +110,7 @@ def seal(folder: Path) -> None:
     """Note what is in a cache now."""
     try:
         write_text(folder / SEAL, json.dumps(contents(folder)))
-    except OSError as error:  # the run itself is saved: a cache is no reason to fail
+    except OSError as error:  # the run itself is saved: a run does not fail because of a cache
         print(f"what is compiled is not kept in {folder}: {reason(error)}", file=sys.stderr)
 
 

@@ -1,7 +1,7 @@
 """What a run would cost before it is trained: operations, hours, and what it leaves on the disk.
 
 On a CPU the speed is measured: a forward and a backward pass of the model, made smaller until it
-takes about a second. A GPU is not asked, since most plans are made elsewhere: its speed is assumed.
+takes about a second. A GPU's speed is assumed: most plans are made on another machine.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own, placements
+from unitsphere.ops.dtensor import local, placements
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import PEAK_BF16, autocast, peak_flops, pick_device, pick_precision
 from unitsphere.training.distributed.layout import Degrees, Layout, check_rows, degrees
@@ -34,7 +34,7 @@ SHARE = 0.4
 
 
 PEAK_FP32 = 67e12
-"""Operations a second of an H100 in fp32, from its data sheet."""
+"""Operations per second of an H100 in fp32, from its data sheet."""
 
 
 SAMPLE = 2e10
@@ -43,7 +43,7 @@ SAMPLE = 2e10
 
 @dataclass(frozen=True)
 class Speed:
-    """Floating-point operations a second of a process, and where the figure comes from."""
+    """Floating-point operations per second of a process, and where the figure comes from."""
 
     flops: float
     how: str
@@ -67,7 +67,7 @@ class Cost:
 
 
 def cost(config: RunConfig) -> Cost:
-    """What training `config` (resolved) would cost, from shapes alone."""
+    """Returns what training `config` (resolved) would cost, from shapes only."""
     model = shapes(config)
     train = config.train
     tokens = train.steps * train.batch_tokens
@@ -205,7 +205,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
     check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
     with pretended(world):
         layout = Layout(0, world).with_degrees(found, "cpu")
-        if found.dp_shard > 1 or found.tp > 1:  # under DDP alone it is whole
+        if found.dp_shard > 1 or found.tp > 1:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
         return DryRun(
             world=world,
@@ -233,7 +233,7 @@ def pretended(world: int) -> Iterator[None]:
 def shards(model: Transformer) -> list[Shard]:
     """Those of the first block and of what lies outside the blocks; all blocks are alike."""
     return [
-        Shard(name, tuple(p.shape), tuple(own(p).shape), describe(p))
+        Shard(name, tuple(p.shape), tuple(local(p).shape), describe(p))
         for name, p in model.named_parameters()
         if not name.startswith(("blocks.", "encoder.")) or name.split(".")[1] == "0"
     ]

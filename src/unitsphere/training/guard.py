@@ -1,10 +1,10 @@
-"""Updates that must not count: spikes of the loss, and what is no number.
+"""Steps that must not count: spikes of the loss, NaN or infinite values; and when a loss diverges.
 
 An update with loss ℓ and gradient norm g is a spike if
 
 - ℓ or g is not finite, or
-- ℓ > μ + k·σ: μ and σ are mean and standard deviation of the last 100 losses that were no spikes
-  (none is one before there are so many), k is `train.spike_sigma`, none for no such limit.
+- ℓ > μ + k·σ: μ and σ are mean and standard deviation of the last 100 losses without spikes
+  (before there are so many, no loss is one), k is `train.spike_sigma`, none for no such limit.
 
 All of this is computed on the device; the host reads it with the next record. So what happens with
 a spike (`train.on_spike`) costs no wait where there is none:
@@ -36,7 +36,7 @@ WINDOW = 100
 
 
 MOST = 10
-"""Spikes that are borne within WINDOW steps."""
+"""Spikes that are tolerated within WINDOW steps."""
 
 
 Place = tuple[Tensor, str]
@@ -53,8 +53,8 @@ class RolledBack(Exception):
 
 @dataclass(frozen=True)
 class Losses:
-    """The last WINDOW losses that were no spikes, `seen` in all; the one after replaces the oldest,
-    at place `seen` modulo WINDOW.
+    """The last WINDOW losses that were not spikes, `seen` in all; the next one replaces the oldest,
+    at index `seen` modulo WINDOW.
     """
 
     values: Tensor
@@ -95,7 +95,7 @@ class Guard:
         self.spike = torch.tensor(False)
 
     def load(self, values: list[float], seen: int, device: torch.device) -> None:
-        """Go on from the losses that a checkpoint has."""
+        """Continue from the losses that a checkpoint has."""
         self.limit = self.limit.to(device)
         if self.sigma is not None:
             self.losses = Losses.of(values, seen, device)

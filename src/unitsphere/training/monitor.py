@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
+from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
 from unitsphere.training.stop import Stop, Watchdog
 
@@ -73,7 +75,7 @@ class RunMonitor:
         self.clock = time.perf_counter()
 
     def resume(self) -> None:
-        """Do what a stop in the middle of a validation left undone, before the first step."""
+        """Finish what a stop in the middle of a validation left, before the first step."""
         if self.unfinished:
             self.finish(self.done, self.unfinished)
             self.unfinished = {}
@@ -148,9 +150,8 @@ class RunMonitor:
         """What the live probes show, if that is due."""
         trainer = self.trainer
         precision = autocast(trainer.model.device, trainer.plan.precision)
-        return trainer.live.record(
-            step, trainer.model, trainer.optimizer, self.corpus.example, precision
-        )
+        moments = partial(first_moments, trainer.model, trainer.optimizer)
+        return trainer.live.record(step, trainer.model, moments, self.corpus.example, precision)
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""
@@ -159,10 +160,10 @@ class RunMonitor:
         return found.record()
 
     def save_and_exit(self) -> None:
-        """Save, unless that is done, and raise Preempted."""
+        """Save, unless that is already done, and raise Preempted."""
         steps, before = self.trainer.config.train.steps, self.saved
         if not self.done:
-            raise Preempted("stopped before the first step was made: the same command begins anew")
+            raise Preempted("stopped before the first step was made: the same command starts again")
         if self.pending:
             self.read_pending(records=False)
         if self.unfinished or before != self.done:
@@ -170,7 +171,7 @@ class RunMonitor:
         self.saver.wait()
         raise Preempted(
             f"stopped and saved at step {self.done} of {steps} in {self.out}: "
-            "the same command goes on from there"
+            "the same command resumes there"
         )
 
     def end(self, step: int, diverged: int, values: dict[str, float]) -> NoReturn:
@@ -221,7 +222,9 @@ class RunMonitor:
             why += f", a spike above {limit:.6g}"
         self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
         if guard.on_spike == "stop" or len(self.spikes) > MOST:
-            many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
+            many = (
+                "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} recent ones"
+            )
             raise RunFailed(
                 f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
                 "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
@@ -232,7 +235,7 @@ class RunMonitor:
         self.log.say(f"{why}: left out")
 
     def pace(self, step: int) -> dict[str, float]:
-        """Tokens a second since the last record, and the share of the device's peak."""
+        """Tokens per second since the last record, and the share of the device's peak."""
         before, seconds = self.recorded
         self.recorded = step, self.seconds
         rate = (step - before) * self.trainer.config.train.batch_tokens / (self.seconds - seconds)

@@ -22,22 +22,23 @@ from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.config import RunConfig
-from unitsphere.training.constraint import Kind, bounds_of, constrain
 from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
 from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import fill, parallelize
 from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
 from unitsphere.training.distributed.straggler import LocalTime
 from unitsphere.training.forecast import fitting_rows, held
-from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
-from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
+from unitsphere.training.optim.muon import weigh_head
+from unitsphere.training.optim.schedule import warmup_steps
 
 log = logging.getLogger("unitsphere.fp8")
 
@@ -111,7 +112,7 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
         return plan  # a CPU's memory is the machine's: the whole batch goes at once
     if plan.precision == "bf16-storage":
         shapes.to(torch.bfloat16)
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         parallelize(shapes, plan.layout, config.train.recompute)
     weights = sum(held(parameter) for parameter in shapes.parameters())
 
@@ -179,7 +180,7 @@ def build_trainer(
     model = build_from(
         config.architecture,
         config.model,
-        "meta" if plan.layout.cuts_weights else plan.device,
+        "meta" if plan.layout.shards_weights else plan.device,
         config.train.seed,
         config.objective,
     )
@@ -198,7 +199,7 @@ def build_trainer(
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
     )
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         fill(model, shapes_of(config), config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)
@@ -217,12 +218,13 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
 
     `kind` is the constraint that training keeps. Weights that it bounds have a static scale, and
     so have their inputs where the architecture declares a bound; all else has dynamic ones.
-    Layers whose sizes are no multiples of 16 stay as they are, logged once.
+    Layers whose sizes are not multiples of 16 stay as they are, logged once.
 
     Call it before `torch.compile`. Training wants bf16 autocast around the forward pass; a CPU
     computes the same numbers, but slower than in fp32.
     """
     radius = {c.parameter: c.radius for c in bounds_of(model, kind)}
+    inputs = input_bounds(model)
     plain: list[str] = []
     for name, layer in model.named_modules():
         if isinstance(layer, Linear) and layer.role == "matrix":
@@ -230,10 +232,10 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
                 plain.append(name)
                 continue
             weight = radius.get(f"{name}.weight")
-            layer.fp8 = Bounded(layer.input_bound if weight is not None else None, weight)
+            layer.fp8 = Bounded(inputs.get(name) if weight is not None else None, weight)
     if plain:
         log.warning(
-            "fp8: %s and %d more are multiplied in bf16: their sizes are no multiples of %d",
+            "fp8: %s and %d more are multiplied in bf16: their sizes are not multiples of %d",
             plain[0],
             len(plain) - 1,
             MULTIPLE,

@@ -1,4 +1,4 @@
-"""What a run's config leaves open, decided; the same in all of its processes."""
+"""What a run's config leaves open is resolved here, the same on all of its ranks."""
 
 import math
 import re
@@ -74,7 +74,7 @@ def obstacle(out: Path, config: RunConfig) -> str | None:
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
-    """`config` with what it leaves open decided; a run that goes on keeps what it decided.
+    """`config` with what it leaves open decided; a run that resumes keeps what it decided.
 
     Paths are written from the root on. The precision "auto" depends on the device, and
     `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
@@ -93,7 +93,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         raise UserError(f"data.context must be at least 1: {context}")
     if tokens % context:
         raise UserError(
-            f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
+            f"train.batch_tokens {tokens} is not a multiple of data.context {context}: "
             f"{max(round(tokens / context), 1) * context} is the nearest that is"
         )
     precision = resolve_precision(config, saved)
@@ -155,7 +155,7 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
     if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
-            "go on with it, or another --out"
+            "resume it, or another --out"
         )
 
 

@@ -1,4 +1,4 @@
-"""One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
+"""One run, from config to run folder. `train` starts it, resumes it, or returns a finished one."""
 
 import math
 import sys
@@ -47,10 +47,10 @@ from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.plan import Trainer, build_trainer, plan_run
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import AgreedStop, Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
@@ -61,11 +61,11 @@ __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 def train(
     config: RunConfig, out: Path | str, recipe: str = "", sampler: Sampler | None = None
 ) -> Result:
-    """Train `config` in the run folder `out`; on a folder of the same run, go on with it.
+    """Train `config` in the run folder `out`; resume if the folder holds the same run.
 
     A finished run is returned as it is. `recipe` names the config in what is printed; `sampler`
     writes the samples, if there is one. Raises UserError for a config that cannot be trained
-    or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
+    or is not that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite, and
     `Preempted` when a signal stopped the run and it was saved.
     """
     out, limit = Path(out), config.train.time_limit
@@ -112,7 +112,7 @@ def train(
 
 
 def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
-    """The state of `out` that `config` goes on from, found by the first process, in all of them."""
+    """Returns, on all ranks, the state of `out` from which `config` resumes, as rank 0 finds it."""
 
     def find() -> dict[str, Any] | None:
         state = last_state(out)
@@ -192,7 +192,7 @@ def last_state(out: Path) -> State | None:
     if folder is None and damaged:
         raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
     for line in damaged:
-        print(f"{line}: {folder} serves instead", file=sys.stderr)
+        print(f"{line}: {folder} is used instead", file=sys.stderr)
     return None if folder is None else checkpoint.load_state(folder)
 
 
@@ -203,17 +203,17 @@ def first_state(corpus: Corpus) -> State:
 
 
 def check_data(out: Path, state: State, corpus: Corpus) -> None:
-    """Raise UserError unless the data are those that the run began with."""
+    """Raise UserError unless the data are those that the run was started with."""
     if state.data != corpus.fingerprint:
         raise UserError(
-            f"the data are not those that {out} was begun with: restore them, or give another "
+            f"the data are not those that {out} was started with: restore them, or give another "
             "--out to start over"
         )
 
 
 @dataclass(frozen=True)
 class Session:
-    """All that a run goes on with, from whichever of its checkpoints."""
+    """All that a run trains with, from whichever of its checkpoints."""
 
     trainer: Trainer
     corpus: Corpus

@@ -13,7 +13,7 @@ Between the gradients and the weights act, in this order, and nothing else:
 | spikes | `guard.py` | leave a step out, or take it back, as `train.on_spike` says |
 | `StepHook.before` | in `optimizer.step()` | changes gradients (`head_by_frequency`, \
 `riemannian`); where a kernel serves, moves and projects a weight itself, and takes its gradient \
-away so that the optimizer leaves that weight alone |
+away so that the optimizer skips that weight |
 | the optimizer | in `optimizer.step()` | moves the other weights |
 | `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
 
@@ -34,8 +34,8 @@ from unitsphere.data.batch import Batch
 from unitsphere.training.device import autocast
 from unitsphere.training.distributed.gradients import clip_gradients, reduce_gradients, reducing
 from unitsphere.training.guard import Guard
+from unitsphere.training.optim.schedule import factor
 from unitsphere.training.plan import Trainer
-from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):

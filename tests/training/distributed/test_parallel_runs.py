@@ -111,7 +111,7 @@ def test_two_processes_are_one_run(tiny, tmp_path):
     assert "rank 1 has another config than rank 0 (optim.lr: 0.01 -> 0.02)" in said[0]["config"]
     assert "rank 1 has another data than rank 0" in said[0]["data"]
     assert said[0]["mistake"] == "rank 1 of 2: there is no missing-1"
-    assert "rank 1 of 2 hangs or has died" in said[0]["hang"]
+    assert "rank 1 of 2, which has hung or died" in said[0]["hang"]
 
     stopped_at = figures(tmp_path / "run")[-1]["step"]
     assert 0 < stopped_at < 8

@@ -1,6 +1,6 @@
 """The tensors of a run on the disk, as safetensors, by torch.distributed.checkpoint.
 
-Model tensors are named `model.<name>` and lie in one file, so that a reader of the model alone
+Model tensors are named `model.<name>` and lie in one file, so that a reader of only the model
 skips the rest; the optimizer's are `optim.<parameter>.<state>`. No pickle is written or read.
 """
 
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.states import check_states
+from unitsphere.training.optim.state import check_state
 
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -107,25 +107,22 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     """
     parameters = dict(model.named_parameters())
     stored = empty_tensors(folder, "optim.", "meta")
-    check_states(folder, stored, parameters, optimizer)
-    tensors: dict[str, Tensor] = {}
-    for name, shape in stored.items():
-        parameter, _, _ = name.removeprefix("optim.").rpartition(".")
-        of = parameters[parameter].detach()
-        if of.shape == shape.shape:  # then it is spread over processes as the parameter is
-            tensors[name] = torch.empty_like(of, dtype=shape.dtype)
-        else:
-            tensors[name] = torch.empty_like(shape, device="cpu")
+    slots = check_state(folder, stored, parameters, optimizer)
+    of = {name: name.removeprefix("optim.").rpartition(".")[::2] for name in slots}
+    tensors = {name: slot.empty(parameters[of[name][0]]) for name, slot in slots.items()}
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        parameter, _, key = name.removeprefix("optim.").rpartition(".")
-        states.setdefault(parameter, {})[key] = tensor
+    for name, (parameter, key) in of.items():
+        states.setdefault(parameter, {})[key] = tensors[name]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     packed = optimizer.state_dict()
     packed["state"] = {i: states[name] for i, name in enumerate(order) if name in states}
     optimizer.load_state_dict(packed)
+    for name, (parameter, key) in of.items():  # torch rounds what it loads to the weight's dtype
+        weight = parameters[parameter]
+        if optimizer.state[weight][key].dtype != slots[name].dtype:
+            optimizer.state[weight][key] = tensors[name].to(weight.device)
 
 
 def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, Tensor]:
@@ -154,9 +151,9 @@ def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Retell as a `UserError` whatever torch runs into in files that were not written here.
+    """Raise as a `UserError` whatever torch raises for files that were not written here.
 
-    It looks up what a header says without asking whether it is there.
+    torch looks up what a header says without checking that it is there.
     """
     try:
         yield
@@ -179,7 +176,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Silence torch's remark that nothing is distributed: here that is meant."""
+    """Silence torch's warning that nothing is distributed: here that is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -192,7 +189,7 @@ def rng_state(device: torch.device) -> tuple[str, str | None]:
 
 
 def set_rng_state(cpu: str, gpu: str | None, device: torch.device) -> None:
-    """Put the generators where `rng_state` found them; a UserError if that is no state."""
+    """Put the generators where `rng_state` found them; UserError if that is not a state."""
     try:
         torch.set_rng_state(decode(cpu))
         if gpu is not None and device.type == "cuda":

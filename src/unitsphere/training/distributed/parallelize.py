@@ -31,9 +31,9 @@ from torch.utils.checkpoint import (
 from unitsphere.models.constraint import MATRICES, constraints, declarations, normalize_, roles
 from unitsphere.models.parts import Resets
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own
+from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
-from unitsphere.training.distributed.layout import Layout, Recompute, part_of
+from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
 FORWARD_METHODS = ("loss", "encode")
@@ -69,9 +69,10 @@ def parallelize(
 def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
-    Matrices alone are cut, and between constrained vectors: by rows, or by columns where those are
-    columns and can be cut evenly, so that a process projects its own. Gains, scales and biases stay
-    whole and in fp32 in every process: `gradients.settle` sums their gradients.
+    Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
+    columns and divide evenly, so that each process projects its own vectors. Gains, scales and
+    biases stay whole and in fp32 in every process: `gradients.reduce_gradients` sums their
+    gradients.
     """
     assert layout.mesh is not None
     several = layout.degrees.dp_replicate > 1
@@ -81,7 +82,7 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
 
     def between(weight: nn.Parameter) -> Shard | None:
-        even = own(weight).shape[-1] % layout.degrees.dp_shard == 0
+        even = local(weight).shape[-1] % layout.degrees.dp_shard == 0
         return Shard(1) if weight in columns and even else None
 
     cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
@@ -161,7 +162,7 @@ KEPT = {
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops._c10d_functional.all_reduce.default,  # tensor parallel: sums over processes
 }
-"""Operations that are dear to repeat."""
+"""Operations that are expensive to repeat."""
 
 
 def recompute_blocks(model: Transformer, how: Recompute) -> None:
@@ -206,7 +207,7 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         normalize_(module)
         for key, start in module.named_parameters(name, recurse=False):
             target = model.get_parameter(key)
-            own(target).copy_(part_of(start, target))
+            local(target).copy_(part_of(start, target))
         module.to_empty(device="meta", recurse=False)
 
 

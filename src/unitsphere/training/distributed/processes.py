@@ -1,7 +1,7 @@
 """The processes of a run, as torchrun starts them, and what they must know of each other.
 
 A mistake on one rank only would leave the others waiting in their next collective. So what may fail
-before training is done through `on_all_ranks` or `on_first`, after which all ranks resume or all
+before training is done through `on_all_ranks` or `on_first`, after which all ranks continue or all
 raise `SharedError`, with the rank where it went wrong. Messages are JSON text, never pickles.
 
 torch ends a collective that waits longer than `parallel.timeout`, but says only that it waited.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class SharedError(UserError):
-    """A mistake that all processes raise at once; one of them tells it."""
+    """A mistake that all ranks raise together; one of them prints it."""
 
 
 def gather(layout: Layout, message: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
 
 
 TELL = 60
-"""Seconds for which a process with a mistake waits for the others, to tell them."""
+"""Seconds for which a process with a mistake waits for the others in order to tell them."""
 
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
@@ -159,7 +159,7 @@ def joined(kind: str, timeout: int) -> Iterator[Layout]:
 
 
 def tell_others(mistake: UserError | OSError) -> None:
-    """Let the other processes of a run know of a mistake of this one's before it joins them.
+    """Tell the other processes of a run about a mistake that this one made before it joined them.
 
     They would wait for it until `parallel.timeout`. Does nothing where there are none.
     """
@@ -170,7 +170,7 @@ def tell_others(mistake: UserError | OSError) -> None:
         raise mistake
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"  # as the others probably have it
-    # A UserError: all know. The other: nobody has come within the time who could be told.
+    # UserError: all know. DistError: no other process has come within the time.
     with suppress(UserError, dist.DistError), joined(kind, TELL) as layout:
         on_all_ranks(layout, fail)
 
@@ -210,8 +210,8 @@ def watched(layout: Layout) -> Iterator[None]:
             raise
         who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
         raise UserError(
-            f"rank {layout.rank} waited in vain: {who} of {layout.world} hangs or has died; see "
-            "what it printed last. Complete checkpoints are kept: the same command goes on"
+            f"rank {layout.rank} got no answer from {who} of {layout.world}, which has hung or "
+            "died: see its last output. Complete checkpoints are kept: the same command resumes"
         ) from error
 
 
@@ -221,13 +221,13 @@ def of_collective(error: RuntimeError) -> bool:
 
 
 def missing(layout: Layout) -> list[int]:
-    """The ranks that have not left their word within the grace period."""
+    """Returns the ranks that have not written their name within the grace period."""
     names = {rank: f"unitsphere/waited/{rank}" for rank in range(layout.world)}
     store = _get_default_store()
     try:
-        store.set(names[layout.rank], "in vain")
+        store.set(names[layout.rank], "timed out")
         store.wait(list(names.values()), GRACE)
-    except dist.DistStoreError:  # the wait is over, not all words are there
+    except dist.DistStoreError:  # the time is over, and a name is missing
         return [rank for rank, name in names.items() if not store.check([name])]
     except dist.DistNetworkError:  # the process that holds the store is gone
         return [0]

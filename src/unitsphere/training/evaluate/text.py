@@ -51,7 +51,7 @@ from unitsphere.training.distributed.layout import SINGLE, Layout
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text: nats a scored token, and the text's size.
+    """Loss of a model on a text in nats per scored token, and the text's size.
 
     `tokens` counts those that were scored, `bytes` the text's. Causal models have
     bits_per_byte, masked ones accuracy. text_lost is the tokenizer's (`data.tokenizer.text_lost`);
