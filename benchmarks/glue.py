@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.finetune import FinetuneConfig, finetune
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 FILES = {
     "cola": "cola_in_domain_dev.tsv",
@@ -40,7 +40,7 @@ def main() -> None:
     for task in options.tasks:
         found = {arm: arm_of(options, task, arm) for arm in ("pre-trained", "random weights")}
         rows += task_rows(task, found)
-        text = report(options, markdown(HEAD, rows), found["pre-trained"])
+        text = report(options, markdown_table(HEAD, rows), found["pre-trained"])
         print(text)
         if options.markdown:
             options.markdown.write_text(text, encoding="utf-8")

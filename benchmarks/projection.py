@@ -14,7 +14,7 @@ import torch
 from unitsphere import constrain
 from unitsphere.bench.measure import ratios, timed
 from unitsphere.models.registry import build
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 ROUNDS = 41
 
@@ -55,7 +55,7 @@ def adam(model: torch.nn.Module, constrained: bool) -> torch.optim.Adam:
 def main() -> None:
     torch.set_num_threads(1)
     headers = ["model", "parameters", "Adam, ms", "with the constraint, ms", "added (95%)"]
-    print(markdown(headers, [measure(name) for name in ("ngpt", "angpt")]))
+    print(markdown_table(headers, [measure(name) for name in ("ngpt", "angpt")]))
 
 
 if __name__ == "__main__":

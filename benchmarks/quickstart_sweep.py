@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record
 from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
 from unitsphere.studies.core.results import provenance, study_folder
@@ -120,7 +120,7 @@ def page(found: Mapping[str, Any]) -> str:
         changes = ", ".join(f"{key} = {value}" for key, value in arm["overrides"].items())
         parts.append(f"## {arm['name']}{f' with {changes}' if changes else ''}\n")
         rows = [[rate_cell(r, arm["best"]), mean_cell(r), seeds_cell(r)] for r in arm["rates"]]
-        parts.append(markdown(["learning rate", "bits per byte", "each seed"], rows))
+        parts.append(markdown_table(["learning rate", "bits per byte", "each seed"], rows))
     return "\n".join(parts)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from unitsphere.config import flatten, read_toml
 from unitsphere.errors import UserError
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record, execute
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import Planned
@@ -115,7 +115,7 @@ def page(path: Path, found: Mapping[str, Any]) -> str:
         for tokens, rows in budgets.items():
             parts.append(f"## {arm}, {int(tokens):,} tokens\n")
             cells = [[shown(r["point"]), mean_cell(r, "loss"), mean_cell(r, BITS)] for r in rows]
-            parts.append(markdown(["point", "nats per token", "bits per byte"], cells))
+            parts.append(markdown_table(["point", "nats per token", "bits per byte"], cells))
     return "\n".join(parts)
 
 
