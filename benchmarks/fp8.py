@@ -1,4 +1,4 @@
-"""What rounding to FP8 costs: of one product, and of a small training run. On a CPU, emulated.
+"""The error of rounding to FP8: of one product and of a small training run, emulated on a CPU.
 
     OMP_NUM_THREADS=1 python benchmarks/fp8.py --out DIR
 
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
+from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
@@ -60,7 +61,7 @@ def product_table() -> str:
         for name, bounded in (("static", Bounded(1.0, 1.0)), ("dynamic", Bounded())):
             errors = product_errors(d_in, d_out, bounded)
             rows.append([f"{d_in} → {d_out}", name, *(f"{100 * e:.2f}%" for e in errors)])
-    return markdown(["size", "scales of x and W", "y", "dx", "dW"], rows)
+    return markdown_table(["size", "scales of x and W", "y", "dx", "dW"], rows)
 
 
 def run_config(arm: str, precision: str) -> RunConfig:
@@ -81,17 +82,17 @@ def loss_table(out: Path) -> str:
         for arm, found in losses.items()
     ]
     heads = [f"{precision} − {PRECISIONS[0]}" for precision in PRECISIONS[1:]]
-    return markdown(["arm", *PRECISIONS, *heads], rows)
+    return markdown_table(["arm", *PRECISIONS, *heads], rows)
 
 
 class Largest:
     """The largest element and length that the inputs of a model's static layers have shown."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Transformer) -> None:
         self.element = self.length = 0.0
-        for layer in model.modules():
-            if isinstance(layer, Linear) and layer.input_bound:
-                layer.register_forward_pre_hook(self.look)
+        for name, bound in input_bounds(model).items():
+            if bound:
+                model.get_submodule(name).register_forward_pre_hook(self.look)
 
     def look(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Keep what is larger than before."""
@@ -109,7 +110,7 @@ def input_table(out: Path) -> str:
         for step in range(4):
             model(open_corpus(config).batches.batch(step).inputs)
         rows.append([arm, f"{largest.element:.3f}", f"{largest.length:.3f}"])
-    return markdown(["arm", "largest element", "largest length"], rows)
+    return markdown_table(["arm", "largest element", "largest length"], rows)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 | part | is |
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
-| optimizer | two numbers per weight (Adam), one (Muon's matrices), fp32 |
+| optimizer | what it declares that it keeps of every parameter (`optim/state.py`) |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
@@ -28,13 +28,15 @@ from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.chunked_loss import chunk_rows
+from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
-from unitsphere.ops.project import own
 from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.config import Recompute
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
 from unitsphere.training.distributed.tensor import share_matrices
+from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.state import state_spec
 
 
 def flops_per_token(model: Transformer, context: int) -> int:
@@ -117,7 +119,7 @@ def local_rows(config: RunConfig, layout: Layout) -> int:
 
 def held(parameter: Tensor) -> int:
     """Bytes of a parameter that this process holds."""
-    return own(parameter).numel() * parameter.element_size()
+    return local(parameter).numel() * parameter.element_size()
 
 
 def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
@@ -129,12 +131,13 @@ def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, we
 
 
 def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
-    """Bytes of the optimizer's state."""
-    role = roles(model)
-    of_muon = config.optim.roles_of_muon()
+    """Bytes of the state that the optimizer declares; what it counts with is left out."""
+    optimizer = build_optimizer(model, config.optim)
     return sum(
-        own(p).numel() * FP32 * (1 if role[name] in of_muon else 2)
-        for name, p in model.named_parameters()
+        slot.bytes(parameter)
+        for parameter in model.parameters()
+        for slot in state_spec(optimizer, parameter).values()
+        if slot.shape  # not the counts
     )
 
 
@@ -181,7 +184,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        part = own(tensor)
+        part = local(tensor)
         kept[part.untyped_storage()._cdata] = part.numel() * part.element_size()
         return tensor
 
@@ -189,7 +192,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
     # Not the meta device, whose attention would keep all scores.
     with FakeTensorMode(allow_non_fake_inputs=True), kept_again:
         model.to_empty(device="cpu")
-        weights = {own(p).untyped_storage()._cdata for p in model.parameters()}
+        weights = {local(p).untyped_storage()._cdata for p in model.parameters()}
         tokens = torch.zeros((1, config.data.context), dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             memory = model.encode(tokens) if config.objective == "seq2seq" else None

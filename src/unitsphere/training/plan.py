@@ -28,17 +28,17 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.config import RunConfig
-from unitsphere.training.constraint import Kind, bounds_of, constrain
 from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
 from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import fill, parallelize
 from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
 from unitsphere.training.distributed.straggler import LocalTime
 from unitsphere.training.forecast import fitting_rows, held
-from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
-from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
+from unitsphere.training.optim.muon import weigh_head
+from unitsphere.training.optim.schedule import warmup_steps
 
 log = logging.getLogger("unitsphere.fp8")
 

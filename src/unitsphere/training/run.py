@@ -21,36 +21,18 @@ from unitsphere.training.compile_cache import kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.processes import (
-    check_alike,
-    local_first,
-    on_all_ranks,
-    on_first,
-    on_ranks,
-    processes,
-)
+from unitsphere.training.distributed.processes import check_alike, local_first, on_all_ranks, on_first, on_ranks, processes
 from unitsphere.training.environment import environment
-from unitsphere.training.folder import (
-    SIGNATURE,
-    TOKENIZER,
-    check_there,
-    disk_errors,
-    keep_end,
-    locked,
-    remove_leftovers,
-    signature,
-    write_config,
-    write_environment,
-)
+from unitsphere.training.folder import SIGNATURE, TOKENIZER, check_there, disk_errors, keep_end, locked, remove_leftovers, signature, write_config, write_environment
 from unitsphere.training.forecast import forecast
 from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.plan import Trainer, build_trainer, plan_run
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
