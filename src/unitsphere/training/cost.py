@@ -21,7 +21,13 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.device import PEAK_BF16, autocast, peak_flops, pick_device, pick_precision
 from unitsphere.training.distributed.layout import Degrees, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import parallelize
-from unitsphere.training.forecast import Forecast, flops_per_token, forecast, local_rows, optimizer_bytes
+from unitsphere.training.forecast import (
+    Forecast,
+    flops_per_token,
+    forecast,
+    local_rows,
+    optimizer_bytes,
+)
 
 SHARE = 0.4
 """Of a GPU's peak, what training is assumed to reach."""

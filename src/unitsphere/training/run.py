@@ -21,9 +21,27 @@ from unitsphere.training.compile_cache import kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.processes import check_alike, local_first, on_all_ranks, on_first, on_ranks, processes
+from unitsphere.training.distributed.processes import (
+    check_alike,
+    local_first,
+    on_all_ranks,
+    on_first,
+    on_ranks,
+    processes,
+)
 from unitsphere.training.environment import environment
-from unitsphere.training.folder import SIGNATURE, TOKENIZER, check_there, disk_errors, keep_end, locked, remove_leftovers, signature, write_config, write_environment
+from unitsphere.training.folder import (
+    SIGNATURE,
+    TOKENIZER,
+    check_there,
+    disk_errors,
+    keep_end,
+    locked,
+    remove_leftovers,
+    signature,
+    write_config,
+    write_environment,
+)
 from unitsphere.training.forecast import forecast
 from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
