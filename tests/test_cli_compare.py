@@ -1,5 +1,6 @@
 """`unitsphere compare` as it is typed: a toy study in processes, mistakes, exit statuses."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -80,10 +81,10 @@ def test_an_unfair_study_is_refused_before_anything_is_made(tmp_path, capsys):
 
 
 def test_stopped_and_saved_is_75(tmp_path, capsys, monkeypatch):
-    def stop(study, out):
+    def stop(study, out, executor):
         raise Preempted("stopped and saved: the same command goes on from there")
 
-    monkeypatch.setattr(module, "compare", stop)
+    monkeypatch.setattr(module, "KIND", dataclasses.replace(module.KIND, train=stop))
     assert main(["compare", str(study(tmp_path)), "--out", str(tmp_path / "out")]) == 75
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -93,9 +94,17 @@ def test_a_failed_run_is_1(tmp_path, capsys, monkeypatch):
     out.mkdir()
     found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5})
     found["flags"].append({"name": "failed", "text": "ngpt: the disk is full"})
-    monkeypatch.setattr(module, "compare", lambda study, out: found)
+    kind = dataclasses.replace(
+        module.KIND,
+        train=lambda study, out, executor: found,
+        document=lambda study, found: found,
+        failures=lambda found: ["ngpt: the disk is full"],
+    )
+    monkeypatch.setattr(module, "KIND", kind)
     assert main(["compare", str(path), "--out", str(out)]) == 1
-    assert "[failed] ngpt: the disk is full" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "[failed] ngpt: the disk is full" in said.out
+    assert "failed: ngpt: the disk is full" in said.err
 
 
 @pytest.mark.parametrize("name", shipped_studies())

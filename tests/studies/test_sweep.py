@@ -14,14 +14,12 @@ from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
 from unitsphere.report.sweep import findings, reported, trials_table
 from unitsphere.studies.core.execute import execute
+from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.search import MedianRule
 from unitsphere.studies.core.spec import study_from
-from unitsphere.studies.sweep import SweepStudy, sweep, trial_runs
-from unitsphere.studies.sweep_results import document, failures, measure, write_sweep
-from unitsphere.studies.trials import Trial, importance
+from unitsphere.studies.sweep import KIND, SweepStudy, document, failures, sweep, trial_runs
+from unitsphere.studies.trials import Trial, importance, measure
 from unitsphere.training.recipes import load_recipe
-
-SOURCE = {"command": "unitsphere sweep", "commit": "abc", "machine": "one", "torch": "2"}
 
 
 def study_of(recipe: str, **changes) -> SweepStudy:
@@ -56,7 +54,7 @@ def case(recipe, tmp_path_factory) -> Case:
     out = tmp_path_factory.mktemp("sweep") / "out"
     study, executor = study_of(recipe), InProcess()
     found = sweep(study, out, executor)
-    return Case(study, out, executor, found, document(study, found, SOURCE))
+    return Case(study, out, executor, found, {"kind": KIND.name, **document(study, found)})
 
 
 def text_of(study: SweepStudy) -> str:
@@ -105,7 +103,7 @@ def test_the_document_says_what_was_found(case):
 
 
 def test_files_and_table(case):
-    files = write_sweep(case.study, case.found, case.document, case.out)
+    files = write_study(KIND, case.study, case.found, case.out).files
     assert [path.name for path in files] == [
         "results.json",
         "results.md",
@@ -284,7 +282,7 @@ def test_a_key_that_the_recipe_lacks_is_told_before_anything_is_made(recipe, tmp
 
 
 def test_the_report_s_page_has_every_trial(case):
-    write_sweep(case.study, case.found, case.document, case.out)
+    write_study(KIND, case.study, case.found, case.out).files
     page = page_of(case.out)
     assert page.answer.startswith("ngpt does best with ")
     assert "95% interval" in page.answer or "one seed" in page.answer

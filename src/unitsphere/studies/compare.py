@@ -5,7 +5,6 @@ and for a seed in the same order. Each arm's rate is tuned on documents that are
 """
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any, ClassVar
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.budgets import budget_curves, curves_of
-from unitsphere.report.comparison import comparison_page
+from unitsphere.report.comparison import comparison_page, comparison_tables, notes
+from unitsphere.report.table import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import (
     Finding,
@@ -24,6 +24,8 @@ from unitsphere.studies.core.fairness import (
     runs_commit,
     setting_flags,
 )
+from unitsphere.studies.core.forecast import Part, tuning
+from unitsphere.studies.core.kind import Kind, Shown
 from unitsphere.studies.core.plan import Size, size_of, steps_for
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.core.results import provenance, study_folder
@@ -59,18 +61,18 @@ class CompareStudy(Comparing):
         return self.baseline or next(iter(self.arms))
 
 
-def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> dict[str, object]:
-    """Train what is missing of the study in the folder `out`; the figures as one document.
+def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> Comparison:
+    """Train what is missing of the study in the folder `out`; what came of all runs.
 
     Raises UserError for an unfair study (see studies.fairness), a mistake in it or unusable data,
     `Preempted` when stopped; the same call then goes on.
     """
     configs = {arm: decided(study, arm) for arm in study.arms}
-    findings = check_fair(configs, study.reference, study.allow)
+    check_fair(configs, study.reference, study.allow)
     check_budgets(study, configs)
+    budgets = sorted(study.budgets)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
-        budgets = sorted(study.budgets)
         later = [
             job
             for arm in study.arms
@@ -79,11 +81,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
         ]
         rates = tuned_rates(out, study, budgets, executor, later)
         records = final_records(out, study, rates, executor)
-    return document(
-        Comparison(study.reference, sorted(study.budgets), study.seeds, configs, rates, records),
-        {arm: spec.recipe for arm, spec in study.arms.items()},
-        findings,
-    )
+    return Comparison(study.reference, budgets, study.seeds, configs, rates, records)
 
 
 def decided(study: CompareStudy, arm: str) -> RunConfig:
@@ -198,16 +196,48 @@ def seed_figures(seed: int, record: Record) -> dict[str, Any]:
 PICTURE = "loss.png"
 
 
-def write_comparison(found: Mapping[str, Any], out: Path) -> list[Path]:
-    """Write the three files; their paths."""
-    document, page, picture = out / "results.json", out / "results.md", out / PICTURE
-    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    curves = curves_of(found["arms"])
-    budget_curves(curves, "Loss against training tokens", picture)
-    write_text(page, comparison_page(found, PICTURE))
-    return [document, page, picture]
+def results(study: CompareStudy, found: Comparison) -> dict[str, Any]:
+    """The figures of a study, with what of it is unfair and allowed."""
+    findings = check_fair(found.configs, study.reference, study.allow)
+    return document(found, {arm: spec.recipe for arm, spec in study.arms.items()}, findings)
 
 
-def any_failed(found: Mapping[str, Any]) -> bool:
-    """Whether a reported run failed (one that diverged has a result)."""
-    return any(flag["name"] == "failed" for flag in found["flags"])
+def parts(study: CompareStudy) -> list[Part]:
+    """What would be trained."""
+    configs = {arm: decided(study, arm) for arm in study.arms}
+    check_fair(configs, study.reference, study.allow)
+    check_budgets(study, configs)
+    tuned = tuning(study, study.tune.budgets or study.budgets, study.arms)
+    return tuned + [
+        Part(f"{arm} {short(tokens)}", len(study.seeds), at_budget(study, arm, tokens))
+        for tokens in study.budgets
+        for arm in study.arms
+    ]
+
+
+def write(
+    study: CompareStudy, found: Comparison, document: Mapping[str, Any], out: Path
+) -> list[Path]:
+    """Write the page and the picture."""
+    page, picture = out / "results.md", out / PICTURE
+    budget_curves(curves_of(document["arms"]), "Loss against training tokens", picture)
+    write_text(page, comparison_page(document, PICTURE))
+    return [page, picture]
+
+
+def show(document: Mapping[str, Any]) -> list[Shown]:
+    """The tables, and the notes below them."""
+    return [*comparison_tables(document), *notes(document)]
+
+
+def failures(found: Comparison) -> list[str]:
+    """A line for each reported run that failed, and each that was to tune a rate."""
+    reported = [
+        f"{record.planned.name}: {record.error}"
+        for record in found.records.values()
+        if record.status == "failed"
+    ]
+    return [*dict.fromkeys(e for rate in found.rates.values() for e in rate.errors), *reported]
+
+
+KIND = Kind("compare", CompareStudy, compare, results, write, show, failures, parts)

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.results import provenance
+from unitsphere.report.context import columns, context_figure, rows
+from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.results import provenance, write_page
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.documents import open_documents
 from unitsphere.training.load import LoadedRun, load_run
 from unitsphere.training.owner import check_own_data
 
+TITLE = "Perplexity by context length and position"
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times that of the training are scored."""
 
@@ -33,11 +37,11 @@ class ContextStudy:
     per_document: int | None
     chunk: int
     device: str
+    progress: Callable[[Path], After] = lambda run: lambda tokens: None
+    """Run -> what is told of the tokens that have been scored."""
 
 
-def context_study(
-    study: ContextStudy, progress: Callable[[Path], After] = lambda run: lambda tokens: None
-) -> dict[str, Any]:
+def context_study(study: ContextStudy) -> dict[str, Any]:
     """Score every run of every arm; the document that `report.context` draws.
 
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
@@ -63,7 +67,7 @@ def context_study(
                     contexts,
                     study.chunk,
                     study.per_document,
-                    progress(path),
+                    study.progress(path),
                 )
                 runs.append(run_figures(run, path, losses))
             arms[name] = {"trained": runs[0]["trained"], "runs": runs}
@@ -98,3 +102,22 @@ def run_figures(run: LoadedRun, path: Path, losses: Mapping[int, ContextLoss]) -
         "seed": run.config.train.seed,
         "by_context": {context: one.record() for context, one in losses.items()},
     }
+
+
+def train(study: ContextStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
+    """Score every run; progress goes to stderr."""
+    return context_study(study)
+
+
+def write(study: ContextStudy, found: object, document: dict[str, Any], out: Path) -> list[Path]:
+    """Write the page and the picture."""
+    page = write_page(document, TITLE, columns(document), rows(document), "context.svg", out)
+    return [page, *context_figure(document, out / "context")]
+
+
+def show(document: dict[str, Any]) -> list[Shown]:
+    """The table."""
+    return [(columns(document), rows(document))]
+
+
+KIND = Kind("context", ContextStudy, train, lambda study, found: found, write, show)

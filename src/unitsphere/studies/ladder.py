@@ -20,6 +20,7 @@ from unitsphere.config import flatten
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
+from unitsphere.studies.core.forecast import Part, searched
 from unitsphere.studies.core.plan import Planned, size_of, steps_for
 from unitsphere.studies.core.rates import (
     Search,
@@ -243,3 +244,23 @@ def spent_runs(
     tokens = tokens_for(compute, rung)
     runs = [final_run(out, arms, name, tokens, lr, seed) for seed in study.seeds]
     return Spent(rung, compute, batch, lr, []), runs
+
+
+def parts(study: LadderStudy) -> list[Part]:
+    """What would be trained; the middle batch stands for the best, which is not known yet."""
+    rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
+    ladder_findings(study, rungs)
+    check_lengths(study, rungs)
+    found = []
+    for rung in rungs:
+        for batch in study.batches:
+            name = f"{rung.arm} {rung.size} {batch}"
+            one = study.study({"arm": study.rung(rung.arm, rung.size, batch)})
+            config = at_budget(one, "arm", rung.tokens)
+            found.append(searched(study, name, config))
+        middle = sorted(study.batches)[len(study.batches) // 2]
+        one = study.study({"arm": study.rung(rung.arm, rung.size, middle)})
+        for compute in study.computes:
+            config = at_budget(one, "arm", tokens_for(compute, rung))
+            found.append(Part(f"{rung.arm} {rung.size} {compute:g}", len(study.seeds), config))
+    return found

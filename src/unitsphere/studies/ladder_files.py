@@ -1,14 +1,14 @@
 """What a ladder leaves in its folder: results.json, results.md and pictures."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from unitsphere.files import write_text
-from unitsphere.report.ladder import ladder_page
+from unitsphere.report.ladder import ladder_page, ladder_tables, notes
 from unitsphere.report.ladder_pictures import (
     BatchCurve,
     GridPanel,
@@ -17,9 +17,11 @@ from unitsphere.report.ladder_pictures import (
     grid_picture,
     law_picture,
 )
+from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.kind import Kind, Shown
 from unitsphere.studies.core.statistics import PowerLaw
-from unitsphere.studies.ladder import Rung
-from unitsphere.studies.ladder_results import Findings, document
+from unitsphere.studies.ladder import LadderStudy, Rung, ladder, parts
+from unitsphere.studies.ladder_results import Findings, findings, results
 from unitsphere.studies.laws import flops
 
 AHEAD = 4.0
@@ -29,18 +31,32 @@ Point = tuple[float, float, bool]
 """x, y, and whether the law rests on it."""
 
 
-def write_ladder(found: Findings, out: Path) -> list[Path]:
-    """Write the files; their paths."""
-    figures = document(found)
+def train(study: LadderStudy, out: Path, executor: Executor | None = None) -> Findings:
+    """Train what is missing of the study, and fit the laws."""
+    return findings(study, *ladder(study, out, executor))
+
+
+def write(study: LadderStudy, found: Findings, document: dict[str, Any], out: Path) -> list[Path]:
+    """Write the page and the pictures."""
     pictures = {"grid.png": None, "optima.png": optima_panels(found), "scaling.png": scaling(found)}
-    columns = len(found.study.sizes)
-    grid_picture([grid_panel(rung) for rung in found.rungs], columns, out / "grid.png")
+    grid_picture([grid_panel(rung) for rung in found.rungs], len(study.sizes), out / "grid.png")
     for name, panels in pictures.items():
         if panels:
             law_picture(panels, out / name)
-    write_text(out / "results.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
-    write_text(out / "results.md", ladder_page(figures, list(pictures)))
-    return [out / name for name in ("results.json", "results.md", *pictures)]
+    write_text(out / "results.md", ladder_page(document, list(pictures)))
+    return [out / name for name in ("results.md", *pictures)]
+
+
+def show(document: dict[str, Any]) -> list[Shown]:
+    """The tables, and the notes below them."""
+    tables = ladder_tables(document)
+    shown = [each for title, *table in tables for each in (title, tuple(table), "")]
+    return [*shown, *notes(document)]
+
+
+def failures(found: Findings) -> list[str]:
+    """A line for each run that failed."""
+    return [f"{r.planned.name}: {r.error}" for r in found.records if r.status == "failed"]
 
 
 def grid_panel(rung: Rung) -> GridPanel:
@@ -107,3 +123,6 @@ def law_line(name: str, points: Sequence[Point], law: PowerLaw | None) -> LawLin
         line=[(x, law.at(x)) for x in xs],
         band=[(x, *interval) for x, interval in bands if interval is not None],
     )
+
+
+KIND = Kind("ladder", LadderStudy, train, results, write, show, failures, parts)

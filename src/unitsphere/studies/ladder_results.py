@@ -285,3 +285,8 @@ def spent_flags(spent: Sequence[Spent], best: dict[str, list[Allocation]]) -> li
                 place = f"{s.rung.arm} {s.rung.size} at {s.compute:g}, seed {record.planned.seed}"
                 found.append(flag(record.status, f"{place}: {record.error}"))
     return found
+
+
+def results(study: LadderStudy, found: Findings) -> dict[str, Any]:
+    """The document of what was found."""
+    return document(found)

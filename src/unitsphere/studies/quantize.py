@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,10 @@ from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
-from unitsphere.studies.core.results import provenance
+from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
+from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.results import provenance, write_page
 from unitsphere.training.corpus import scoring_form
 from unitsphere.training.evaluate import Evaluation, evaluate, evaluate_shards
 from unitsphere.training.load import LoadedRun, load_run
@@ -24,6 +28,7 @@ FORMATS = (
     *("int8:32", "int6:32", "int5:32", "int4:32", "int3:32", "int2:32"),
     *("fp8", "nvfp4"),
 )
+TITLE = "Loss against bits a weight"
 LAYERS: tuple[Role, ...] = ("matrix",)
 
 Arms = Mapping[str, Sequence[Path]]
@@ -125,3 +130,24 @@ def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
         yield lambda model: evaluate(
             model, read_documents(files, study.field), run.tokenizer, form, rows
         )
+
+
+def train(study: QuantizationStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
+    """Score every run; a line on stderr for each format."""
+    return quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def write(
+    study: QuantizationStudy, found: object, document: dict[str, Any], out: Path
+) -> list[Path]:
+    """Write the page and the picture."""
+    page = write_page(document, TITLE, COLUMNS, rows(document), "quantize.svg", out)
+    return [page, *quantization_figure(document, out / "quantize")]
+
+
+def show(document: dict[str, Any]) -> list[Shown]:
+    """The table."""
+    return [(COLUMNS, rows(document))]
+
+
+KIND = Kind("quantize", QuantizationStudy, train, lambda study, found: found, write, show)

@@ -6,30 +6,30 @@ the whole training split and reported on the validation split, with `seeds`.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from unitsphere.config import read_json
+from unitsphere.config import read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
+from unitsphere.report.sweep import findings, sweep_page, sweep_picture, trials_table, trials_title
 from unitsphere.report.table import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.core.fairness import SAME
+from unitsphere.studies.core.fairness import SAME, runs_commit
+from unitsphere.studies.core.forecast import Part
 from unitsphere.studies.core.jobs import Job
+from unitsphere.studies.core.kind import Kind, Shown
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
 from unitsphere.studies.core.rates import arm_config, to_come
-from unitsphere.studies.core.results import RUNS, study_folder
+from unitsphere.studies.core.results import RUNS, provenance, study_folder
 from unitsphere.studies.core.search import (
     EarlyStop,
     MedianRule,
-    Told,
     ask,
     check_optuna,
-    evaluations_of,
 )
 from unitsphere.studies.core.space import (
     MOST_POINTS,
@@ -40,9 +40,9 @@ from unitsphere.studies.core.space import (
     random_point,
     space_of,
 )
-from unitsphere.studies.core.spec import Study, Tune
+from unitsphere.studies.core.spec import Study, Tune, toml_text
 from unitsphere.studies.core.tuning_split import tuning_data
-from unitsphere.studies.trials import Swept, Trial, best_of
+from unitsphere.studies.trials import Swept, Trial, arm_document, best_of, failed_runs, told_of
 from unitsphere.training.config import RunConfig
 from unitsphere.training.decide import resolve
 
@@ -200,17 +200,6 @@ def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
     return kept["points"]
 
 
-def told_of(trial: Trial) -> Told | None:
-    """A trial as Optuna is told of it; not of one that failed."""
-    if trial.status == "failed":
-        return None
-    if trial.status == "stopped":
-        run = next(r.planned.folder for r in trial.records if r.status == "stopped")
-        seen = evaluations_of(run)
-        return Told(trial.params, seen[-1], len(seen)) if seen else None
-    return Told(trial.params, math.inf if trial.figure is None else trial.figure)
-
-
 def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -> MedianRule:
     """The rule that stops trials; a run's rivals are those of its arm's other trials."""
     rivals = {
@@ -287,3 +276,70 @@ def planned(
 def point_config(study: SweepStudy, arm: str, params: Params) -> RunConfig:
     """An arm's config at a point."""
     return with_overrides(arm_config(study, arm), params)
+
+
+def document(study: SweepStudy, found: Mapping[str, Swept]) -> dict[str, Any]:
+    """Everything that was found."""
+    reported = [r for swept in found.values() for r in swept.reported]
+    return {
+        "method": study.method,
+        "tokens": study.tokens,
+        "search": study.search,
+        "arms": {
+            arm: arm_document(study.arms[arm].recipe, study.space, swept)
+            for arm, swept in found.items()
+        },
+        "provenance": provenance() | {"runs_commit": runs_commit(reported)},
+    }
+
+
+def parts(study: SweepStudy) -> list[Part]:
+    """What would be trained; the points of Optuna are known only as they are found."""
+    check_keys(study)
+    found = []
+    for arm in study.arms:
+        usual = point_config(study, arm, {})
+        if study.method == "grid":
+            points = grid_points(study.space)
+        elif study.method == "random":
+            numbers = range(study.trials or 0)
+            points = [random_point(study.space, study.search_seed, number) for number in numbers]
+        else:
+            points = [{}] * (study.trials or 0)
+        trials = [point_config(study, arm, point) for point in points]
+        runs = {f"{arm} trial {n}": (len(study.tune.seeds), one) for n, one in enumerate(trials)}
+        runs[f"{arm} as is, and best"] = 2 * len(study.seeds), usual
+        for name, (count, config) in runs.items():
+            steps = {"train.steps": steps_for(study.tokens, config.train.batch_tokens)}
+            found.append(Part(name, count, resolve(with_overrides(config, steps), None)))
+    return found
+
+
+def write(
+    study: SweepStudy, found: Mapping[str, Swept], document: dict[str, Any], out: Path
+) -> list[Path]:
+    """Write the page, the picture, and the config of each arm's best point."""
+    page, picture = out / "results.md", out / "trials.png"
+    write_text(page, sweep_page(document, picture.name))
+    sweep_picture(document, picture)
+    best = {out / f"{arm}-best.toml": (arm, s.best) for arm, s in found.items() if s.best}
+    for path, (arm, trial) in best.items():
+        write_text(path, toml_text(to_dict(point_config(study, arm, trial.params))))
+    return [page, picture, *best]
+
+
+def show(document: dict[str, Any]) -> list[Shown]:
+    """Each arm's best trials, and what is to be known of them."""
+    return [
+        shown
+        for name, arm in document["arms"].items()
+        for shown in (trials_title(name, arm), trials_table(arm), "", *findings(name, arm))
+    ]
+
+
+def failures(found: Mapping[str, Swept]) -> list[str]:
+    """A line for each run that failed."""
+    return [f"{record.planned.name}: {record.error}" for record in failed_runs(found)]
+
+
+KIND = Kind("sweep", SweepStudy, sweep, document, write, show, failures, parts)

@@ -5,7 +5,6 @@ runs/<arm>/…            the run folders, their logs beside them
 results.json, …         what was found
 """
 
-import json
 import os
 import shlex
 import sys
@@ -83,16 +82,13 @@ def write_page(
     rows: Sequence[Sequence[str]],
     picture: str,
     out: Path,
-) -> list[Path]:
-    """Write the document as results.json, and its table and picture as results.md; their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    document, page = out / "results.json", out / "results.md"
-    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    origin = found["provenance"]
+) -> Path:
+    """Write the table and the picture of finished runs' figures as results.md; its path."""
+    page, origin = out / "results.md", found["provenance"]
     machine = f"commit {origin['commit']}, {origin['machine']}, torch {origin['torch']}"
     write_text(
         page,
         f"# {title}\n\n{markdown(columns, rows)}\n![{title}]({picture})\n\n"
         f"`{origin['command']}`: {machine}\n",
     )
-    return [document, page]
+    return page
