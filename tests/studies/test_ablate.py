@@ -273,7 +273,7 @@ def test_settings_are_read_as_toml():
 
 
 def test_the_report_s_page_has_ours_beside_the_paper_s(case):
-    write_study(KIND, case.study, case.found, case.out).files
+    write_study(KIND, case.study, case.found, case.out)
     page = page_of(case.out)
     assert page.answer.startswith(
         f"Of {sum(r['against'] is not None for r in case.document['rows'])} rows"

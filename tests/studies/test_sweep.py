@@ -282,7 +282,7 @@ def test_a_key_that_the_recipe_lacks_is_told_before_anything_is_made(recipe, tmp
 
 
 def test_the_report_s_page_has_every_trial(case):
-    write_study(KIND, case.study, case.found, case.out).files
+    write_study(KIND, case.study, case.found, case.out)
     page = page_of(case.out)
     assert page.answer.startswith("ngpt does best with ")
     assert "95% interval" in page.answer or "one seed" in page.answer
