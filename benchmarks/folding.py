@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.bench.steps import timed
+from unitsphere.bench.measure import timed
 from unitsphere.ops.linear import fold
 from unitsphere.report.table import markdown
 

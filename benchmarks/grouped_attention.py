@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.bench.steps import timed
+from unitsphere.bench.measure import timed
 
 ROUNDS = 15
 CASES = [  # batch, H, H_kv, queries, keys, d_k

@@ -13,13 +13,13 @@ import time
 
 import torch
 
-from unitsphere.training.build import build_job
+from unitsphere.inspection.live import InspectConfig, Live
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
-from unitsphere.training.live import Live
-from unitsphere.training.live_config import InspectConfig
-from unitsphere.training.loop import update
+from unitsphere.training.device import autocast
+from unitsphere.training.plan import build_job
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
+from unitsphere.training.step import update
 
 RECIPES = ("quickstart/gpt-plus", "quickstart/ngpt", "quickstart/angpt", "quickstart/normformer")
 
@@ -34,7 +34,8 @@ def measure(recipe: str, steps: int) -> tuple[float, float]:
     for step in range(2 * steps + 2):
         begun = time.process_time()
         update(job, step)
-        live.record(step + 1, job.model, job.optimizer, corpus.example, job.precision)
+        precision = autocast(job.model.device, job.precision)
+        live.record(step + 1, job.model, job.optimizer, corpus.example, precision)
         if step >= 2:
             spent[live.due(step + 1)].append(time.process_time() - begun)
     plain = statistics.median(spent[False])

@@ -12,8 +12,7 @@ import copy
 import torch
 
 from unitsphere import constrain
-from unitsphere.bench.statistics import ratios
-from unitsphere.bench.steps import timed
+from unitsphere.bench.measure import ratios, timed
 from unitsphere.models.registry import build
 from unitsphere.report.table import markdown
 

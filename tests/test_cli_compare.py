@@ -12,10 +12,9 @@ from studies.tiny import recipes
 from unitsphere.cli import main
 from unitsphere.errors import Preempted
 from unitsphere.studies import compare as module
-from unitsphere.studies.compare import CompareStudy, decided
+from unitsphere.studies.compare import CompareStudy, decided, find_study, shipped_studies
 from unitsphere.studies.core.fairness import check_fair
 from unitsphere.studies.core.spec import load_study
-from unitsphere.studies.registry import find_study, shipped_studies
 
 STUDY = """
 budgets = [384]

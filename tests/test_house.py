@@ -132,7 +132,7 @@ OPENS_ITSELF = {
     "report/render/html.py": "the page's own parts",
     "inference/hf/load.py": "the package's own modeling file",
     "training/environment.py": "/proc/cpuinfo",
-    "training/compiling.py": "the user's own cache, whose owner was checked",
+    "training/compile_cache.py": "the user's own cache, whose owner was checked",
     "data/writer.py": "the end of what it has just written",
 }
 

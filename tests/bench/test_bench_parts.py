@@ -9,9 +9,8 @@ import torch
 from unitsphere.bench import kernels
 from unitsphere.bench.arms import ON_CPU
 from unitsphere.bench.data import bench_data
-from unitsphere.bench.generate import Load, bench_generation, built, random_prompts
+from unitsphere.bench.generate import Load, bench_generation, built, llama, random_prompts
 from unitsphere.bench.kernels import CASES, Shape, bench_kernels
-from unitsphere.bench.llama import llama
 from unitsphere.bench.loss import Head, bench_loss
 from unitsphere.cli import main
 from unitsphere.kernels.registry import REGISTRY

@@ -7,19 +7,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unitsphere.bench import gate, steps, train
+from unitsphere.bench import steps, train
 from unitsphere.bench.arms import ON_CPU, arm_config, arm_kernels, sizes_for
-from unitsphere.bench.ceilings import Ceilings, copy_rate, drift, matmul_rate
-from unitsphere.bench.figure import draw_training
-from unitsphere.bench.memory import held_bytes, kernels_of, peak_of
-from unitsphere.bench.show import training_notes, training_rows
-from unitsphere.bench.steps import RandomBatches, Stepper, timed
+from unitsphere.bench.measure import (
+    Ceilings,
+    copy_rate,
+    drift,
+    held_bytes,
+    kernels_of,
+    matmul_rate,
+    peak_of,
+    timed,
+)
+from unitsphere.bench.steps import RandomBatches, Stepper, check_arm, compare_losses, first_losses
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.kernels import mode
 from unitsphere.models.registry import build
-from unitsphere.training.loop import train_steps
+from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
 TINY = dataclasses.replace(
@@ -77,15 +83,15 @@ def test_the_figures_are_those_of_the_rounds(quick, monkeypatch):
 
 
 def test_people_are_told_the_same(report, tmp_path):
-    rows = training_rows(report)
+    rows = train.rows(report)
     assert [row[0] for row in rows] == list(report["arms"])
     assert rows[0][-2:] == ["1", ""]
     assert "n/a" in rows[1]
     report["ceilings"]["drifted"] = True
-    notes = "\n".join(training_notes(report))
+    notes = "\n".join(train.notes(report))
     assert "is a tie" in notes
     assert "the ceilings moved" in notes
-    path = draw_training(report, tmp_path / "figures" / "speed.svg")
+    path = train.draw(report, tmp_path / "figures" / "speed.svg")
     assert all(f"<!-- {name} -->" in path.read_text() for name in report["arms"])
 
 
@@ -125,23 +131,23 @@ def test_batches_are_random_and_shifted_by_one():
 
 
 def test_the_gate_passes_what_agrees_and_stops_what_does_not():
-    assert gate.compare("x", [2.0, 1.0], [2.0, 1.0001], 1e-3) == pytest.approx(1e-4, rel=1e-2)
+    assert compare_losses("x", [2.0, 1.0], [2.0, 1.0001], 1e-3) == pytest.approx(1e-4, rel=1e-2)
     with pytest.raises(UserError, match="at step 2 its loss"):
-        gate.compare("x", [2.0, 1.1], [2.0, 1.0], 1e-3)
+        compare_losses("x", [2.0, 1.1], [2.0, 1.0], 1e-3)
     with pytest.raises(UserError, match="computes something else"):
-        gate.compare("x", [float("nan")], [2.0], 1e-3)
+        compare_losses("x", [float("nan")], [2.0], 1e-3)
 
 
 def test_an_arm_is_compared_with_fp32_unless_it_is_that():
     config = arm_config("ngpt", TINY)
-    assert gate.check("ngpt", config, "auto", gate.first_losses(Stepper(config))) is None
+    assert check_arm("ngpt", config, "auto", first_losses(Stepper(config))) is None
     narrow = arm_config("ngpt", dataclasses.replace(TINY, precision="bf16"))
-    losses = gate.first_losses(Stepper(narrow))
-    off = gate.check("ngpt", narrow, "off", losses)
+    losses = first_losses(Stepper(narrow))
+    off = check_arm("ngpt", narrow, "off", losses)
     assert off is not None
     assert 0 < off < 2e-2
     with pytest.raises(UserError, match="computes something else"):
-        gate.check("ngpt", narrow, "off", [1.5 * loss for loss in losses])
+        check_arm("ngpt", narrow, "off", [1.5 * loss for loss in losses])
 
 
 def test_sizes_and_arms_are_checked():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streams import counting
 
 from unitsphere.data import IGNORED, Batches, NextToken
-from unitsphere.data.windows import Window
+from unitsphere.data.batch import Window
 from unitsphere.errors import UserError
 
 SEPARATOR = S = 9_999

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unitsphere.data.classified import (
+from unitsphere.data.labelled import (
+    Example,
     encode_examples,
     fitting,
     padded_rows,
     shuffled_batches,
     stratified,
 )
-from unitsphere.data.labelled import Example
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 

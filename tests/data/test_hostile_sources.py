@@ -190,7 +190,7 @@ def test_a_full_folder_for_temporary_files_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr("unitsphere.data.stdin._read_standard_input", full)
+    monkeypatch.setattr("unitsphere.data.sources._read_standard_input", full)
     assert "No space left on device; set TMPDIR" in line_of("-", tmp_path / "out")
 
 

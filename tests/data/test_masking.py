@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from streams import stream
 
 from unitsphere.data import IGNORED, Batches, MaskConfig, Masked
-from unitsphere.data.masking import mask_tokens
-from unitsphere.data.windows import Window
+from unitsphere.data.batch import Window, mask_tokens
 from unitsphere.errors import UserError
 
 VOCABULARY = 50

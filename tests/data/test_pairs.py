@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from unitsphere.data import DataConfig, Shards, prepare, prepared
 from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.documents import PairFields, TextPair, read_text_pairs
 from unitsphere.data.pairs import Pair, PairBatches, Pairs, pair_batch
-from unitsphere.data.sources import PairFields, TextPair, read_text_pairs
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 

@@ -5,10 +5,9 @@ import threading
 import pytest
 import torch
 
-from unitsphere.data.batches import Batches
-from unitsphere.data.prefetch import Prefetch
+from unitsphere.data.batch import NextToken
+from unitsphere.data.batches import Batches, Prefetch
 from unitsphere.data.shards import Shards
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 
 

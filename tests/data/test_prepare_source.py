@@ -312,7 +312,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
 def test_progress_is_lines_where_there_is_no_terminal(
     jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unitsphere.data.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("unitsphere.data.encode.LINE_EVERY", 0.0)
     prepare(str(jsonl), "bytes", tmp_path / "out")
     output = capsys.readouterr()
     assert "tokenizing: 0 of 0 MB" in output.err

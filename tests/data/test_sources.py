@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitsphere.data import jsonl, sources
-from unitsphere.data.sources import content_fingerprint, find_files, read_documents
+from unitsphere.data import documents as reading
+from unitsphere.data.documents import read_documents
+from unitsphere.data.sources import content_fingerprint, find_files
 from unitsphere.errors import UserError
 
 
@@ -55,8 +56,8 @@ def test_standard_library_is_sorted_text_without_tests() -> None:
 @given(st.lists(st.text(alphabet="ab \nß😀", max_size=40), max_size=8))
 def test_pieces_are_the_text(chunks: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", 7)
-        pieces = list(sources._pieces(chunks))
+        patch.setattr(reading, "PIECE", 7)
+        pieces = list(reading._pieces(chunks))
     assert "".join(pieces) == "".join(chunks)
     assert all(0 < len(piece) <= 7 for piece in pieces)
 
@@ -68,13 +69,13 @@ def test_a_long_document_is_cut_where_a_line_ends(tmp_path: Path) -> None:
     assert len(pieces) > 5
     assert "".join(pieces) == path.read_text()
     for piece, following in itertools.pairwise(pieces):
-        assert sources.PIECE // 2 < len(piece) <= sources.PIECE
+        assert reading.PIECE // 2 < len(piece) <= reading.PIECE
         assert re.search(r"\S\n$", piece)
         assert re.match(r"\S", following)
 
 
 def test_characters_across_chunks_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK", 5)
+    monkeypatch.setattr(reading, "CHUNK", 5)
     path = tmp_path / "wide.txt"
     path.write_text("aß€😀" * 20, encoding="utf-8")
     assert documents([path]) == ["aß€😀" * 20]
@@ -126,7 +127,7 @@ def test_invalid_utf8_is_located(tmp_path: Path, name: str, head: bytes) -> None
 
 
 def test_invalid_utf8_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK", 4)
+    monkeypatch.setattr(reading, "CHUNK", 4)
     path = tmp_path / "bad.txt"
     path.write_bytes(b"abc\xe2\x82x")
     assert "not valid UTF-8 at byte 3" in refusal(path)
@@ -161,7 +162,7 @@ def test_wrong_lines(tmp_path: Path, line: str, said: str) -> None:
 
 
 def test_a_giant_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(reading, "LINE_LIMIT", 1 << 20)
     path = tmp_path / "giant.jsonl"
     path.write_text(json.dumps({"text": "a" * (1 << 20)}))
     assert "line 1" in refusal(path)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitsphere.data.sources import PIECE, find_files, read_documents
+from unitsphere.data.documents import PIECE, read_documents
+from unitsphere.data.sources import find_files
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer, train_bpe, vocab_size_of
 from unitsphere.errors import UserError
 

@@ -49,7 +49,7 @@ NOT_RUN = {
 PARSED = {
     "serve": "serves until it is stopped: tests/inference/test_serve.py",
     "report .* --serve": "serves until it is stopped: tests/report/test_page_serve.py",
-    "torchrun": "several processes: tests/training/parallel",
+    "torchrun": "several processes: tests/training/distributed",
     "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",
 }
@@ -169,9 +169,8 @@ def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
         own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
         own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
-        own.setattr("unitsphere.report.render.picture.still", lambda *_: b"")
-        own.setattr("unitsphere.report.write.still", lambda *_: b"")
-        own.setattr("unitsphere.report.probe_pictures.draw", lambda *_: None)
+        own.setattr("unitsphere.report.render.picture.picture", lambda *_: b"")
+        own.setattr("unitsphere.report.write.picture", lambda *_: b"")
         library = types.SimpleNamespace(get_path=lambda name: "lib")
         own.setattr("unitsphere.data.sources.sysconfig", library)
         own.setattr(sys, "stdin", io.StringIO("hello\n"))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.inference.bleu import bleu
+from unitsphere.inference.translate import bleu
 
 pytest.importorskip("sacrebleu")
 REFERENCES = ["the cat sat on the mat .", "there is a dog in the big house ."]

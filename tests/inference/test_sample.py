@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.errors import UserError
-from unitsphere.inference.sample import check_sampling, kept, penalize, sample
+from unitsphere.inference.decode import check_sampling, kept, penalize, sample
 
 
 def brute_force(

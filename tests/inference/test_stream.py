@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.generate import generate, generate_text
-from unitsphere.inference.stream import Text, TextWatch
+from unitsphere.inference.generate import Text, TextWatch, generate, generate_text
 from unitsphere.models.registry import build
 
 STOPS = st.lists(st.text("ab\nü", min_size=1, max_size=3), max_size=2)

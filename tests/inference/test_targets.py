@@ -5,12 +5,13 @@ import torch
 from fakes import Table
 
 from unitsphere.data.batch import Batch
+from unitsphere.data.documents import TextPair
 from unitsphere.data.pairs import pair_batch
-from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.targets import Answer, Search, answer, show_targets, write_targets
-from unitsphere.training.evaluate_pairs import text_pairs
+from unitsphere.inference.samples import show_targets
+from unitsphere.inference.translate import Answer, Search, answer, write_targets
+from unitsphere.training.evaluate.pairs import text_pairs
 
 
 class Echo(Table):

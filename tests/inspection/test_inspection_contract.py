@@ -11,7 +11,8 @@ from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection import updates
 from unitsphere.inspection.anatomy import embeddings_of, layers_of, matrices_of
-from unitsphere.inspection.probes import PROBES, Base, Subject, inspect
+from unitsphere.inspection.probes import PROBES, inspect
+from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.trace import trace
 from unitsphere.models.constraint import roles
 from unitsphere.models.readers import Readers

@@ -5,19 +5,17 @@ import math
 import pytest
 import torch
 
-from unitsphere.inspection.measures import (
-    angle,
-    condition,
-    effective_rank,
-    entropy,
-    singular,
-)
 from unitsphere.inspection.values import (
     QUANTILES,
+    angle,
+    condition,
     distribution,
+    effective_rank,
+    entropy,
     flat,
     layers,
     number,
+    singular,
 )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from unitsphere.data.batch import IGNORED, Batch
-from unitsphere.inspection import scales, states, updates, weights
+from unitsphere.inspection import states, updates, weights
 from unitsphere.inspection.anatomy import matrices_of
 from unitsphere.inspection.trace import trace
 from unitsphere.inspection.values import DoesNotApply, layers
@@ -120,35 +120,35 @@ def test_gain_norms():
 def test_eigen_learning_rates_are_effective_and_without_sign():
     model = made("ngpt", signed_alpha=True)  # stored at s_scale = 1/√d, used at s_init = 0.05
     fill(model, "blocks.1.alpha_M.stored", -0.5)
-    found = scales.eigen_learning_rates(model)
+    found = weights.eigen_learning_rates(model)
     assert found["alpha_A"]["means"] == pytest.approx([0.05, 0.05])
     assert found["alpha_M"]["means"] == pytest.approx([0.05, 0.5 * 0.05 * 4])
     fixed = made("ngpt", alpha=ScaleConfig("fixed", init=0.2))
-    assert scales.eigen_learning_rates(fixed)["alpha_A"]["means"] == pytest.approx([0.2, 0.2])
+    assert weights.eigen_learning_rates(fixed)["alpha_A"]["means"] == pytest.approx([0.2, 0.2])
     with pytest.raises(DoesNotApply, match="not interpolated"):
-        scales.eigen_learning_rates(made())
+        weights.eigen_learning_rates(made())
 
 
 def test_learned_scales_are_effective_values():
     model = made("ngpt")
     fill(model, "blocks.0.mlp.s_u.stored", 3.0)
     fill(model, "blocks.0.attention.s_qk.stored", torch.linspace(0, 0.25, D).view(HEADS, 1, D_K))
-    found = scales.learned_scales(model)
+    found = weights.learned_scales(model)
     assert found["s_u"]["means"] == [3.0, 1.0]
     assert found["s_z"]["means"] == pytest.approx([1.0])
     assert found["s_qk"]["means"][0] == pytest.approx(0.125 * 4)
     assert found["s_qk"]["quantiles"][0][-1] == pytest.approx(1.0)
     assert set(found) == {"alpha_A", "alpha_M", "s_qk", "s_u", "s_nu", "s_z"}
-    assert {"LN_f", "LN_a", "gamma"} <= set(scales.learned_scales(made("normformer")))
+    assert {"LN_f", "LN_a", "gamma"} <= set(weights.learned_scales(made("normformer")))
 
 
 def test_lambda_by_depth():
     model = made("normformer", res_scale=True)
     fill(model, "blocks.1.lambda_.gain", torch.linspace(0, 1, D))
-    found = scales.lambda_by_depth(model)
+    found = weights.lambda_by_depth(model)
     assert found == {"λ": {"labels": ["0.5", "1"], "values": [1.0, 0.5]}}
     with pytest.raises(DoesNotApply, match="res_scale"):
-        scales.lambda_by_depth(made("normformer"))
+        weights.lambda_by_depth(made("normformer"))
 
 
 def test_padding_counts_for_nothing():

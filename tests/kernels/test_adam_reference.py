@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unitsphere.ops.adam import PROJECTIONS, adam_project_
+from unitsphere.ops.project import PROJECTIONS, adam_project_
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])

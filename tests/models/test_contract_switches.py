@@ -72,7 +72,7 @@ def check_two_steps(model):
         assert c.kind == "ball" or length.min() > 1 - 1e-6, c
 
 
-def check_sight(model):
+def check_causality(model):
     """A token sees itself and its past, an encoder's all, as far as the window; a source is seen
     by all."""
     x, places = tokens(1, TIME).repeat(1 + TIME, 1), torch.arange(TIME)
@@ -113,7 +113,7 @@ def test_contract(case):
     model = make(design, objective, **{**needs, **numbers})
     check_parameters(model, DESIGNS[design][0])
     check_two_steps(model)
-    check_sight(scattered(model))
+    check_causality(scattered(model))
     if numbers and not any(name in case for name in CANCELS):
         found = signature(make(design, objective, **{**needs, **numbers}))
         base = plain(design, objective, tuple(needs.items()))

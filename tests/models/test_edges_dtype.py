@@ -6,8 +6,8 @@ from design_cases import DESIGNS, OBJECTIVES, make, source_of, tokens
 
 from unitsphere.models.parts import LayerNorm
 from unitsphere.ops.norm import rms_norm, unit_norm
-from unitsphere.ops.positions import sinusoid
 from unitsphere.ops.residual import slerp
+from unitsphere.ops.rope import sinusoid
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 ULP = {torch.bfloat16: 2**-8, torch.float16: 2**-11}  # half a unit in the last place

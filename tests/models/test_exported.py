@@ -9,7 +9,7 @@ from design_cases import DESIGNS, make, scattered, switches, tokens
 
 from unitsphere.errors import UserError
 from unitsphere.inference.hf import modeling_unitsphere as hf
-from unitsphere.inference.hf.fields import config_fields
+from unitsphere.inference.hf.export import config_fields
 from unitsphere.models.exported import exported_tensors, is_tied, load_exported
 from unitsphere.models.folding import fold_
 

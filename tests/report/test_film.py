@@ -12,15 +12,14 @@ from PIL import Image
 from unitsphere.cli.app import main
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.film import film
-from unitsphere.report.inspection import rows, shown
-from unitsphere.report.probe_pictures import history_of
+from unitsphere.report.kinds.inspection import history_of, rows, shown
 from unitsphere.training.config import TrainConfig, run_config_type
-from unitsphere.training.live_config import InspectConfig
+from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
-from unitsphere.training.owner import signature
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 

@@ -10,16 +10,15 @@ from report.made_up import NASTY, make_quickstart, make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.budgets import BudgetCurve
 from unitsphere.report.document import Figure, Figures, Series, Table, sort_value
 from unitsphere.report.kinds.compare import budget_figure
 from unitsphere.report.registry import page_of
+from unitsphere.report.render.axes import smoothed
 from unitsphere.report.render.html import figure_json, figure_rows
-from unitsphere.report.render.picture import still
+from unitsphere.report.render.picture import picture
 from unitsphere.report.runs import by_arm, in_arms
 from unitsphere.report.sections.accuracy import accuracy_sections
-from unitsphere.report.sections.curves import POINTS
-from unitsphere.report.sections.thin import places, smoothed
+from unitsphere.report.sections.curves import POINTS, places
 from unitsphere.report.write import build, write_page
 from unitsphere.training.folder import add_evaluation, read_evaluations
 
@@ -143,7 +142,7 @@ def test_runs_in_a_folder_without_results_stand_beside_each_other(tmp_path):
     make_run(tmp_path / "study" / "runs" / "a" / "seed-0", "quickstart/ngpt")
     make_run(tmp_path / "study" / "runs" / "b" / "seed-0", "quickstart/gpt-plus", 300, until=60)
     page = page_of(tmp_path / "study")
-    assert page.answer == "1 of 2 runs that have started are finished; no result yet."
+    assert page.answer == "1 of 2 runs that have started are finished; there is no result yet."
     table = next(b for s in page.sections for b in s.blocks if isinstance(b, Table))
     assert [row[:3] for row in table.rows] == [
         ["a/seed-0", "200", "200"],
@@ -162,7 +161,7 @@ def test_arms_differ_in_what_their_configs_differ_in(quickstart):
 
 
 def test_a_folder_without_a_run_is_a_mistake_in_one_line(tmp_path, capsys):
-    with pytest.raises(UserError, match="holds no run and no study"):
+    with pytest.raises(UserError, match="has no run and no study"):
         page_of(tmp_path)
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "there is no folder" in capsys.readouterr().err
@@ -229,7 +228,7 @@ def test_more_than_six_lines_become_small_plots_with_the_others_behind():
         "series": [2],
         "behind": [0, 1, 3, 4, 5, 6],
     }
-    svg = still(lines(7)).decode()
+    svg = picture([lines(7)]).decode()
     assert all(f"arm {i}" in svg for i in range(7))
 
 
@@ -294,20 +293,25 @@ def test_a_quickstart_s_speedup_is_drawn_between_its_curves(quickstart):
     assert mark.x["step"] == (200, first)
     assert mark.y == base.y[-1]
     assert mark.text == f"ngpt ×{200 / first:.2f}"
-    assert mark.text in still(figure).decode()
+    assert mark.text in picture([figure]).decode()
 
 
 def test_a_study_s_budgets_are_the_ticks_and_its_speedup_an_arrow():
-    curves = [
-        BudgetCurve(name, [245760, 983040], [[5.0 - i], [4.0 - i]])
-        for i, name in enumerate(("gpt", "ngpt"))
-    ]
+    arms = {
+        name: {
+            "budgets": [
+                {"tokens": tokens, "seeds": [{"seed": 0, "loss": loss - place}]}
+                for tokens, loss in ((245760, 5.0), (983040, 4.0))
+            ]
+        }
+        for place, name in enumerate(("gpt", "ngpt"))
+    }
     speedup = {"arm": "ngpt", "tokens": {"median": 2.0}, "to": {"tokens": 983040, "loss": 4.0}}
-    figure = budget_figure(curves, ["gpt", "ngpt"], {"speedups": [speedup], "provenance": {}})
+    figure = budget_figure({"arms": arms, "speedups": [speedup], "provenance": {}})
     assert figure.places == {"tokens": [245760, 983040]}
     (mark,) = figure.marks
     assert (mark.x["tokens"], mark.y, mark.text) == ((983040, 491520), 4.0, "ngpt ×2.00")
-    svg = still(figure).decode()
+    svg = picture([figure]).decode()
     assert ">246k<" in svg
     assert ">983k<" in svg
     assert "ngpt ×2.00" in svg

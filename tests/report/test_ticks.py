@@ -4,7 +4,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from unitsphere.report.render.ticks import number, plain_ticks, set_places
+from unitsphere.report.document import Figure as Plot
+from unitsphere.report.numbers import compact
+from unitsphere.report.render.axes import draw_ticks, plain_ticks
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,7 @@ from unitsphere.report.render.ticks import number, plain_ticks, set_places
     ],
 )
 def test_a_number_in_few_characters(value, digits, text):
-    assert number(value, digits) == text
+    assert compact(value, digits) == text
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,10 @@ def test_ticks_that_were_set_stay():
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.plot([245760, 983040], [1, 2])
-    set_places(axes, [245760, 491520, 983040])
+    places = {"tokens": [245760, 491520, 983040]}
+    draw_ticks(
+        axes, Plot("some", "Some", "loss", {"tokens": ""}, [], places=places), "tokens", False
+    )
     plain_ticks(axes)
     figure.canvas.draw()
     assert [label.get_text() for label in axes.get_xticklabels()] == ["246k", "492k", "983k"]

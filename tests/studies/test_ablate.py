@@ -20,12 +20,13 @@ from unitsphere.studies.ablate import (
     ablate,
     ablation_findings,
     ablation_study,
+    change_of,
     document,
     failures,
 )
 from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.spec import load_study
-from unitsphere.studies.tables import load_table
+from unitsphere.studies.tables import agreement, load_table
 from unitsphere.training.load import load_run
 
 TOY = {

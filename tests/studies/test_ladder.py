@@ -22,8 +22,7 @@ from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.plan import size_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.ladder import LadderStudy, ladder
-from unitsphere.studies.ladder_files import KIND
-from unitsphere.studies.ladder_results import document, findings
+from unitsphere.studies.ladder_results import KIND, document, findings
 
 BATCHES = [96, 192, 384]
 RATE = {"gpt": (1.0, -0.4), "ngpt": (4.0, -0.5)}

@@ -26,7 +26,7 @@ from unitsphere.studies.ramp import (
     median_rate,
     ramp,
 )
-from unitsphere.training.divergence import Watch
+from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
 from unitsphere.training.run import train
 

@@ -23,10 +23,11 @@ import torch
 from children import DONE, USER_ERROR, fork, status_of
 
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, tensors
-from unitsphere.training.checkpoint import State
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import tensors
+from unitsphere.training.checkpoint.saver import Saver
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
-from unitsphere.training.saver import Saver
 
 OPERATIONS = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir")
 

@@ -22,8 +22,8 @@ from safetensors import safe_open
 from torchruns import adopt_orphans, kill_all, pid_file, reap, torchrun
 
 from unitsphere.training import checkpoint
+from unitsphere.training.distributed import processes as training_processes
 from unitsphere.training.log import read_metrics
-from unitsphere.training.parallel import watch
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
@@ -108,7 +108,9 @@ def main() -> None:
     config, folder = Path(sys.argv[1]), Path(sys.argv[2])
     chance, kills, processes = random.Random(int(sys.argv[3])), int(sys.argv[4]), int(sys.argv[5])
     adopt_orphans()
-    watch.GRACE = timedelta(seconds=2)  # for the processes that are left when one is killed
+    training_processes.GRACE = timedelta(
+        seconds=2
+    )  # for the processes that are left when one is killed
     began = time.monotonic()
     assert ended(session(config, folder / "whole", processes), processes) == DONE
     span = time.monotonic() - began

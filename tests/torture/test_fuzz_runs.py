@@ -20,13 +20,14 @@ from unitsphere.cli.train import read_command
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
-from unitsphere.training import checkpoint, guard, tensors
-from unitsphere.training.decide import resolve
-from unitsphere.training.folder import saved_config, write_environment
+from unitsphere.training import checkpoint, guard
+from unitsphere.training.checkpoint import tensors
+from unitsphere.training.folder import write_environment
 from unitsphere.training.load import load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve, saved_config
 from unitsphere.training.run import last_state, train
 
 TORTURE = settings.get_profile("torture")

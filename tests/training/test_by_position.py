@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unitsphere.data.batch import NextToken
+from unitsphere.data.batches import ShardTokens, TextTokens, stretches
+from unitsphere.data.documents import Piece
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece
-from unitsphere.data.stretches import ShardTokens, TextTokens, stretches
 from unitsphere.data.tokenizer import ByteTokenizer
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.by_position import edges, losses_by_position, token_losses
-from unitsphere.training.evaluate import evaluate
+from unitsphere.training.evaluate.text import evaluate
 
 SMALL = {"vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4}
 VARIANTS = {

@@ -16,8 +16,9 @@ from run_folders import figures
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, tensors
-from unitsphere.training.checkpoint import State
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store, tensors
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.run import train
 
@@ -256,7 +257,7 @@ def test_a_file_still_read_over_nfs_stays_until_the_next_pruning(root, monkeypat
     def busy(path):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    monkeypatch.setattr(store.shutil, "rmtree", busy)
     checkpoint.prune(root / "step-00000003", 2)
     assert [*checkpoint.folders(root)] == [2, 3]
     monkeypatch.undo()

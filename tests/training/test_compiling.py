@@ -12,10 +12,10 @@ from torch._dynamo.utils import counters
 from unitsphere.data import Batch
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES
-from unitsphere.training.build import build_job
-from unitsphere.training.compiling import CACHE, SEAL, check_private, compiles, kept_cache
+from unitsphere.training.compile_cache import CACHE, SEAL, check_private, compiles, kept_cache
 from unitsphere.training.config import run_config_type
-from unitsphere.training.loop import train_steps
+from unitsphere.training.plan import build_job
+from unitsphere.training.step import train_steps
 
 
 class Windows:
@@ -81,7 +81,7 @@ def test_no_architecture_makes_graphs_by_the_layer(name, monkeypatch):
         for block in model.blocks:
             block.compile(fullgraph=True, backend="aot_eager")
 
-    monkeypatch.setattr("unitsphere.training.parallel.parallelize.compile_blocks", traced)
+    monkeypatch.setattr("unitsphere.training.distributed.parallelize.compile_blocks", traced)
     watched = trained(name, 3, compile=True)
     assert watched.graphs[0] == watched.graphs[-1] <= 2  # LN-scaling's 1/√ℓ is a number by layer
 

@@ -8,7 +8,7 @@ import torch
 from run_folders import figures, weights
 
 from unitsphere.errors import UserError
-from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW, Watch
+from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
 from unitsphere.training.run import last_state, train
 from unitsphere.training.schedule import ScheduleConfig
 
@@ -27,20 +27,20 @@ def test_a_loss_that_stays_above_its_lowest_has_diverged_where_that_began():
     high = [3.0 + 2 * MARGIN] * 40
     found = watched(level + high)
     # Half of the window above by twice the margin: the mean is above by the margin.
-    first = len(level) + WINDOW // 2
+    first = len(level) + SMOOTHED // 2
     assert found[first + PATIENCE - 3] is None
     assert found[first + PATIENCE - 2] == first
     assert set(found[first + PATIENCE - 2 :]) == {first}
 
 
 def test_a_loss_that_comes_back_within_patience_has_not():
-    spike = [3.0] * 20 + [3.0 + 1.5 * MARGIN * WINDOW] + [3.0] * 40
+    spike = [3.0] * 20 + [3.0 + 1.5 * MARGIN * SMOOTHED] + [3.0] * 40
     assert set(watched(spike * 2)) == {None}
     # Above by the margin from the window's last step on, and as many steps after the last high one.
-    short = [3.0] * 20 + [3.0 + MARGIN] * (PATIENCE + WINDOW - 2) + [3.0] * 40
+    short = [3.0] * 20 + [3.0 + MARGIN] * (PATIENCE + SMOOTHED - 2) + [3.0] * 40
     assert set(watched(short * 2)) == {None}
-    long = [3.0] * 20 + [3.0 + MARGIN] * (PATIENCE + WINDOW - 1) + [3.0] * 40
-    assert watched(long)[-1] == 20 + WINDOW
+    long = [3.0] * 20 + [3.0 + MARGIN] * (PATIENCE + SMOOTHED - 1) + [3.0] * 40
+    assert watched(long)[-1] == 20 + SMOOTHED
 
 
 def test_a_falling_a_level_and_a_slowly_rising_loss():
@@ -58,9 +58,9 @@ STEPS = 90
 
 
 def test_what_was_already_too_high_has_diverged_where_that_began():
-    high = [3.0] * 20 + [3.0 + MARGIN] * (WINDOW + 5)
-    assert watched([*high, math.nan])[-2:] == [None, 20 + WINDOW]
-    assert watched([*high, *[3.0] * WINDOW, math.nan])[-1] == 20 + 2 * WINDOW + 6
+    high = [3.0] * 20 + [3.0 + MARGIN] * (SMOOTHED + 5)
+    assert watched([*high, math.nan])[-2:] == [None, 20 + SMOOTHED]
+    assert watched([*high, *[3.0] * SMOOTHED, math.nan])[-1] == 20 + 2 * SMOOTHED + 6
 
 
 def ramp(tiny, **train_keys):
@@ -107,16 +107,16 @@ def test_it_ends_the_same_after_an_interruption(tiny, tmp_path):
 def test_a_gradient_that_is_not_finite_ends_it_too_and_without_the_switch_is_an_error(
     tiny, tmp_path, monkeypatch
 ):
-    from unitsphere.training import loop
+    from unitsphere.training import step as training_step
 
-    clip = loop.clip
+    clip = training_step.clip
     calls = iter(range(1000))
 
     def broken(*arguments):
         norm = clip(*arguments)
         return norm * math.nan if next(calls) == 4 else norm
 
-    monkeypatch.setattr(loop, "clip", broken)
+    monkeypatch.setattr(training_step, "clip", broken)
     result = train(ramp(tiny), tmp_path / "run")
     assert result.step == 5
     assert figures(tmp_path / "run")[-1]["diverged"] == 5

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
+from unitsphere.data.batch import NextToken
 from unitsphere.data.tokenizer import ByteTokenizer
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training.config import FREE_KEYS
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
-from unitsphere.training.evaluate import evaluate
+from unitsphere.training.evaluate.text import evaluate
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
 
 TEXTS = ["Grüße, world.\n" * 3, "", "ü", "a" * 50]

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from unitsphere.data.batch import NextToken
+from unitsphere.data.documents import Piece
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import ByteTokenizer
-from unitsphere.data.windows import NextToken
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training.evaluate import batches, evaluate, evaluate_shards, stream_windows
+from unitsphere.training.evaluate.text import batches, evaluate, evaluate_shards, stream_windows
 
 TEXTS = ["Grüße, world.\n" * 20, "", "ü", "a" * 1000]
 

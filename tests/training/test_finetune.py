@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unitsphere.data.classified import encode_examples
-from unitsphere.data.labelled import Example
+from unitsphere.data.labelled import Example, encode_examples
 from unitsphere.data.tasks import TASKS
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError

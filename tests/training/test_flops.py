@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from unitsphere.models.registry import build
-from unitsphere.training.flops import flops_per_token, peak_flops, peak_of_chip
+from unitsphere.training.device import peak_flops, peak_of_chip
+from unitsphere.training.forecast import flops_per_token
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,20 @@ from torch._dynamo.utils import counters
 
 from unitsphere.bench import train as train_bench
 from unitsphere.bench.arms import ON_CPU, arm_config
-from unitsphere.bench.ceilings import Ceilings
-from unitsphere.bench.gate import TOLERANCE
-from unitsphere.bench.show import training_notes
-from unitsphere.bench.steps import Stepper
+from unitsphere.bench.measure import Ceilings
+from unitsphere.bench.steps import TOLERANCE, Stepper
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.parts import Linear
 from unitsphere.models.registry import build
 from unitsphere.ops.fp8 import Bounded
-from unitsphere.training.build import build_job
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
 from unitsphere.training.device import autocast, computes_in_fp8, emulated_fp8, pick_precision
-from unitsphere.training.fp8 import use_fp8
-from unitsphere.training.loop import train_steps
+from unitsphere.training.plan import build_job, use_fp8
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
+from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}
@@ -278,6 +275,6 @@ def test_an_arm_in_fp8_passes_the_gate_by_its_tolerance(monkeypatch, emulated):
     report = bench_training(arms, TINY, Protocol(warmup=1, rounds=2, steps=1))
     assert [arm["precision"] for arm in report["arms"].values()] == ["fp32", "fp8"]
     assert 0 < report["arms"][arms[1]]["off_by"] < TOLERANCE["bf16"] < TOLERANCE["fp8"]
-    assert any("bf16 peak" in line for line in training_notes(report))
+    assert any("bf16 peak" in line for line in train_bench.notes(report))
     whole = dataclasses.replace(TINY, precision="fp8")
     assert arm_config("ngpt", whole).train.precision == "fp8"

@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, guard, loop, monitor, tensors
+from unitsphere.training import checkpoint, guard, monitor
+from unitsphere.training import step as training_step
+from unitsphere.training.checkpoint import tensors
 from unitsphere.training.constraint import ConstraintConfig, constrain
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer
@@ -115,7 +117,7 @@ def test_the_limit_is_that_of_the_last_losses_without_spikes():
 
 def harm(monkeypatch, updates, factor=float("nan")):
     """Loss and gradient of some updates are multiplied."""
-    backward = loop.backward
+    backward = training_step.backward
     updates = list(updates)
 
     def harmed(job, batch, *rest):
@@ -126,7 +128,7 @@ def harm(monkeypatch, updates, factor=float("nan")):
                 parameter.grad.mul_(factor)
         return loss
 
-    monkeypatch.setattr(loop, "backward", harmed)
+    monkeypatch.setattr(training_step, "backward", harmed)
 
 
 def finite(records):

@@ -3,8 +3,8 @@ import torch
 
 from unitsphere.data import IGNORED, Batch
 from unitsphere.models.registry import build
-from unitsphere.training.loop import Job, backward, set_rate
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.step import Job, backward, set_rate
 
 
 @pytest.fixture

@@ -12,22 +12,20 @@ import torch
 from run_folders import figures
 
 from unitsphere.config import to_dict
-from unitsphere.data.batch import Batch
+from unitsphere.data.batch import EVALUATION_SEED, Batch, Masked
 from unitsphere.data.config import DataConfig, MaskConfig
-from unitsphere.data.masking import EVALUATION_SEED, Masked
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.fill import fill_text
 from unitsphere.inference.generate import generate_text
-from unitsphere.inference.samples import write_sample
+from unitsphere.inference.samples import fill_text, write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
-from unitsphere.training.evaluate import evaluate, evaluate_shards, evaluating
-from unitsphere.training.flops import flops_per_token
+from unitsphere.training.evaluate.text import evaluate, evaluate_shards, evaluating
+from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import load_run, train
 
 TEXT = "The cat sat on the mat, and that was that. " * 20
@@ -132,7 +130,7 @@ def test_accuracy_and_loss_are_those_of_the_hidden_tokens():
 
 
 def windows_of(text: str, context: int) -> list[Batch]:
-    from unitsphere.training.evaluate import batches, stream_windows
+    from unitsphere.training.evaluate.text import batches, stream_windows
 
     return list(batches(stream_windows([text], ByteTokenizer(), form(context)), form(context), 4))
 

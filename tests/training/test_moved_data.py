@@ -11,8 +11,8 @@ from run_folders import figures
 from unitsphere.cli import main
 from unitsphere.data.prepare import prepare
 from unitsphere.errors import UserError
-from unitsphere.training.decide import own_folder
-from unitsphere.training.folder import ENVIRONMENT, last_data
+from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.resolve import last_data, own_folder
 from unitsphere.training.run import train
 
 

@@ -11,10 +11,10 @@ import unitsphere
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.training.loop import Job, set_rate
 from unitsphere.training.muon import Muon, MuonAdam, orthogonalise
 from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
 from unitsphere.training.run import train
+from unitsphere.training.step import Job, set_rate
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
 MUON = OptimConfig(name="muon", lr=1e-2, adam_lr=3e-3, weight_decay=0.1)

@@ -11,8 +11,7 @@ from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.data.config import DataConfig
-from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.owner import is_everybodys, key_file
+from unitsphere.training.folder import ENVIRONMENT, is_everybodys, key_file
 
 RECIPE = """
 architecture = "ngpt"

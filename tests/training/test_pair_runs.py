@@ -14,19 +14,19 @@ from run_folders import figures, weights
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.config import DataConfig
+from unitsphere.data.documents import TextPair
 from unitsphere.data.pairs import Pair, Pairs
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import TextPair
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.samples import write_sample
 from unitsphere.models.registry import build
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.decide import resolve
-from unitsphere.training.evaluate_pairs import evaluate_pair_split, evaluate_pairs, text_pairs
+from unitsphere.training.evaluate.pairs import evaluate_pair_split, evaluate_pairs, text_pairs
 from unitsphere.training.log import read_metrics
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
 
 TEXTS = [TextPair(f"größe {i}", "ab" * (i % 11 + 1)) for i in range(40)]

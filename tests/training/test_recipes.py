@@ -1,10 +1,11 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from unitsphere.config import to_dict
+from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_parameters
 from unitsphere.training.config import FREE_KEYS, RunConfig, TrainConfig, run_config_type
@@ -12,8 +13,10 @@ from unitsphere.training.recipes import (
     first_sentence,
     grouped_recipes,
     is_ablation,
+    layers,
     load_recipe,
     recipe_names,
+    sources,
 )
 
 ARMS = ("gpt-plus", "angpt", "ngpt")
@@ -45,6 +48,62 @@ def test_a_recipe_sets_what_it_names_and_leaves_the_rest_at_its_default(recipe):
     assert (config.architecture, config.model.d_model, config.optim.lr) == ("ngpt", 64, 2e-2)
     assert config.schedule.kind == "linear"
     assert config.train == TrainConfig()
+
+
+def test_a_recipe_holds_what_differs_from_its_base(recipe, tmp_path):
+    (tmp_path / "first.toml").write_text(RECIPE + '[train]\nsteps = 7\n[model.alpha]\ninit = "1/L"')
+    (tmp_path / "second.toml").write_text('base = "first.toml"\n[model]\nn_layers = 10\n')
+    config = load_recipe(
+        recipe('base = "second.toml"\n[model]\nd_model = 128\n[train]\nseed = 3\n')
+    )
+    assert (config.model.d_model, config.model.n_layers, config.model.alpha.init) == (128, 10, 0.1)
+    assert (config.optim.lr, config.train.steps, config.train.seed) == (2e-2, 7, 3)
+    shipped = load_recipe(recipe('base = "quickstart/ngpt"\n[optim]\nlr = 1e-3\n'))
+    assert differences(load_recipe("quickstart/ngpt"), shipped) == ["optim.lr: 0.01 -> 0.001"]
+    found = sources(str(recipe('base = "second.toml"\n[train]\nsteps = 8\n')))
+    by_file = {key: Path(label).name for key, label in found.items()}
+    assert by_file["train.steps"] == "mine.toml"
+    assert by_file["model.n_layers"] == "second.toml"
+    assert by_file["model.d_model"] == by_file["architecture"] == "first.toml"
+    assert "train.seed" not in by_file
+
+
+def test_an_architecture_may_take_the_place_of_its_base_s(recipe):
+    plus = load_recipe("angpt2025/ablations/figure-a1-gpt-plus")
+    scaled = load_recipe("angpt2025/ablations/figure-a1-ln-scaling")
+    assert (plus.architecture, scaled.architecture) == ("gpt", "lnscaling")
+    with pytest.raises(UserError, match=r"unknown key 'model.alpha'"):
+        load_recipe(recipe('base = "quickstart/ngpt"\narchitecture = "gpt"\n'))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ('"mine.toml"', "cannot be its own base: .*mine.toml -> .*mine.toml"),
+        ('"../{folder}/mine.toml"', "cannot be its own base"),
+        ('"quikstart/ngpt"', "mine.toml: base: unknown recipe 'quikstart/ngpt'.*'quickstart/ngpt'"),
+        ('"none.toml"', "cannot read .*none.toml"),
+        ('["quickstart/ngpt"]', "'base' must be the name of a recipe"),
+        ('"wrong.toml"', r"wrong.toml: unknown key 'model.d_modle'"),
+        ('"back.toml"', "back.toml -> .*mine.toml"),
+    ],
+)
+def test_a_mistake_in_a_base_is_one_line(recipe, tmp_path, base, message):
+    (tmp_path / "wrong.toml").write_text(RECIPE.replace("d_model", "d_modle"))
+    (tmp_path / "back.toml").write_text('base = "mine.toml"')
+    path = recipe(f"base = {base.format(folder=tmp_path.name)}\n")
+    with pytest.raises(UserError, match=message) as caught:
+        load_recipe(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_ablation_holds_its_change_and_no_copy_of_its_base():
+    """The first of NormFormer's holds the hyperparameters of Table 7, which are of no other."""
+    alone = {"normformer2021/ablations/table4-row7-baseline"}
+    for name in filter(is_ablation, recipe_names()):
+        *bases, (_, own) = layers(name)
+        assert bool(bases) == (name not in alone), name
+        assert len(flatten(own)) <= 9 or name in alone, name
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

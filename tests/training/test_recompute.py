@@ -5,7 +5,7 @@ import torch
 
 from unitsphere.data.batch import Batch
 from unitsphere.models.registry import build
-from unitsphere.training.recompute import recompute_blocks
+from unitsphere.training.distributed.parallelize import recompute_blocks
 
 NUMBERS = {"vocab_size": 32, "d_model": 16, "n_layers": 2, "n_heads": 2}
 

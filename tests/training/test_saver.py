@@ -10,23 +10,25 @@ from run_folders import figures, weights
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, tensors
-from unitsphere.training.checkpoint import State
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import saver as saving
+from unitsphere.training.checkpoint import tensors
+from unitsphere.training.checkpoint.saver import Saver
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.run import train
-from unitsphere.training.saver import Saver
 
 
 @pytest.fixture
 def gate(monkeypatch):
     """Checkpoints are written only when this event is set."""
-    opened, write = threading.Event(), checkpoint.write
+    opened, write = threading.Event(), saving.write
 
     def wait_and_write(*args):
         assert opened.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write", wait_and_write)
+    monkeypatch.setattr(saving, "write", wait_and_write)
     return opened
 
 
@@ -76,7 +78,7 @@ def refuse(*_):
 
 
 def test_a_failure_of_the_thread_is_raised_at_the_next_look(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "write_named", refuse)
+    monkeypatch.setattr(saving, "write_named", refuse)
     saver = Saver(tmp_path, 2, None)
     saver.save(state(1), *make())
     assert saver.writing is not None
@@ -88,12 +90,12 @@ def test_a_failure_of_the_thread_is_raised_at_the_next_look(tmp_path, monkeypatc
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_failure_stops_the_run_and_nothing_is_lost(asynchronous, tiny, tmp_path, monkeypatch):
     config = tiny(steps=6, save_every=2, async_save=asynchronous)
-    write = checkpoint.write_named
+    write = saving.write_named
 
     def refuse_step_4(folder, *named):
         return refuse() if folder.name.endswith("4") else write(folder, *named)
 
-    monkeypatch.setattr(checkpoint, "write_named", refuse_step_4)
+    monkeypatch.setattr(saving, "write_named", refuse_step_4)
     with pytest.raises(UserError, match=r"cannot save checkpoint .*step-00000004: No space left"):
         train(config, tmp_path / "run")
     assert [*checkpoint.folders(tmp_path / "run/checkpoints")] == [2]
@@ -104,7 +106,7 @@ def test_a_failure_stops_the_run_and_nothing_is_lost(asynchronous, tiny, tmp_pat
 
 
 def test_a_failure_of_the_last_one_is_not_lost(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "write_named", refuse)
+    monkeypatch.setattr(saving, "write_named", refuse)
     with pytest.raises(UserError, match="step-00000008: No space left"):
         train(tiny(save_every=0), tmp_path / "run")
 
@@ -112,7 +114,7 @@ def test_a_failure_of_the_last_one_is_not_lost(tiny, tmp_path, monkeypatch):
 def test_a_run_that_fails_says_so_and_also_that_saving_failed(
     tiny, tmp_path, monkeypatch, capsys, gate
 ):
-    monkeypatch.setattr(checkpoint, "write_named", refuse)
+    monkeypatch.setattr(saving, "write_named", refuse)
 
     def die(*_):
         gate.set()

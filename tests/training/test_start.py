@@ -11,9 +11,9 @@ from run_folders import figures, weights
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
-from unitsphere.training.build import build_job
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
+from unitsphere.training.plan import build_job
 from unitsphere.training.run import last_state, train
 from unitsphere.training.schedule import ScheduleConfig, steps_alike
 

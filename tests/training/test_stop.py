@@ -10,7 +10,9 @@ import torch
 from run_folders import figures, weights
 
 from unitsphere.errors import Preempted, UserError
-from unitsphere.training import checkpoint, evaluate, loop
+from unitsphere.training import checkpoint
+from unitsphere.training import step as training_step
+from unitsphere.training.evaluate import text as evaluate
 from unitsphere.training.run import train
 from unitsphere.training.stop import Stop, seconds_of
 
@@ -57,7 +59,7 @@ def dropping(tiny):
 def test_in_the_middle_of_an_accumulation(call, saved, dropping, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(dropping, whole, sampler=sampler)
-    signal_in(monkeypatch, loop, "autocast", call)  # entered once a micro-batch
+    signal_in(monkeypatch, training_step, "autocast", call)  # entered once a micro-batch
     with pytest.raises(Preempted, match=f"saved at step {saved} of 8"):
         train(dropping, broken, sampler=sampler)
     monkeypatch.undo()
@@ -69,7 +71,7 @@ def test_in_the_middle_of_an_accumulation(call, saved, dropping, tmp_path, monke
 def test_in_the_first_step_there_is_nothing_to_save(dropping, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(dropping, whole, sampler=sampler)
-    signal_in(monkeypatch, loop, "autocast", 2)
+    signal_in(monkeypatch, training_step, "autocast", 2)
     with pytest.raises(Preempted, match="before the first step"):
         train(dropping, broken, sampler=sampler)
     monkeypatch.undo()

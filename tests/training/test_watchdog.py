@@ -3,7 +3,7 @@
 import time
 
 from unitsphere.training.run import train
-from unitsphere.training.watchdog import Watchdog
+from unitsphere.training.stop import Watchdog
 
 
 def stuck_here(watch):

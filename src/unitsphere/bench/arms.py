@@ -25,7 +25,6 @@ RECIPES = {
     "gpt": "ngpt2024/gpt-0.5b",
     "normformer": "normformer2021/normformer-355m",
 }
-DEFAULT_ARMS = ("gpt-plus", "ngpt", "angpt")
 STEPS = 100_000
 """Length of the pretended run: the learning rate hardly moves while a bench lasts."""
 

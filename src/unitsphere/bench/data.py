@@ -4,19 +4,22 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unitsphere.bench.arms import Sizes, arm_config
-from unitsphere.bench.steps import Stepper, clock_name, timed
-from unitsphere.bench.train import say
+from unitsphere.bench.measure import clock_name, say, timed
+from unitsphere.bench.steps import Stepper
+from unitsphere.data.batch import NextToken
 from unitsphere.data.batches import Batches
 from unitsphere.data.prepare import prepare
 from unitsphere.data.shards import Shards
-from unitsphere.data.windows import NextToken
 from unitsphere.training.environment import environment
+
+COLUMNS = ("what", "figure")
 
 
 def bench_data(
@@ -77,3 +80,21 @@ def stepping(arm: str, sizes: Sizes, count: int, device: torch.device) -> float:
     stepper = Stepper(arm_config(arm, sizes))
     timed(stepper.step, 2, device)
     return statistics.median(timed(stepper.step, count, device))
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Preparing, then loading."""
+    prepare, loader = report["prepare"], report["loader"]
+    return [
+        ["source", f"{prepare['source']}, {prepare['bytes'] / 1e6:,.1f} MB"],
+        ["tokenizer", prepare["tokenizer"]],
+        ["prepare", f"{prepare['bytes_per_second'] / 1e6:.2f} MB/s ({prepare['seconds']:.1f} s)"],
+        ["loader", f"{loader['batches_per_second']:,.0f} batches/s ({loader['ms']:.2f} ms each)"],
+        ["step", f"{loader['step_ms']:,.1f} ms ({loader['arm']})"],
+        ["loader ÷ step", f"{loader['share_of_step']:.2%}"],
+    ]
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """Nothing more: the table says all."""
+    return []

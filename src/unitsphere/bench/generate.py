@@ -1,29 +1,42 @@
-"""`unitsphere bench generate`: what a token costs with the KV cache, arm against arm.
+"""`unitsphere bench generate`: the cost of a token with the KV cache, arm against arm.
 
-For each batch and context: a prompt of random tokens is continued greedily by one token (the
-latency, which is the prompt's) and by some more; the difference is what the others cost. Arms take
-turns in rounds, in an order that rotates, and the baseline has two. The arm `llama` is
-transformers' own LlamaForCausalLM of the same shape, by its own `generate`.
+For each batch and context, a prompt of random tokens is continued greedily by one token (its time
+is the latency) and then by more tokens; the difference is the cost of the others. Arms take turns
+in rounds, and the baseline runs twice. The arm `llama` is transformers' own LlamaForCausalLM of the
+same shape, with its own `generate`.
 """
 
 import dataclasses
+import importlib.util
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from unitsphere.bench.arms import Sizes, arm_config, check_names, read_arm
-from unitsphere.bench.llama import LLAMA, llama
-from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, rotated
-from unitsphere.bench.steps import clock_name, timed
-from unitsphere.bench.train import COPY, say
+from unitsphere.bench.measure import (
+    COPY,
+    against_baseline,
+    clock_name,
+    ratio_cells,
+    say,
+    take_turns,
+    timed,
+)
+from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate
 from unitsphere.models.folding import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.environment import environment
+
+LLAMA = "llama"
+"""The name of the arm that is transformers' own model."""
+COLUMNS = (
+    "batch", "context", "arm", "latency ms", "ms per token", "tokens/s", "÷ baseline", "95%"
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +49,10 @@ class Load:
 
 @dataclasses.dataclass
 class Times:
-    """An arm's times under one load, in ms, one of each a round."""
+    """An arm's times under one load: ms to the first token, and ms per further token, by round."""
 
-    prompt: list[float] = dataclasses.field(default_factory=list)
-    token: list[float] = dataclasses.field(default_factory=list)
+    prompt: list[float]
+    token: list[float]
 
 
 Writer = Callable[[list[list[int]], int], object]
@@ -94,15 +107,12 @@ def measure(
     device: torch.device,
 ) -> dict[str, Times]:
     """Arm -> its times under the load."""
-    times = {name: Times() for name in models}
-    for number in range(-1, rounds):  # the first round warms up
-        for name in rotated(list(models), number):
-            prompts = random_prompts(load, vocabulary, number)
-            prompt, token = one_round(models[name], prompts, tokens, device)
-            if number >= 0:
-                times[name].prompt.append(prompt)
-                times[name].token.append(token)
-    return times
+
+    def turn(name: str, number: int) -> tuple[float, float]:
+        return one_round(models[name], random_prompts(load, vocabulary, number), tokens, device)
+
+    pairs = take_turns(list(models), rounds, turn)
+    return {name: Times(*map(list, zip(*found, strict=True))) for name, found in pairs.items()}
 
 
 def one_round(
@@ -122,17 +132,12 @@ def random_prompts(load: Load, vocabulary: int, seed: int) -> list[list[int]]:
 
 
 def report_of(load: Load, times: dict[str, Times], names: Sequence[str]) -> dict[str, Any]:
-    """The figures of one load; the noise is that of the two turns of the baseline."""
-    base = times[names[0]]
-    same = ratios(times[names[0] + COPY].token, base.token)
-    floor = noise_floor(same)
-
-    def told(ratio: Interval) -> dict[str, Any]:
-        return dataclasses.asdict(ratio) | {"tie": is_tie(ratio, floor)}
-
+    """The figures of one load; the noise is that of the two copies of the baseline."""
+    tokens = {name: times[name].token for name in names}
+    noise, ratios = against_baseline(tokens, times[names[0] + COPY].token)
     return {
         **dataclasses.asdict(load),
-        "noise": {"arm": names[0], **dataclasses.asdict(same), "floor": floor},
+        "noise": noise,
         "arms": {
             name: {
                 "latency_ms": statistics.median(times[name].prompt),
@@ -141,7 +146,71 @@ def report_of(load: Load, times: dict[str, Times], names: Sequence[str]) -> dict
             }
             for name in names
         },
-        "ratios": {
-            f"{name}/{names[0]}": told(ratios(times[name].token, base.token)) for name in names[1:]
-        },
+        "ratios": ratios,
     }
+
+
+def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int], torch.Tensor]:
+    """Continues prompts of one length greedily by a number of tokens, as its users would.
+
+    An MLP of 4·d_model, as the other arms have it, no end token, transformers' choice of attention.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError("the arm llama needs transformers: pip install 'unitsphere[hf]'")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
+
+    config = LlamaConfig(
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.d_model,
+        intermediate_size=4 * sizes.d_model,
+        num_hidden_layers=sizes.n_layers,
+        num_attention_heads=sizes.n_heads,
+        num_key_value_heads=sizes.n_heads,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model: Any = LlamaForCausalLM(config)
+    model.to(device).eval()
+
+    def write(prompts: list[list[int]], tokens: int) -> torch.Tensor:
+        ids = torch.tensor(prompts, device=device)
+        seen = torch.ones_like(ids)
+        return model.generate(ids, attention_mask=seen, max_new_tokens=tokens, do_sample=False)
+
+    return write
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row a load and arm."""
+    return [
+        [
+            str(load["batch"]),
+            f"{load['context']:,}",
+            name,
+            f"{arm['latency_ms']:.1f}",
+            f"{arm['ms_a_token']:.2f}",
+            f"{arm['tokens_per_second']:,.0f}",
+            *ratio_cells(load["ratios"].get(f"{name}/{load['noise']['arm']}")),
+        ]
+        for load in report["loads"]
+        for name, arm in load["arms"].items()
+    ]
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    environment = report["environment"]
+    sizes, protocol = environment["sizes"], environment["protocol"]
+    return [
+        f"{sizes['n_layers']} layers of {sizes['d_model']}, V = {sizes['vocab_size']:,}, on "
+        f"{environment['device']}, {environment['threads']} threads; {environment['clock']}; "
+        f"{protocol['rounds']} rounds, {protocol['tokens']} tokens after the first",
+        *(
+            f"noise at batch {load['batch']}, context {load['context']:,}: "
+            f"within {load['noise']['floor']:.1%} of 1 is a tie"
+            for load in report["loads"]
+        ),
+    ]

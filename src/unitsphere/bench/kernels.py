@@ -8,20 +8,18 @@ the kernel, in turns; where no kernel serves (on a CPU) it is the only one.
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unitsphere.bench.ceilings import copy_rate
-from unitsphere.bench.statistics import rotated
-from unitsphere.bench.steps import clock_name, timed
-from unitsphere.bench.train import say
+from unitsphere.bench.measure import clock_name, copy_rate, say, si, take_turns, timed
 from unitsphere.kernels.registry import REGISTRY, Kernel, mode, serves
 from unitsphere.ops.rope import rope_table
 from unitsphere.training.environment import environment
 
+COLUMNS = ("function", "pass", "by", "ms", "rate", "÷ copy")
 COPIED = {"cuda": 2**32, "cpu": 2**28}
 
 
@@ -86,10 +84,10 @@ def bench_kernels(shape: Shape, rounds: int) -> dict[str, Any]:
     """Everything that the verb reports, as plain values."""
     say("copy")
     copy = copy_rate(COPIED[shape.device.type], shape.device)
-    rows = []
+    found = []
     for name, kernel in REGISTRY.items():
         say(name)
-        rows += rows_of(kernel, CASES[name](shape), shape, rounds, copy)
+        found += figures(kernel, CASES[name](shape), shape, rounds, copy)
     return {
         "environment": environment(shape.device)
         | {
@@ -99,11 +97,11 @@ def bench_kernels(shape: Shape, rounds: int) -> dict[str, Any]:
             "kernels": mode(),
         },
         "copy": copy,
-        "kernels": rows,
+        "kernels": found,
     }
 
 
-def rows_of(
+def figures(
     kernel: Kernel, case: Case, shape: Shape, rounds: int, copy: float
 ) -> list[dict[str, Any]]:
     """The figures of a kernel and of its plain function, forward and backward."""
@@ -115,7 +113,7 @@ def rows_of(
         if moved is None:
             continue
         calls = {name: prepared(function, case, way) for name, function in functions.items()}
-        for name, ms in in_turns(calls, rounds, shape.device).items():
+        for name, ms in medians(calls, rounds, shape.device).items():
             rate = moved / (ms / 1e3)
             rows.append(
                 {
@@ -140,14 +138,38 @@ def prepared(function: Callable[..., Tensor], case: Case, way: str) -> Callable[
     return lambda: torch.autograd.grad(out, case.leaves, above, retain_graph=True)
 
 
-def in_turns(
+def medians(
     calls: dict[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, float]:
-    """Name -> median ms, the calls taking turns after a round of warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(-1, rounds):
-        for name in rotated(list(calls), number):
-            median = statistics.median(timed(calls[name], 3, device))
-            if number >= 0:
-                times[name].append(median)
-    return {name: statistics.median(each) for name, each in times.items()}
+    """Name -> median ms; the calls take turns."""
+
+    def turn(name: str, number: int) -> float:
+        return statistics.median(timed(calls[name], 3, device))
+
+    return {name: statistics.median(t) for name, t in take_turns(list(calls), rounds, turn).items()}
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row a function and pass."""
+    return [
+        [
+            row["name"],
+            row["pass"],
+            row["function"],
+            f"{row['ms']:.3g}",
+            f"{si(row['bytes_per_second'])}B/s",
+            f"{row['share_of_copy']:.0%}",
+        ]
+        for row in report["kernels"]
+    ]
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    environment = report["environment"]
+    sizes = environment["sizes"]
+    return [
+        f"{sizes['tokens']:,} tokens of {sizes['d']:,}, heads of {sizes['d_k']}, "
+        f"{environment['dtype']} on {environment['device']}; {environment['clock']}; "
+        f"a copy: {si(report['copy'])}B/s"
+    ]

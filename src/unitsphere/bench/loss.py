@@ -2,21 +2,28 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from unitsphere.bench.memory import METHODS, peak_of
-from unitsphere.bench.statistics import interval, ratios, rotated
-from unitsphere.bench.steps import clock_name, timed
-from unitsphere.bench.train import say
+from unitsphere.bench.measure import (
+    METHODS,
+    clock_name,
+    interval,
+    peak_of,
+    ratios,
+    size,
+    take_turns,
+    timed,
+)
 from unitsphere.errors import UserError
 from unitsphere.ops.loss import Path, linear_cross_entropy
 from unitsphere.training.device import autocast
 from unitsphere.training.environment import environment
 
+COLUMNS = ("path", "ms", "÷ plain", "95%", "peak")
 BASELINE: Path = "plain"
 
 
@@ -34,13 +41,9 @@ class Head:
 def bench_loss(head: Head, rounds: int) -> dict[str, Any]:
     """Everything that the verb reports, as plain values; a path that does not serve says why."""
     calls, refused = serving(head)
-    times: dict[str, list[float]] = {path: [] for path in calls}
-    for number in range(-1, rounds):  # the first round warms up
-        say(f"round {number + 1} of {rounds}")
-        for path in rotated(list(calls), number):
-            (ms,) = timed(calls[path], 1, head.device)
-            if number >= 0:
-                times[path].append(ms)
+    times = take_turns(
+        list(calls), rounds, lambda path, number: timed(calls[path], 1, head.device)[0], tell=True
+    )
     return {
         "environment": environment(head.device)
         | {
@@ -99,3 +102,30 @@ def forward_and_backward(
         torch.autograd.grad(loss, (h, weight))
 
     return call
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row a path."""
+    return [
+        [
+            name,
+            f"{path['ms']:,.1f}",
+            f"{path['ratio']['median']:.3f}",
+            f"{path['ratio']['low']:.3f}–{path['ratio']['high']:.3f}",
+            size(path["peak_bytes"]),
+        ]
+        for name, path in report["paths"].items()
+    ]
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    environment = report["environment"]
+    sizes = environment["sizes"]
+    return [
+        f"{sizes['tokens']:,} tokens of {sizes['d']:,}, V = {sizes['vocab_size']:,}, "
+        f"{environment['precision']} on {environment['device']}; the logits in fp32 are "
+        f"{size(report['logits_bytes'])}, the weight's gradient is "
+        f"{size(4 * sizes['d'] * sizes['vocab_size'])}",
+        *(f"{path}: {why}" for path, why in report["refused"].items()),
+    ]

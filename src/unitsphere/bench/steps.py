@@ -1,20 +1,32 @@
-"""The training code's own step over random tokens, and the clock around it."""
+"""One training step of an arm, and the gate that an arm must pass before it is timed.
 
-import itertools
-import time
-from collections.abc import Callable
+A step is the training code's own, on random tokens. The gate compares the losses of an arm's first
+steps with those of its reference: the same run in fp32, without torch.compile and without kernels.
+On a GPU the reference takes one sequence at a time, because fp32 needs more memory. An arm whose
+losses differ computes something else, and its times would mean nothing.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unitsphere.data.batch import Batch
+from unitsphere.errors import UserError
 from unitsphere.kernels.registry import Mode, using_kernels
-from unitsphere.training.build import build_job
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
-from unitsphere.training.loop import Job, update
+from unitsphere.training.device import pick_device, pick_precision
+from unitsphere.training.plan import build_job
+from unitsphere.training.step import Job, update
 
 POOL = 4
-"""Batches that are drawn beforehand and used in turn: drawing is not part of a step."""
+"""Batches that are drawn in advance and used in turn: drawing is not part of a step."""
+GATE_STEPS = 5
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp8": 5e-2, "bf16-storage": 5e-2}
+"""Precision -> the largest relative difference of a step's loss from the reference's."""
 
 
 class RandomBatches:
@@ -70,36 +82,49 @@ class Stepper:
         return loss
 
 
-def timed(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
-    """Milliseconds of each of `count` calls.
+def first_losses(stepper: Stepper) -> list[float]:
+    """Losses of an arm's first steps, in nats."""
+    return [stepper.step().item() for _ in range(GATE_STEPS)]
 
-    CUDA: between events on the stream. CPU: the process's own time if it has one thread, which
-    other programs hardly change, else the wall's.
+
+def reference_config(config: RunConfig) -> RunConfig:
+    """The config of an arm's reference."""
+    changes = {"train.precision": "fp32", "train.compile": False}
+    if pick_device(config.train.device).type == "cuda":
+        changes["train.micro_batch"] = 1
+    return with_overrides(config, changes)
+
+
+@functools.lru_cache(maxsize=1)  # the baseline's copy comes after it, and has the same
+def reference_losses(config: RunConfig) -> list[float]:
+    """First losses of a reference's config, without kernels."""
+    return first_losses(Stepper(config, "off"))
+
+
+def check_arm(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -> float | None:
+    """The largest difference of the first losses from the reference's, divided by these.
+
+    None if the arm is its own reference. Raises UserError for an arm beyond the tolerance.
     """
-    if device.type == "cuda":
-        return _timed_on_gpu(step, count)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    times = []
-    for _ in range(count):
-        begun = clock()
-        step()
-        times.append(1e3 * (clock() - begun))
-    return times
+    device = pick_device(config.train.device)
+    precision = pick_precision(config.train.precision, device)
+    reference = reference_config(config)
+    plain = kernels == "off" or (kernels == "auto" and device.type == "cpu")
+    if plain and reference == with_overrides(config, {"train.precision": precision}):
+        return None
+    wanted = reference_losses(reference)
+    return compare_losses(arm, losses, wanted, TOLERANCE[precision])
 
 
-def _timed_on_gpu(step: Callable[[], object], count: int) -> list[float]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    torch.cuda.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-
-
-def clock_name(device: torch.device) -> str:
-    """What `timed` reads, for the reader of its figures."""
-    if device.type == "cuda":
-        return "CUDA events"
-    return "process time" if torch.get_num_threads() == 1 else "wall time"
+def compare_losses(
+    arm: str, losses: Sequence[float], wanted: Sequence[float], tolerance: float
+) -> float:
+    """The largest relative difference; a `UserError` if one is beyond the tolerance."""
+    off = [abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)]
+    for step, (difference, loss, other) in enumerate(zip(off, losses, wanted, strict=True), 1):
+        if not difference <= tolerance or not math.isfinite(loss):
+            raise UserError(
+                f"the arm {arm} computes something else: at step {step} its loss is {loss:.6g}, "
+                f"in fp32 without compiling {other:.6g}; its times would mean nothing"
+            )
+    return max(off)

@@ -1,29 +1,51 @@
-"""`unitsphere bench`: what a training step costs, arm against arm.
+"""`unitsphere bench`: the cost of a training step, arm against arm.
 
-Ceilings; then each arm's first steps, which must be those of its reference; warm-up; then rounds
-in which every arm makes a few steps, in an order that rotates; memory and kernels; ceilings again.
-The first arm is the baseline, and runs twice: what lies between its copies is noise.
+First the ceilings of the device are measured. Each arm then passes the gate (`steps.check_arm`),
+warms up, and takes its turn in every round, in an order that rotates. Then its memory and its
+kernels are counted, and the ceilings are measured again. The first arm is the baseline and runs
+twice: the difference between its copies is noise.
 """
 
 import dataclasses
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unitsphere.bench import gate
 from unitsphere.bench.arms import Sizes, arm_config, arm_kernels, check_names
-from unitsphere.bench.ceilings import DRIFT, Ceilings, ceilings, drift
-from unitsphere.bench.memory import METHODS, held_bytes, kernels_of, peak_of
-from unitsphere.bench.statistics import Interval, is_tie, noise_floor, ratios, rotated
-from unitsphere.bench.steps import Stepper, clock_name, timed
+from unitsphere.bench.measure import (
+    COPY,
+    DRIFT,
+    METHODS,
+    Ceilings,
+    against_baseline,
+    ceilings,
+    clock_name,
+    drift,
+    held_bytes,
+    kernels_of,
+    peak_of,
+    ratio_cells,
+    say,
+    si,
+    size,
+    take_turns,
+    timed,
+)
+from unitsphere.bench.steps import Stepper, check_arm, first_losses
+from unitsphere.errors import UserError
+from unitsphere.files import aside
+from unitsphere.training.device import peak_flops
 from unitsphere.training.environment import environment
-from unitsphere.training.flops import flops_per_token, peak_flops
+from unitsphere.training.forecast import flops_per_token
 
-COPY = " (copy)"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = ("arm", "ms", "tokens/s", "FLOP/s", "MFU", "peak", "kernels", "÷ baseline", "95%")
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,7 @@ def start(name: str, sizes: Sizes) -> Arm:
     arm = name.removesuffix(COPY)
     config, kernels = arm_config(arm, sizes), arm_kernels(arm)
     stepper = Stepper(config, kernels)
-    off = gate.check(name, config, kernels, gate.first_losses(stepper))
+    off = check_arm(name, config, kernels, first_losses(stepper))
     return Arm(name, stepper, off)
 
 
@@ -77,11 +99,14 @@ def measure(arms: Sequence[Arm], protocol: Protocol, device: torch.device) -> No
     """Warm up, time the rounds, then look at memory and kernels."""
     for arm in arms:
         timed(arm.stepper.step, protocol.warmup, device)
-    for number in range(protocol.rounds):
-        say(f"round {number + 1} of {protocol.rounds}")
-        for arm in rotated(arms, number):
-            arm.times.append(statistics.median(timed(arm.stepper.step, protocol.steps, device)))
+    by_name = {arm.name: arm for arm in arms}
+
+    def median(name: str, number: int) -> float:
+        return statistics.median(timed(by_name[name].stepper.step, protocol.steps, device))
+
+    times = take_turns(list(by_name), protocol.rounds, median, warmup=0, tell=True)
     for arm in arms:
+        arm.times = times[arm.name]
         job = arm.stepper.job
         arm.peak = held_bytes(job.model, job.optimizer) + peak_of(arm.stepper.step, device)
         arm.kernels = kernels_of(arm.stepper.step, device)
@@ -97,10 +122,9 @@ def report(
 ) -> dict[str, Any]:
     """The document of the command line's contract, with what else was found."""
     base, copy, *others = arms
-    same = ratios(copy.times, base.times)
-    floor = noise_floor(same)
+    kept = [base, *others]
+    noise, ratios = against_baseline({arm.name: arm.times for arm in kept}, copy.times)
     moved = drift(first, last)
-    against = {f"{arm.name}/{base.name}": ratios(arm.times, base.times) for arm in others}
     return {
         "environment": environment(device)
         | {
@@ -109,15 +133,15 @@ def report(
             "clock": clock_name(device),
             "memory": METHODS[device.type],
         },
-        "noise": {"arm": base.name, **dataclasses.asdict(same), "floor": floor},
+        "noise": noise,
         "ceilings": {
             "first": dataclasses.asdict(first),
             "last": dataclasses.asdict(last),
             "drift": moved,
             "drifted": moved > DRIFT,
         },
-        "arms": {arm.name: figures(arm, sizes) for arm in [base, *others]},
-        "ratios": {name: told(ratio, floor) for name, ratio in against.items()},
+        "arms": {arm.name: figures(arm, sizes) for arm in kept},
+        "ratios": ratios,
     }
 
 
@@ -142,11 +166,88 @@ def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def told(ratio: Interval, floor: float) -> dict[str, Any]:
-    """A ratio with whether it is a tie."""
-    return dataclasses.asdict(ratio) | {"tie": is_tie(ratio, floor)}
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row an arm, the baseline first."""
+    baseline = report["noise"]["arm"]
+    return [
+        [
+            name,
+            f"{arm['ms']:,.1f}",
+            f"{arm['tokens_per_second']:,.0f}",
+            si(arm["flops_per_second"]),
+            "n/a" if arm["mfu"] is None else f"{arm['mfu']:.1%}",
+            size(arm["peak_bytes"]),
+            "n/a" if arm["kernels"] is None else f"{arm['kernels']:,}",
+            *ratio_cells(report["ratios"].get(f"{name}/{baseline}")),
+        ]
+        for name, arm in report["arms"].items()
+    ]
 
 
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(f"bench: {line}", file=sys.stderr, flush=True)
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    noise, found, environment = report["noise"], report["ceilings"], report["environment"]
+    sizes, protocol = environment["sizes"], environment["protocol"]
+    lines = [
+        f"{sizes['n_layers']} layers of {sizes['d_model']}, context {sizes['context']:,}, "
+        f"{sizes['tokens']:,} tokens a step, V = {sizes['vocab_size']:,}, {sizes['precision']} on "
+        f"{environment['device']}, {environment['threads']} threads; {environment['clock']}, "
+        f"{protocol['rounds']} rounds of {protocol['steps']} steps",
+        f"noise: a second {noise['arm']} took {noise['median']:.3f} of the first's time "
+        f"({noise['low']:.3f}–{noise['high']:.3f}): within {noise['floor']:.1%} of 1 is a tie",
+        f"ceilings: copy {si(found['last']['copy'])}B/s, "
+        f"matmul {si(found['last']['matmul'])}FLOP/s",
+    ]
+    if any(arm["precision"] == "fp8" for arm in report["arms"].values()):
+        lines.append("MFU of an arm in fp8 is over the bf16 peak too: above 100% is possible")
+    if found["drifted"]:
+        lines.append(
+            f"the ceilings moved by {found['drift']:.1%} meanwhile: only ratios can be trusted"
+        )
+    return lines
+
+
+def check_figure(path: Path) -> None:
+    """Raise UserError unless the picture can be written in the form that its name asks for."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--figure {path} must end in .png, .svg or .pdf")
+
+
+def draw(report: Mapping[str, Any], path: Path) -> Path:
+    """Write the picture of a report of `bench_training`; its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from unitsphere.report.curves import COLOURS
+
+    check_figure(path)
+    arms = report["arms"]
+    figure = Figure(figsize=(9, 1.2 + 0.5 * len(arms)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for row, (name, arm) in enumerate(arms.items()):
+        colour = COLOURS[row % len(COLOURS)]
+        rounds = arm["rounds_ms"]
+        left.plot(rounds, [row] * len(rounds), ".", color=colour, alpha=0.5)
+        left.plot([arm["ms"]], [row], "|", color=colour, markersize=18)
+        _ratio(right, row, report["ratios"].get(f"{name}/{report['noise']['arm']}"), colour)
+    floor = report["noise"]["floor"]
+    right.axvspan(1 - floor, 1 + floor, color="0.88", zorder=0, label="noise")
+    left.set_yticks(range(len(arms)), list(arms))
+    left.set_ylim(len(arms) - 0.5, -0.5)
+    left.set_xlabel("ms a step: each round, and the median")
+    right.set_xlabel(f"÷ {report['noise']['arm']}, with the 95% interval; grey: noise")
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with aside(path) as drawn:
+        figure.savefig(drawn)
+    return path
+
+
+def _ratio(axes: "Axes", row: int, ratio: Mapping[str, Any] | None, colour: str) -> None:
+    """The baseline has no interval: it is 1."""
+    low, median, high = (ratio[k] for k in ("low", "median", "high")) if ratio else (1, 1, 1)
+    axes.plot([low, high], [row, row], color=colour)
+    axes.plot([median], [row], "o", color=colour)

@@ -3,27 +3,46 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from unitsphere.cli.bench_parts import run_data, run_generate, run_kernels, run_loss, tell, use
+from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
 from unitsphere.errors import UserError
 
+if TYPE_CHECKING:
+    from unitsphere.bench.arms import Sizes
+
+ARMS = ("gpt-plus", "ngpt", "angpt")
+
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
+class Measured:
+    """The options that all benches have."""
+
+    threads: int = 1
+    """CPU threads"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
+    json: bool = False
+    """print one JSON document"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench(Measured):
     """Time a training step of several architectures against each other.
 
-    Arms are interleaved in one process, after a gate on their first losses; the
-    first is the baseline and runs twice, which shows the noise. Sizes default to
-    4 layers of 256 on a CPU, to the 0.5B model in 4k context on a GPU.
+    Arms take turns in one process. First each arm must give the losses of its
+    reference. The first arm is the baseline and runs twice, which shows the noise.
+    Sizes default to 4 layers of 256 on a CPU, to the 0.5B model in 4k context on
+    a GPU.
 
     more benches, each with its --help:
-      unitsphere bench kernels    bytes a second of each, as a share of a copy
+      unitsphere bench kernels    bytes per second of each, as a share of a copy
       unitsphere bench loss       cross-entropy with and without logits in memory
-      unitsphere bench generate   tokens a second and latency with the KV cache
+      unitsphere bench generate   tokens per second and latency with the KV cache
       unitsphere bench data       prepare, and the loader as a share of a step
 
     examples:
@@ -32,8 +51,8 @@ class Bench:
       unitsphere bench --d_model 128 --rounds 4 --json
     """
 
-    arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ("gpt-plus", "ngpt", "angpt")
-    """baseline first: gpt-plus, ngpt, angpt, gpt, normformer or any recipe, perhaps with
+    arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ARMS
+    """baseline first: gpt-plus, ngpt, angpt, gpt, normformer or any recipe, with
     :KEY=VALUE,… to change it (kernels=off for the plain functions)"""
     d_model: int | None = None
     """width"""
@@ -44,7 +63,7 @@ class Bench:
     context: int | None = None
     """tokens of a sequence"""
     tokens: int | None = None
-    """tokens a step"""
+    """tokens per step"""
     vocab: int | None = None
     """entries of the vocabulary"""
     micro_batch: int | None = None
@@ -56,56 +75,208 @@ class Bench:
     warmup: int | None = None
     """steps of each arm before the first round, after the 5 of the gate"""
     rounds: int = 8
-    """rounds, in each of which every arm has its turn"""
+    """rounds; every arm takes its turn in each"""
     steps: int | None = None
     """steps of an arm in a round"""
-    threads: int = 1
-    """CPU threads"""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     figure: Annotated[Path | None, arg(metavar="FILE")] = None
     """draw the result too: .png, .svg or .pdf"""
-    json: bool = False
-    """print one JSON document"""
 
 
-PARTS = {
-    "kernels": run_kernels,
-    "loss": run_loss,
-    "generate": run_generate,
-    "data": run_data,
-}
+@dataclasses.dataclass(frozen=True)
+class BenchKernels(Measured):
+    """Bytes per second of each kernel and of its plain function, as a share of a measured copy.
+
+    example: unitsphere bench kernels --tokens 16384 --d_model 2048
+    """
+
+    tokens: int | None = None
+    """tokens; 4,096 on a CPU, 65,536 on a GPU"""
+    d_model: int | None = None
+    """width; 256 on a CPU, 1,024 on a GPU"""
+    d_k: int = 64
+    """width of a head"""
+    rounds: int = 8
+    """turns of each function"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchLoss(Measured):
+    """Time and memory of the ways to a linear head's cross-entropy, forward and backward.
+
+    example: unitsphere bench loss --vocab 32000 --tokens 4096
+    """
+
+    tokens: int = 2048
+    """tokens at once"""
+    d_model: int | None = None
+    """width; 256 on a CPU, 1,024 on a GPU"""
+    vocab: int = 50304
+    """entries of the vocabulary"""
+    bf16: bool = False
+    """under bf16 autocast"""
+    rounds: int = 8
+    """turns of each way"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchGenerate(Measured):
+    """The cost of a token in generation with the KV cache, by batch and context.
+
+    The arm llama is transformers' own LlamaForCausalLM of the same shape.
+    ARM:train.compile=true decodes by a compiled graph.
+
+    example: unitsphere bench generate --arms llama ngpt --batch 1 16 --json
+    """
+
+    arms: Annotated[tuple[str, ...], arg(metavar="ARM [ARM …]")] = ARMS
+    """baseline first; see `unitsphere bench --help`"""
+    batch: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (1, 16)
+    """prompts at once"""
+    context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (256,)
+    """tokens of a prompt"""
+    new: int = 32
+    """tokens to add, after the first"""
+    d_model: int | None = None
+    """width"""
+    layers: int | None = None
+    """blocks"""
+    heads: int | None = None
+    """attention heads"""
+    vocab: int | None = None
+    """entries of the vocabulary"""
+    rounds: int = 8
+    """turns of each arm"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchData(Measured):
+    """How fast text is prepared, and the loader's part of a training step.
+
+    example: unitsphere bench data --source wiki.jsonl --tokenizer bpe:32000
+    """
+
+    source: str = "stdlib"
+    """a file, a quoted glob, a folder, or stdlib (Python's own source)"""
+    tokenizer: Annotated[str, arg(metavar="T")] = "bpe:1024"
+    """bytes, bpe:N, or a tokenizer.json"""
+    arm: str = "gpt-plus"
+    """the arm whose training step is the measure"""
+    context: int | None = None
+    """tokens of a sequence"""
+    tokens: int | None = None
+    """tokens per step"""
+    batches: int = 50
+    """batches to load"""
+    steps: int = 5
+    """training steps to compare with"""
 
 
 def run(argv: list[str]) -> int:
     """Measure and print: a training step, or what the first word names."""
-    if argv and argv[0] in PARTS:
-        return PARTS[argv[0]](argv[1:])
-    args = parse(Bench, argv, "bench")
-    check_positive(rounds=args.rounds, steps=args.steps, threads=args.threads)
-    check_positive(micro_batch=args.micro_batch, warmup=args.warmup)
+    parts = {
+        "kernels": (BenchKernels, run_kernels),
+        "loss": (BenchLoss, run_loss),
+        "generate": (BenchGenerate, run_generate),
+        "data": (BenchData, run_data),
+    }
+    part = argv[0] if argv and argv[0] in parts else None
+    options, measure = parts[part] if part else (Bench, run_training)
+    args: Any = parse(options, argv[1:] if part else argv, f"bench {part}" if part else "bench")
+    counts = ("rounds", "steps", "micro_batch", "warmup", "d_k", "new", "batches")
+    check_positive(threads=args.threads)
+    check_positive(**{name: getattr(args, name, None) for name in counts})
+    bench, report = measure(args)
+    if args.json:
+        print_json(report)
+        return 0
+    print_table(bench.COLUMNS, bench.rows(report))
+    for line in bench.notes(report):
+        print(line)
+    return 0
+
+
+def sizes_of(args: Any, **changes: Any) -> "Sizes":
+    """The device's default sizes with those that the options name, and `changes`.
+
+    Makes that device torch's current one, and sets the number of CPU threads.
+    """
     import torch
 
     from unitsphere.bench.arms import sizes_for
-    from unitsphere.bench.figure import check_figure, draw_training
-    from unitsphere.bench.show import COLUMNS, training_notes, training_rows
-    from unitsphere.bench.train import Protocol, bench_training
+    from unitsphere.training.device import pick_device
+
+    torch.set_num_threads(args.threads)
+    device = pick_device(args.device)
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+    names = {"layers": "n_layers", "heads": "n_heads", "vocab": "vocab_size"}
+    names |= {key: key for key in ("d_model", "context", "tokens", "micro_batch", "precision")}
+    given = {key: getattr(args, option, None) for option, key in names.items()}
+    return sizes_for(device, given | changes)
+
+
+def run_training(args: Bench) -> tuple[ModuleType, dict[str, Any]]:
+    """Time training steps."""
+    from torch import OutOfMemoryError
+
+    from unitsphere.bench import train
 
     if args.figure is not None:
-        check_figure(args.figure)
-    device = use(args.device, args.threads)
-    names = {"layers": "n_layers", "heads": "n_heads", "vocab": "vocab_size"}
-    same = ("d_model", "context", "tokens", "micro_batch", "precision")
-    changes = {key: getattr(args, key) for key in same}
-    changes |= {key: getattr(args, option) for option, key in names.items()}
-    sizes = sizes_for(device, changes | {"compile": args.compile or None})
-    on_gpu = device.type == "cuda"
-    steps, warmup = (8, 10) if on_gpu else (2, 1)
-    protocol = Protocol(args.warmup or warmup, args.rounds, args.steps or steps)
+        train.check_figure(args.figure)
+    sizes = sizes_of(args, compile=args.compile or None)
+    steps, warmup = (8, 10) if sizes.device.startswith("cuda") else (2, 1)
+    protocol = train.Protocol(args.warmup or warmup, args.rounds, args.steps or steps)
     try:
-        report = bench_training(args.arms, sizes, protocol)
-    except torch.OutOfMemoryError as error:
+        report = train.bench_training(args.arms, sizes, protocol)
+    except OutOfMemoryError as error:
         raise UserError("out of GPU memory: give --micro_batch a lower value") from error
     if args.figure is not None:
-        print(f"drawn: {draw_training(report, args.figure)}", file=sys.stderr)
-    return tell(report, args.json, COLUMNS, training_rows(report), training_notes(report))
+        print(f"drawn: {train.draw(report, args.figure)}", file=sys.stderr)
+    return train, report
+
+
+def run_kernels(args: BenchKernels) -> tuple[ModuleType, dict[str, Any]]:
+    """Time the kernels."""
+    import torch
+
+    from unitsphere.bench import kernels
+    from unitsphere.training.device import computes_in_bf16
+
+    check_positive(tokens=args.tokens, d_model=args.d_model)
+    sizes = sizes_of(args, context=1, n_heads=1)
+    device = torch.device(sizes.device)
+    dtype = torch.bfloat16 if computes_in_bf16(device) else torch.float32
+    shape = kernels.Shape(sizes.tokens, sizes.d_model, args.d_k, dtype, device)
+    return kernels, kernels.bench_kernels(shape, args.rounds)
+
+
+def run_loss(args: BenchLoss) -> tuple[ModuleType, dict[str, Any]]:
+    """Time the losses."""
+    import torch
+
+    from unitsphere.bench import loss
+
+    check_positive(tokens=args.tokens, d_model=args.d_model, vocab=args.vocab)
+    sizes = sizes_of(args, tokens=None)
+    device = torch.device(sizes.device)
+    head = loss.Head(args.tokens, sizes.d_model, args.vocab, args.bf16, device)
+    return loss, loss.bench_loss(head, args.rounds)
+
+
+def run_generate(args: BenchGenerate) -> tuple[ModuleType, dict[str, Any]]:
+    """Time generation."""
+    from unitsphere.bench import generate
+
+    check_positive(batch=min(args.batch), context=min(args.context))
+    loads = [generate.Load(batch, context) for batch in args.batch for context in args.context]
+    sizes = sizes_of(args, context=None)
+    return generate, generate.bench_generation(args.arms, sizes, loads, args.new, args.rounds)
+
+
+def run_data(args: BenchData) -> tuple[ModuleType, dict[str, Any]]:
+    """Time preparing and loading."""
+    from unitsphere.bench import data
+
+    sizes = sizes_of(args)
+    report = data.bench_data(args.source, args.tokenizer, args.arm, sizes, args.batches, args.steps)
+    return data, report

@@ -61,7 +61,7 @@ class Chat:
 def run(argv: list[str]) -> int:
     """Take turns until the input ends."""
     args = parse(Chat, argv, "chat")
-    from unitsphere.inference.sample import check_sampling
+    from unitsphere.inference.decode import check_sampling
     from unitsphere.models.folding import fold_
     from unitsphere.training.load import load_run
 

@@ -38,9 +38,8 @@ class Compare(StudyOptions):
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Compare, argv, "compare")
-    from unitsphere.studies.compare import KIND
+    from unitsphere.studies.compare import KIND, find_study
     from unitsphere.studies.core.spec import load_study
-    from unitsphere.studies.registry import find_study
 
     path, usual = find_study(args.study, "compare")
     study = load_study(KIND.spec, path)

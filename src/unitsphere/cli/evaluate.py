@@ -104,8 +104,8 @@ def run(argv: list[str]) -> int:
     check_task_options(args)
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.folding import fold_
+    from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
-    from unitsphere.training.owner import check_own_data
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device)
@@ -174,7 +174,7 @@ def pair_evaluations(
     args: Eval, run: "LoadedRun", contexts: tuple[int, ...]
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
-    from unitsphere.data.sources import PairFields
+    from unitsphere.data.documents import PairFields
 
     trained = run.config.data
     fields = PairFields(

@@ -144,7 +144,7 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
 
 def answers(args: Generate, loaded: "LoadedRun") -> Written:
     """The targets of the prompts."""
-    from unitsphere.inference.targets import Search, answer
+    from unitsphere.inference.translate import Search, answer
 
     plain = Generate(args.run)
     sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")

@@ -49,24 +49,25 @@ class Inspect:
 def run(argv: list[str]) -> int:
     """Look, write and print."""
     args = parse(Inspect, argv, "inspect")
-    from unitsphere.report.inspection import COLUMNS, PROBE_COLUMNS, probe_rows, rows, silent
+    from unitsphere.report.kinds.inspection import probe_table
 
     if args.list:
-        print_table(PROBE_COLUMNS, probe_rows())
+        print_table(probe_table().columns, probe_table().rows)
         return 0
     if args.run is None:
         from unitsphere.errors import UserError
 
         raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
     from unitsphere.report.film import film
-    from unitsphere.report.inspection import write
+    from unitsphere.report.render.terminal import print_page
+    from unitsphere.report.write import write_inspection
 
     found = film(args.run, args.probes, args.steps, args.against, args.device, args.data).document()
-    files = write(found, args.run, moving=args.film)
+    page, files = write_inspection(found, args.run, moving=args.film)
     if args.json:
         print_json(found)
         return 0
-    print_table(COLUMNS, rows(found))
-    for line in [*silent(found), *files]:
-        print(line)
+    print_page(page)
+    for path in files:
+        print(path)
     return 0

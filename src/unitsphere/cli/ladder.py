@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Ladder, argv, "ladder")
     from unitsphere.studies.core.spec import load_study
-    from unitsphere.studies.ladder_files import KIND
+    from unitsphere.studies.ladder_results import KIND
 
     study = load_study(KIND.spec, args.study)
     return run_verb(KIND, study, args, Path("runs") / args.study.stem)

@@ -51,9 +51,9 @@ class Prepare:
 def run(argv: list[str]) -> int:
     """Prepare; `prepare` itself says on stderr what there is."""
     args = parse(Prepare, argv, "prepare")
+    from unitsphere.data.documents import PairFields
     from unitsphere.data.manifest import read_manifest
     from unitsphere.data.prepare import prepare
-    from unitsphere.data.sources import PairFields
 
     fields = PairFields(args.source_field, args.target_field)
     folder = prepare(

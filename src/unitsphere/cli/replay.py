@@ -34,7 +34,7 @@ class Replay:
 def run(argv: list[str]) -> int:
     """Compute and print."""
     args = parse(Replay, argv, "replay")
-    from unitsphere.training.replay import replay
+    from unitsphere.training.corpus import replay
 
     rows = replay(args.run, args.step, args.device)
     if args.json:

@@ -16,11 +16,11 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.cli.evaluate import Eval
+    from unitsphere.data.batch import Form
+    from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
-    from unitsphere.data.sources import PairFields
-    from unitsphere.data.windows import Form
-    from unitsphere.inference.targets import Search
-    from unitsphere.training.evaluate import Evaluation
+    from unitsphere.inference.translate import Search
+    from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
 
 FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
@@ -52,10 +52,10 @@ def scorer(
     run: "LoadedRun", data: str | None, field: str
 ) -> Iterator[Callable[[int], "Evaluation"]]:
     """context -> figures of the run on a text, or on its own validation split."""
+    from unitsphere.data.documents import read_documents
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_documents, source_files
-    from unitsphere.training.corpus import scoring_form
-    from unitsphere.training.evaluate import evaluate, evaluate_shards
+    from unitsphere.data.sources import source_files
+    from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
 
     def form(context: int) -> "Form":
         return scoring_form(run.config, run.tokenizer, context)
@@ -85,7 +85,7 @@ def context_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures, all on the same tokens, each with its figures by position."""
     from unitsphere.training.by_position import CHUNK, losses_by_position
-    from unitsphere.training.documents import open_documents
+    from unitsphere.training.evaluate.documents import open_documents
 
     check_positive(chunk=args.chunk, per_document=args.per_document)
     with open_documents(run, args.data, args.field) as documents:
@@ -120,9 +120,8 @@ def pair_figures(
     length_penalty: float,
 ) -> dict[str, Any]:
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
-    from unitsphere.inference.bleu import check_sacrebleu
-    from unitsphere.inference.targets import Search
-    from unitsphere.training.evaluate_pairs import evaluate_pairs
+    from unitsphere.inference.translate import Search, check_sacrebleu
+    from unitsphere.training.evaluate.pairs import evaluate_pairs
 
     if beam:
         check_sacrebleu()
@@ -148,8 +147,7 @@ def bleu_figures(
     run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
 ) -> dict[str, Any]:
     """BLEU of what the model writes for the sources, and how it was come by."""
-    from unitsphere.inference.bleu import bleu
-    from unitsphere.inference.targets import write_targets
+    from unitsphere.inference.translate import bleu, write_targets
 
     sources = (pair.source.tolist() for pair in source.pairs())
     written = write_targets(run.model, run.tokenizer, sources, search, context, rows)
@@ -165,11 +163,12 @@ def bleu_figures(
 @contextlib.contextmanager
 def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Iterator[PairSource]:
     """The pairs of a parallel JSONL, or of the run's own validation split."""
+    from unitsphere.data.documents import read_text_pairs
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import read_text_pairs, source_files
+    from unitsphere.data.sources import source_files
     from unitsphere.data.tokenizer import text_lost
-    from unitsphere.training.evaluate_pairs import text_pairs
+    from unitsphere.training.evaluate.pairs import text_pairs
 
     shards = scored_split(data, run.config.data, pairs=True)
     if shards is not None:
@@ -220,9 +219,9 @@ def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
 
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
     """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
-    from unitsphere.training.checkpoint import load_state
-    from unitsphere.training.folder import add_evaluation
-    from unitsphere.training.load import chosen_checkpoint, run_and_checkpoint
+    from unitsphere.training.checkpoint.store import load_state
+    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+    from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(path)
     if not (folder / "checkpoints").is_dir():

@@ -79,7 +79,7 @@ def engine_of(args: Serve) -> "Engine":
     from unitsphere.inference.hf.engine import Engine
     from unitsphere.inference.hf.load import load_own, load_trusted
     from unitsphere.training.device import pick_device
-    from unitsphere.training.load_exported import read_weights
+    from unitsphere.training.load import read_weights
 
     device = pick_device(args.device)
     name = model_name(args)

@@ -13,7 +13,7 @@ from unitsphere.cli.parse import check_positive
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.studies.core.kind import Kind, Shown
+    from unitsphere.studies.core.kind import Kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,34 +47,18 @@ def run_verb(kind: "Kind", study: Any, args: StudyOptions, usual: Path) -> int:
 
 def report(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     """Train what is missing of a study, write its results, and print them."""
+    from unitsphere.report.render.terminal import print_page
     from unitsphere.studies.core.kind import run_study
 
     outcome = run_study(kind, study, out)
     if json:
         print_json(outcome.document)
     else:
-        for each in kind.show(outcome.document):
-            show(each)
+        print_page(outcome.page)
         print(*outcome.files, sep="\n")
     for line in outcome.failures:
         print(f"failed: {line}", file=sys.stderr)
     return 1 if outcome.failures else 0
-
-
-def show(each: "Shown") -> None:
-    """Print a table or a line of a study's results."""
-    if isinstance(each, tuple):
-        print_table(*each)
-    elif isinstance(each, str):
-        print(each)
-    else:
-        from rich.console import Console
-
-        console = Console(highlight=False, width=80)
-        # Printed by Python: rich would end the program if a pipe's reader has left.
-        with console.capture() as rendered:
-            console.print(each)
-        print(rendered.get())
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, object]:
@@ -110,7 +94,7 @@ def check_alone(file: str, args: object, usual: object, names: Sequence[str]) ->
 def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     """Print what training the study in `out` would cost, as tables or one JSON document."""
     from unitsphere.studies.core.forecast import forecast_study
-    from unitsphere.training.parallel.forecast import size
+    from unitsphere.training.forecast import size
 
     assert kind.parts is not None
     found = forecast_study(study, kind.parts(study), out)

@@ -72,7 +72,7 @@ def submit(submission: Submission, argv: list[str], out: Path) -> int:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from unitsphere.cli.job import TrainTask
-    from unitsphere.training.folder import saved_config
+    from unitsphere.training.resolve import saved_config
 
     saved_config(out)
     try:

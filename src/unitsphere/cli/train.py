@@ -18,7 +18,7 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
-    from unitsphere.training.parallel.dryrun import DryRun
+    from unitsphere.training.cost import DryRun
 
 FORMS = """\
 A number of the model may follow its width d and its depth L, in a recipe and
@@ -95,7 +95,7 @@ def run(argv: list[str]) -> int:
 
     from unitsphere.errors import Preempted
     from unitsphere.inference.samples import write_sample
-    from unitsphere.training.parallel.agree import SharedError
+    from unitsphere.training.distributed.processes import SharedError
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
@@ -141,7 +141,7 @@ def told_to_others() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        from unitsphere.training.parallel.processes import tell_others
+        from unitsphere.training.distributed.processes import tell_others
 
         tell_others(error)
         raise
@@ -152,8 +152,8 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
 
     A run folder in the place of the recipe is that run's own.
     """
-    from unitsphere.training.decide import own_folder
     from unitsphere.training.recipes import is_run
+    from unitsphere.training.resolve import own_folder
 
     usual = default_out(name)
     if is_run(name):
@@ -282,7 +282,7 @@ def default_out(recipe: str) -> Path:
 
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
-    from unitsphere.training.parallel.dryrun import dry_run
+    from unitsphere.training.cost import dry_run
 
     found = dry_run(planned(config, world), world)
     if json:
@@ -295,7 +295,7 @@ def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
 def planned(config: "RunConfig", world: int) -> "RunConfig":
     """The config resolved; in bf16 on GPUs that are not here, unless it names a precision."""
     from unitsphere.training.cost import planned_device
-    from unitsphere.training.decide import resolve
+    from unitsphere.training.resolve import resolve
 
     if config.train.precision == "auto" and planned_device(config, world).type == "cuda":
         train = dataclasses.replace(config.train, precision="bf16")
@@ -305,7 +305,7 @@ def planned(config: "RunConfig", world: int) -> "RunConfig":
 
 def print_dry_run(found: "DryRun") -> None:
     """The tables: degrees, shards of the first process, memory of each process."""
-    from unitsphere.training.parallel.forecast import size
+    from unitsphere.training.forecast import size
 
     degrees = found.degrees
     print(

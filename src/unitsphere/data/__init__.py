@@ -3,16 +3,15 @@
 Heavy libraries are imported inside the functions that need them: these names cost little.
 """
 
-from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.data.batch import IGNORED, Batch, Masked, NextToken
 from unitsphere.data.batches import Batches
 from unitsphere.data.config import DataConfig, MaskConfig
-from unitsphere.data.masking import Masked
+from unitsphere.data.documents import PairFields, Piece, read_documents
 from unitsphere.data.pairs import Pair, PairBatches, Pairs
 from unitsphere.data.prepare import prepare, prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import PairFields, Piece, read_documents, source_files
+from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer, vocab_size_of
-from unitsphere.data.windows import NextToken
 
 __all__ = [
     "IGNORED",

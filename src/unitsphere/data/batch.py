@@ -1,17 +1,28 @@
-"""A batch: what a model sees and what it has to say, for every objective alike."""
+"""A batch, and how an objective makes one of windows of a token stream.
+
+`Batch` is what a model sees and what it has to predict, for every objective. A `Form` says where
+windows begin and end and what a model is asked about each: `NextToken` (clm) or `Masked` (mlm).
+Training and evaluation cut the stream in the same way; only the order differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from unitsphere.data.config import MaskConfig
+from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
 IGNORED = -100
 """The target that counts for nothing."""
+EVALUATION_SEED = 0
+"""The seed of the masks of every evaluation: the same tokens are hidden from every model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +73,161 @@ class Batch:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "targets": self.targets} | self.keywords()
+
+
+class Window(NamedTuple):
+    """A stretch of the stream: its tokens, its number there, and the epoch that asks for it."""
+
+    tokens: np.ndarray
+    number: int
+    epoch: int = 0
+
+
+class Form(Protocol):
+    """What an objective makes of windows.
+
+    stride: tokens from a window's begin to the next one's. overlap: tokens that two neighbours
+    share, so a window has stride + overlap tokens, the stream's last perhaps fewer.
+    likelihood: whether the losses over a text add up to that of the whole text, which bits per
+    byte are made of.
+    """
+
+    @property
+    def stride(self) -> int: ...
+
+    @property
+    def overlap(self) -> int: ...
+
+    @property
+    def likelihood(self) -> bool: ...
+
+    def batch(self, windows: Sequence[Window]) -> Batch:
+        """The windows as rows, [rows, context]."""
+        ...
+
+
+def count_windows(n_tokens: int, form: Form) -> int:
+    """How many windows cover a stream."""
+    return -(-(n_tokens - form.overlap) // form.stride)
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Causal language modelling: each token of a window is asked for from those before it.
+
+    A window has context + 1 tokens and begins with the last one of the window before, so each token
+    but the stream's first is a target once. What a short window leaves open is the separator,
+    IGNORED as a target. Separators are targets only where `score_separators`: evaluations
+    leave them out, so that the losses are those of the text's own bytes. With `apart` the batch
+    says which document each input belongs to: a separator begins one, and a window may begin
+    within one.
+    """
+
+    context: int
+    separator: int
+    score_separators: bool
+    apart: bool = False
+    overlap = 1
+    likelihood = True
+
+    @property
+    def stride(self) -> int:
+        return self.context
+
+    def batch(self, windows: Sequence[Window]) -> Batch:
+        import torch
+
+        inputs = torch.full((len(windows), self.context), self.separator)
+        targets = torch.full((len(windows), self.context), IGNORED)
+        for row, window in enumerate(windows):
+            tokens = torch.from_numpy(window.tokens.astype("int64"))
+            inputs[row, : len(tokens) - 1] = tokens[:-1]
+            targets[row, : len(tokens) - 1] = tokens[1:]
+        if not self.score_separators:
+            targets.masked_fill_(targets == self.separator, IGNORED)
+        documents = (inputs == self.separator).cumsum(1) if self.apart else None
+        return Batch(inputs, targets, documents=documents)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Rows of one separator and context − 1 tokens, some of them hidden.
+
+    vocab_size is the tokenizer's: the mask token is that id, one beyond the last. A window's masks
+    follow from (seed, epoch, its number) alone. Raises a `UserError` for a context below 2.
+    """
+
+    context: int
+    separator: int
+    vocab_size: int
+    config: MaskConfig
+    seed: int
+    overlap = 0
+    likelihood = False
+
+    def __post_init__(self) -> None:
+        if self.context < 2:
+            raise UserError(
+                f"a context of {self.context} has no room for a masked token beside the separator "
+                "that begins each sequence: it must be at least 2"
+            )
+
+    @property
+    def stride(self) -> int:
+        return self.context - 1
+
+    def batch(self, windows: Sequence[Window]) -> Batch:
+        """The windows as rows; targets are IGNORED except where a token was chosen.
+
+        A window that is shorter than the others is filled up with separators that `mask` hides.
+        """
+        import torch
+
+        inputs = torch.full((len(windows), self.context), self.separator)
+        targets = torch.full((len(windows), self.context), IGNORED)
+        lengths = torch.tensor([1 + len(window.tokens) for window in windows])
+        for row, window in enumerate(windows):
+            shown, hidden = self._mask(window)
+            inputs[row, 1 : len(shown) + 1] = torch.from_numpy(shown)
+            targets[row, 1 : len(hidden) + 1] = torch.from_numpy(hidden)
+        if int(lengths.min()) == self.context:
+            return Batch(inputs, targets)
+        real = torch.arange(self.context) < lengths[:, None]
+        return Batch(inputs, targets, mask=real[:, None, None])
+
+    def _mask(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        # The number comes first and from 1 on: no draw is that of `Batches`' permutations.
+        generator = np.random.default_rng([1 + window.number, window.epoch, self.seed])
+        tokens = window.tokens.astype("int64")
+        return mask_tokens(tokens, self.separator, self.vocab_size, self.config, generator)
+
+
+def mask_tokens(
+    tokens: np.ndarray,
+    separator: int,
+    vocab_size: int,
+    config: MaskConfig,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the model is shown and what it is asked for, int64 [n] each, of tokens [n].
+
+    Of the tokens that are no separators config.fraction are chosen: the number is rounded up or
+    down at random so that it is right on average, but at least one. A chosen token becomes
+    `vocab_size` (the mask), any token but the separator, or stays, by chance.
+    """
+    import numpy as np
+
+    candidates = np.flatnonzero(tokens != separator)
+    wanted = max(int(config.fraction * len(candidates) + generator.random()), 1)
+    chosen = generator.permutation(candidates)[:wanted]
+    fate = generator.random(len(chosen))
+    other = generator.integers(vocab_size - 1, size=len(chosen))
+    other += other >= separator
+    hidden, swapped = fate < config.masked, fate >= 1 - config.random
+    shown, asked = tokens.copy(), np.full_like(tokens, IGNORED)
+    shown[chosen[hidden]] = vocab_size
+    shown[chosen[swapped]] = other[swapped]
+    asked[chosen] = tokens[chosen]
+    return shown, asked

@@ -1,23 +1,34 @@
-"""Batches as a pure function of (seed, step).
+"""A token stream as batches: for training in a random order, for measuring as long stretches.
 
-The stream is covered by the windows of a `Form`. An epoch is a permutation of the windows that
-depends on (seed, epoch) alone; the epochs, laid end to end, are cut into batches of `rows` windows.
-So a row's content does not depend on who asks for it, and any number of processes may share a
-batch.
+`Batches` is a pure function of (seed, step). The stream is covered by the windows of a `Form`. An
+epoch is a permutation of the windows that depends only on (seed, epoch); the epochs, laid end to
+end, are cut into batches of `rows` windows. So a row's content does not depend on who asks for it,
+and any number of processes may share a batch. `Prefetch` reads them ahead in a thread.
+
+`stretches` are for measuring at several context lengths on the same tokens: each context divides
+the stretch. No stretch lies across two documents, and what is left of a document after its last
+stretch is not used.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
 
-from unitsphere.data.batch import Batch
+from unitsphere.data.batch import Batch, Form, Window, count_windows
+from unitsphere.data.documents import Piece
 from unitsphere.data.shards import Shards
-from unitsphere.data.windows import Form, Window, count_windows
+from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+
+READ = 1 << 16
+"""Tokens of shards that are read at a time."""
 
 
 class Batches:
@@ -63,9 +74,148 @@ def window(shards: Shards, form: Form, index: int, epoch: int = 0) -> Window:
     return Window(shards[start : start + form.stride + form.overlap], index, epoch)
 
 
-@functools.lru_cache(maxsize=2)  # A batch may lie across two epochs.
+@lru_cache(maxsize=2)  # A batch may lie across two epochs.
 def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order of an epoch: the numbers below `size`, int64, by (seed, epoch) alone."""
     import numpy as np
 
     return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+class ByStep(Protocol):
+    """Batches as a pure function of the step."""
+
+    def batch(self, step: int) -> Batch: ...
+
+    def rows(self, step: int, first: int, count: int) -> Batch: ...
+
+
+class Prefetch:
+    """The same batches; with each that is asked for, those of the next `ahead` steps are begun.
+
+    As batches are a function of the step alone, there is no state to keep, and steps may be asked
+    for in any order. What goes wrong in the thread is raised when that step's batch is asked for.
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(self, batches: ByStep, ahead: int) -> None:
+        self.batches, self.ahead = batches, ahead
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self.begun: dict[tuple[int, ...], Future[Batch]] = {}
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        return self._take(step)
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of a step's batch from row `first` on."""
+        return self._take(step, first, count)
+
+    def _take(self, step: int, *part: int) -> Batch:
+        read = self.batches.rows if part else self.batches.batch
+        wanted = [(s, *part) for s in range(step, step + self.ahead + 1)]
+        self.begun = {
+            key: self.begun.get(key) or self.pool.submit(partial(read, *key)) for key in wanted
+        }
+        return self.begun.pop(wanted[0]).result()
+
+
+class DocumentTokens(Protocol):
+    """Documents' tokens without separators, in parts: (number of the document, tokens)."""
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]: ...
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of the text for each token; known when all was read."""
+        ...
+
+    @property
+    def text_lost(self) -> float:
+        """`tokenizer.text_lost` of the text; known when all was read."""
+        ...
+
+
+class TextTokens:
+    """The tokens of documents that come as text."""
+
+    def __init__(self, pieces: Iterable[Piece], tokenizer: Tokenizer) -> None:
+        self.pieces, self.tokenizer = pieces, tokenizer
+        self.n_bytes = self.n_tokens = 0
+        self.sample: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        import numpy as np
+
+        for piece in self.pieces:
+            tokens = np.asarray(self.tokenizer.encode(piece.text), np.int64)
+            self.n_bytes += len(piece.text.encode("utf-8"))
+            self.n_tokens += len(tokens)
+            if len(self.sample) < SAMPLED:
+                self.sample.append(piece.text[: STRETCH * STRETCHES])
+            yield piece.document, tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.n_bytes / max(self.n_tokens, 1)
+
+    @property
+    def text_lost(self) -> float:
+        return text_lost(self.tokenizer, self.sample)
+
+
+class ShardTokens:
+    """The tokens of a prepared split's documents."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards, self.text_lost = shards, shards.text_lost
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        import numpy as np
+
+        begins = [int(start) for start in self.shards.document_starts]
+        ends = [*begins[1:], self.shards.n_tokens]
+        for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            for start in range(begin + 1, end, READ):
+                part = self.shards[start : min(start + READ, end)]
+                yield document, part.astype(np.int64)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.shards.n_bytes / max(self.shards.n_tokens - self.shards.n_documents, 1)
+
+
+def stretches(
+    documents: Iterable[tuple[int, np.ndarray]],
+    separator: int,
+    length: int,
+    per_document: int | None = None,
+) -> Iterator[np.ndarray]:
+    """int64 [length + 1] each: a token of context, then `length` tokens to predict.
+
+    The first of a document begins with the separator, every other with the last token of the one
+    before. With `per_document` only those within that many tokens from a document's begin.
+    """
+    import numpy as np
+
+    held, current, given = np.empty(0, np.int64), None, 0
+    for document, tokens in documents:
+        if document != current:
+            held, current, given = np.array([separator], np.int64), document, 0
+        if per_document is not None and given + length > per_document:
+            continue
+        held = np.concatenate([held, tokens])
+        while len(held) > length and (per_document is None or given + length <= per_document):
+            yield held[: length + 1]
+            held, given = held[length:], given + length

@@ -1,4 +1,4 @@
-"""One source into one folder of shards: read, tokenize on all cores, write.
+"""One source into one folder of shards: read, tokenize on all cores, write; progress on stderr.
 
 One thread reads and writes while the tokenizer works on a few batches in its own threads, so at
 most those batches are in memory.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unitsphere.data.documents import Piece
 from unitsphere.data.job import Job, place_to_cut, share_of
 from unitsphere.data.manifest import (
     NAME,
@@ -23,8 +27,6 @@ from unitsphere.data.manifest import (
     TokenizerEntry,
     manifest_text,
 )
-from unitsphere.data.progress import progress_of
-from unitsphere.data.sources import Piece
 from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, text_lost, train_bpe
 from unitsphere.data.writer import SplitWriter, write_file
 from unitsphere.errors import UserError
@@ -38,10 +40,13 @@ SAMPLE_WORDS = 4_000_000
 """Characters that the sample's distinct words amount to at most; they are held in memory."""
 LONGEST_WORD = 256
 """Longer words are cut for the training, which takes very long over them."""
-BATCH_CHARACTERS, BATCH_PIECES = 1 << 20, 1 << 12
-"""A batch for the tokenizer is full with either: some long pieces, or very many short ones."""
 IN_FLIGHT = 3
 """Batches at the tokenizer at a time, so that it never waits for reading and writing."""
+LINE_EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+BATCH_CHARACTERS, BATCH_PIECES = 1 << 20, 1 << 12
+"""A batch for the tokenizer is full with either: some long pieces, or very many short ones."""
 
 
 def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> None:
@@ -160,3 +165,47 @@ def _few_words(texts: Iterable[str]) -> Iterator[str]:
         if size > SAMPLE_WORDS:
             return
         yield text
+
+
+@contextmanager
+def progress_of(what: str, total: int, shown: bool = True) -> Iterator[Callable[[int], object]]:
+    """Yields `advance(n)`, to be called for every n bytes of `total` that are done."""
+    if not shown:
+        yield lambda n: None
+    elif sys.stderr.isatty():
+        with _bar(what, total) as advance:
+            yield advance
+    else:
+        yield _Lines(what, total)
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+class _Lines:
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._begun = self._last = time.monotonic()
+
+    def __call__(self, n: int) -> None:
+        self._done += n
+        now = time.monotonic()
+        if now - self._last >= LINE_EVERY:
+            self._last = now
+            done, rate = self._done / 1e6, self._done / 1e6 / (now - self._begun)
+            line = f"{self._what}: {done:.0f} of {self._total / 1e6:.0f} MB, {rate:.1f} MB/s"
+            print(line, file=sys.stderr, flush=True)

@@ -11,14 +11,9 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import NamedTuple
 
+from unitsphere.data.documents import PairFields, Piece, read_documents, read_pairs
 from unitsphere.data.manifest import VERSION
-from unitsphere.data.sources import (
-    PairFields,
-    Piece,
-    content_fingerprint,
-    read_documents,
-    read_pairs,
-)
+from unitsphere.data.sources import content_fingerprint
 from unitsphere.data.tokenizer import is_name, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import open_given

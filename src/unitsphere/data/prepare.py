@@ -9,13 +9,14 @@ from os.path import exists, expanduser, isdir, realpath  # they raise nothing fo
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
+from unitsphere.data.documents import PairFields
 from unitsphere.data.encode import write_shards
 from unitsphere.data.job import Job
 from unitsphere.data.manifest import SPLITS, Manifest, TokenizerEntry, is_prepared, read_manifest
 from unitsphere.data.shards import Shards
-from unitsphere.data.sources import STANDARD_INPUT, PairFields, find_files, source_files
+from unitsphere.data.sources import STANDARD_INPUT, find_files, source_files
 from unitsphere.data.tokenizer import is_name, load_tokenizer, text_lost
-from unitsphere.data.workspace import publish, workspace
+from unitsphere.data.writer import publish, workspace
 from unitsphere.errors import UserError
 
 

@@ -1,80 +1,40 @@
-"""Where text comes from: a source's files, and their documents as a stream of short pieces.
+"""The files of a source: "stdlib", a file, a glob, a folder, or standard input.
 
-A source is "stdlib", a file, a glob, a folder, or standard input: "-" as one text, "-.jsonl" as
-JSON lines, either kept in a temporary file because a source is read more than once. A *.jsonl or
-*.ndjson file holds one document a line; every other file is one document, but for tables and JSON
-(`NOT_TEXT`), which are refused. Empty documents are left out. Text is UTF-8 without NUL bytes.
-
-Nothing in a folder is left out in silence but hidden names: what cannot be read is an error.
-
-Whatever the input's size, only a piece is held at a time: files are read in chunks, and a document
-longer than PIECE characters comes in several pieces. Each ends where a line ends and the next
-begins with no blank between (failing that, before a single space; failing that, anywhere): there
-the pre-tokenizers of byte-level BPE split anyway, so the tokens are those of the whole document.
-A tokenizer that puts a blank before its input does so before each piece.
+Standard input is "-" as one text, "-.jsonl" as JSON lines; either is kept in a temporary file,
+because a source is read more than once. Tables and JSON (`NOT_TEXT`) are refused. No file of a
+folder is left out silently, except hidden names: what cannot be read is an error.
 """
 
 import codecs
 import glob
 import hashlib
+import os
 import re
+import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
-from typing import NamedTuple
 
-from unitsphere.data.jsonl import json_records, not_utf8, open_file, refuse_binary
-from unitsphere.data.stdin import keep_standard_input, temporary_folder
-from unitsphere.data.walk import below, matches, walk
+from unitsphere.data.documents import is_json_lines, not_utf8, open_file, refuse_binary
 from unitsphere.errors import UserError
 from unitsphere.files import reason
 
-PIECE = 1 << 16
-"""Longest piece of a document, in characters."""
-CHUNK = 1 << 20
-"""Bytes read at a time from a text file."""
-
 BEGIN = 1 << 16
 """Bytes of each file that are looked at before anything is done with the source."""
-
 STANDARD_INPUT = ("-", "-.jsonl")
-JSON_LINES = (".jsonl", ".ndjson")
-"""Endings, in lower case, of files with a JSON object a line."""
 NOT_TEXT = {".json": "JSON", ".csv": "a table", ".tsv": "a table", ".parquet": "a table"}
 """Endings, in lower case, of files whose commas, quotes and numbers would be learned as text."""
-
-# In order of preference; each match ends at the last such place.
-_CUTS = tuple(
-    re.compile(pattern, re.DOTALL) for pattern in (r".*\S\n(?=\S)", r".*\S(?= \S)", r".*\n(?=\S)")
-)
-# Parts of the standard library that are tests or differ between installations of one Python.
 _NOT_STDLIB = re.compile(
     r"test|tests|idle_test|site-packages|dist-packages|__pycache__|config-.*"
     r"|_sysconfigdata.*|(site|user)customize\.py"
 )
-
-
-class Piece(NamedTuple):
-    """A stretch of one document's text; `document` counts from 0."""
-
-    document: int
-    text: str
-
-
-class PairFields(NamedTuple):
-    """The fields of a JSONL line that hold the two sides of a pair."""
-
-    source: str
-    target: str
-
-
-class TextPair(NamedTuple):
-    """A source and its target."""
-
-    source: str
-    target: str
+"""Parts of the standard library that are tests or differ between installations of one Python."""
+_HIDDEN = re.compile(r"\..*")
+STDIN_CHUNK = 1 << 20
+"""Bytes of standard input that are read at a time."""
 
 
 @contextmanager
@@ -104,11 +64,6 @@ def find_files(source: str) -> list[Path]:
         _check_ending(file, source)
         _check_begin(file)
     return files
-
-
-def is_json_lines(path: Path) -> bool:
-    """Whether a file's name says that each of its lines is a JSON object."""
-    return path.suffix.lower() in JSON_LINES
 
 
 def _check_ending(path: Path, source: str) -> None:
@@ -167,97 +122,97 @@ def content_fingerprint(files: Sequence[Path]) -> str:
     return whole.hexdigest()
 
 
-def read_documents(
-    files: Iterable[Path], field: str = "text", on_bytes: Callable[[int], object] = lambda n: None
-) -> Iterator[Piece]:
-    """The documents of `files` in order, in pieces; `on_bytes(n)` hears of every n bytes read.
+def matches(base: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    """What a glob's parts name below the folder `base`, but for folders; some perhaps twice.
 
-    Raises a `UserError` that names the place for anything that is not the text it should be.
+    As `glob` does it, but `**` follows no links, whose circles would have no end, and a folder
+    that cannot be read is an OSError.
     """
-    document = 0
-    for path in files:
-        if is_json_lines(path):
-            documents = _json_lines(path, field, on_bytes)
-        else:
-            documents = iter([_text_file(path, on_bytes)])
-        for chunks in documents:
-            found = False
-            for text in _pieces(chunks):
-                found = True
-                yield Piece(document, text)
-            document += found
+    at = parts.index("**") if "**" in parts else len(parts)
+    start = glob.escape(str(base))
+    for n, name in enumerate(parts[:at]):
+        for folder in filter(os.path.isdir, glob.iglob(os.path.join(start, *parts[:n]))):
+            os.stat(os.path.join(folder, "."))
+            if glob.has_magic(name):
+                os.scandir(folder).close()
+    found = glob.iglob(os.path.join(start, *parts[:at]))
+    if at == len(parts):
+        yield from (Path(path) for path in found if not os.path.isdir(path))
+        return
+    for root in filter(os.path.isdir, found):
+        for folder in (Path(root), *below(Path(root))[1]):
+            yield from matches(folder, parts[at + 1 :] or ("*",))
 
 
-def read_text_pairs(
-    files: Iterable[Path], fields: PairFields, on_bytes: Callable[[int], object] = lambda n: None
-) -> Iterator[TextPair]:
-    """The pairs of parallel JSONL files in order; blank lines are skipped.
+def below(root: Path) -> tuple[list[Path], list[Path]]:
+    """The files and folders below a folder of the user's, but for hidden ones.
 
-    Raises a `UserError` that names the line for a pair of which a side is missing, no text, or
-    blank: none is left out in silence.
+    Links to files are files. Raises UserError for a link to a folder that is not among these: what
+    is there would be missing, and following links may have no end.
     """
-    example = f'{{"{fields.source}": "...", "{fields.target}": "..."}}'
-    for path in files:
-        if not is_json_lines(path):
-            raise UserError(f"{path} is no .jsonl file: pairs come as lines such as {example}")
-        for record in json_records(path, on_bytes, example):
-            pair = TextPair(record.text(fields.source), record.text(fields.target))
-            for field, text in zip(fields, pair, strict=True):
-                if not text.strip():
-                    raise UserError(f"{record.where}: field '{field}' is blank: leave the pair out")
-            yield pair
+    files, folders = walk(root, _HIDDEN)
+    real = [folder for folder in folders if not folder.is_symlink()]
+    inside = {folder.resolve() for folder in (root, *real)}
+    for link in folders:
+        if link.is_symlink() and link.resolve() not in inside:
+            raise UserError(
+                f"{link} is a link to another folder, which is not followed: remove it, or name "
+                f"the files by a glob without **, such as '{root}/*/*.txt'"
+            )
+    return files, real
 
 
-def read_pairs(
-    files: Iterable[Path], fields: PairFields, on_bytes: Callable[[int], object] = lambda n: None
-) -> Iterator[Piece]:
-    """`read_text_pairs` as documents: 2i is the source of pair i, 2i + 1 the target."""
-    texts = (text for pair in read_text_pairs(files, fields, on_bytes) for text in pair)
-    for document, text in enumerate(texts):
-        for piece in _pieces([text]):
-            yield Piece(document, piece)
+def walk(root: Path, skipped: re.Pattern[str]) -> tuple[list[Path], list[Path]]:
+    """The files and the folders below a folder, but for skipped names.
+
+    A link to a folder is among the folders, and what is in it is not followed. Raises OSError for
+    a folder that cannot be read.
+    """
+    files, folders = [], []
+    for place, inside, names in os.walk(root, onerror=_raise):
+        inside[:] = [name for name in inside if not skipped.fullmatch(name)]
+        folders += [Path(place, name) for name in inside]
+        files += [Path(place, name) for name in names if not skipped.fullmatch(name)]
+    return files, folders
 
 
-def _pieces(chunks: Iterable[str]) -> Iterator[str]:
-    held = ""
-    for chunk in chunks:
-        held, start = held + chunk, 0
-        while len(held) - start > PIECE:
-            end = _cut(held, start)
-            yield held[start:end]
-            start = end
-        held = held[start:]
-    if held:
-        yield held
+def _raise(error: OSError) -> None:
+    raise error
 
 
-def _cut(text: str, start: int) -> int:
-    for pattern in _CUTS:
-        # One character more than a piece, for what follows the cut.
-        if found := pattern.match(text, start, start + PIECE + 1):
-            return found.end()
-    return start + PIECE
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder that lasts as long as the context; a `UserError` where there is no room for one."""
+    try:
+        folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise _no_room(error) from error
+    with folder as path:
+        yield path
 
 
-def _text_file(path: Path, on_bytes: Callable[[int], object]) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
-    with open_file(path) as handle:
-        while True:
-            data = handle.read(CHUNK)
-            refuse_binary(data, path, offset)
-            begun = offset - len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise not_utf8(path, begun + error.start) from error
-            yield text
-            if not data:
-                return
-            offset += len(data)
-            on_bytes(len(data))
+def keep_standard_input(path: Path) -> None:
+    """Copy standard input to a new file, in chunks."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: pipe the text in")
+    try:
+        with path.open("xb") as handle:
+            while chunk := _read_standard_input():
+                handle.write(chunk)
+    except OSError as error:
+        raise _no_room(error) from error
 
 
-def _json_lines(path: Path, field: str, on_bytes: Callable[[int], object]) -> Iterator[tuple[str]]:
-    for record in json_records(path, on_bytes, f'{{"{field}": "..."}}'):
-        yield (record.text(field),)
+def _read_standard_input() -> bytes:
+    try:
+        return sys.stdin.buffer.read(STDIN_CHUNK)
+    except OSError as error:
+        raise UserError(f"cannot read standard input: {reason(error)}") from error
+
+
+def _no_room(error: OSError) -> UserError:
+    """The error of a folder for temporary files that takes nothing: the output is not to blame."""
+    return UserError(
+        f"cannot keep standard input in {tempfile.tempdir or 'a temporary folder'}: "
+        f"{reason(error)}; set TMPDIR to a folder with room, or write the text to a file"
+    )

@@ -10,7 +10,7 @@ import pyarrow
 from datasets import Dataset
 from lm_eval.utils import general_detokenize
 
-from unitsphere.data.jsonl import json_records
+from unitsphere.data.documents import json_records
 from unitsphere.data.tasks import marked_pronoun
 from unitsphere.errors import UserError
 from unitsphere.files import check_given

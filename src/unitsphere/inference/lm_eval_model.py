@@ -20,8 +20,8 @@ from torch import Tensor
 from unitsphere.data.prepare import lost_share
 from unitsphere.data.tokenizer import Tokenizer, text_lost
 from unitsphere.errors import UserError
+from unitsphere.inference.decode import check_sampling
 from unitsphere.inference.generate import generate
-from unitsphere.inference.sample import check_sampling
 from unitsphere.models.trunk import Transformer
 
 Scored = tuple[list[int], list[int]]

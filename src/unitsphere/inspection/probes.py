@@ -1,85 +1,31 @@
-"""The probes by name: what each is called, whose figure it is, and what it needs to look at."""
+"""The probes by name: what each is called, whose figure it is, and what it looks at.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+A probe is a function of what it looks at and a line here. `unitsphere inspect` takes all of them
+from checkpoints; a run in training takes those that say `live` (`inspection.live`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from unitsphere.config import did_you_mean
-from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
-from unitsphere.inspection import scales, states, updates, weights
-from unitsphere.inspection.trace import Trace, trace
-from unitsphere.inspection.updates import Gradients, Recorded, gradients_of
+from unitsphere.inspection import states, updates, weights
+from unitsphere.inspection.subject import Subject
 from unitsphere.inspection.values import DoesNotApply, Values
-from unitsphere.models.trunk import Transformer
 
 Form = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
-
-
-NO_RECORDS = Recorded({}, {})
-
-
-@dataclass(frozen=True)
-class Base:
-    """The run that a ratio is taken against: its model and a batch."""
-
-    model: Transformer
-    batch: Batch
-    recorded: Recorded = NO_RECORDS
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """Of the batch's loss."""
-        return gradients_of(self.model, self.batch)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """All that a probe may look at, made when one does; `no_batch` says why there is none.
-
-    moments: Adam's first ones by parameter. before: the weights `steps` steps earlier. step: the
-    number of this one. recorded: what the run recorded while it trained. against: whether there is
-    a second run at all, which may have no `base` to compare this step with.
-    """
-
-    model: Transformer
-    batch: Batch | None = None
-    no_batch: str = "no batch was given"
-    moments: Mapping[str, Tensor] = field(default_factory=dict)
-    before: Mapping[str, Tensor] | None = None
-    steps: int = 1
-    step: int = 0
-    recorded: Recorded = NO_RECORDS
-    base: Base | None = None
-    against: bool = False
-
-    @property
-    def given(self) -> Batch:
-        """The batch; DoesNotApply without one."""
-        if self.batch is None:
-            raise DoesNotApply(self.no_batch)
-        return self.batch
-
-    @cached_property
-    def trace(self) -> Trace:
-        """A watched forward pass of the batch."""
-        return trace(self.model, self.given)
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        """Of the batch's loss."""
-        return gradients_of(self.model, self.given)
+Reads = Literal["weights", "moments", "gradients", "update", "states", "records"]
+"""What a probe looks at, beside the model: a live one is taken when there is such a thing."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """A probe: what its figure shows and in which unit, against layers or steps, log or not.
 
-    relative: the figure shows each value over the sum of its own over all steps.
+    relative: the figure shows each value over the sum of its own over all steps. live: whether a
+    run can take it while it trains (`inspect.probes`), which must be cheap.
     """
 
     title: str
@@ -90,42 +36,12 @@ class Probe:
     axis: Axis = "layer"
     log: bool = False
     relative: bool = False
+    reads: Reads = "weights"
+    live: bool = False
 
     def __call__(self, subject: Subject) -> Values:
         """What it finds; DoesNotApply if that is nothing."""
         return self.look(subject)
-
-
-def turned(subject: Subject) -> Values:
-    """`angular_updates` since the weights of before; DoesNotApply if there are none."""
-    if subject.before is None:
-        raise DoesNotApply("there are no earlier weights to compare with: keep more checkpoints")
-    after = dict(subject.model.named_parameters())
-    return updates.angular_updates(subject.model, subject.before, after, subject.steps)
-
-
-def against(subject: Subject) -> Values:
-    """`gradient_ratio` against the base; DoesNotApply if there is none."""
-    base = base_of(subject)
-    return updates.gradient_ratio(subject.model, subject.gradients, base.model, base.gradients)
-
-
-def mean_against(subject: Subject) -> Values:
-    """`mean_gradient_ratio` since the checkpoint before; DoesNotApply without a base."""
-    base, step = base_of(subject), subject.step
-    after = step - subject.steps
-    return updates.mean_gradient_ratio(
-        subject.model, subject.recorded, base.model, base.recorded, after, step
-    )
-
-
-def base_of(subject: Subject) -> Base:
-    """The second run at this step; DoesNotApply if there is none."""
-    if subject.base is None and subject.against:
-        raise DoesNotApply("the second run has no checkpoint of this step")
-    if subject.base is None:
-        raise DoesNotApply("there is no second run to compare with: give --against RUN2")
-    return subject.base
 
 
 PROBES: dict[str, Probe] = {
@@ -177,15 +93,17 @@ PROBES: dict[str, Probe] = {
         "Eigen learning rates",
         "nGPT Figures 6, left, and 15",
         "|α|",
-        lambda s: scales.eigen_learning_rates(s.model),
+        lambda s: weights.eigen_learning_rates(s.model),
         "distribution",
+        live=True,
     ),
     "learned_scales": Probe(
         "Learned scales and gains, as the forward pass uses them",
         "nGPT Figures 6 and 15; NormFormer Figure 4",
         "value",
-        lambda s: scales.learned_scales(s.model),
+        lambda s: weights.learned_scales(s.model),
         "distribution",
+        live=True,
     ),
     "input_norms": Probe(
         "Length of h as it enters each layer",
@@ -194,6 +112,8 @@ PROBES: dict[str, Probe] = {
         lambda s: states.input_norms(s.trace),
         axis="step",
         log=True,
+        reads="states",
+        live=True,
     ),
     "moment_variance": Probe(
         "Variance of Adam's first moment",
@@ -202,12 +122,15 @@ PROBES: dict[str, Probe] = {
         lambda s: updates.moment_variance(s.model, s.moments),
         axis="step",
         relative=True,
+        reads="moments",
+        live=True,
     ),
     "gain_norms": Probe(
         "Lengths of the norms' gains",
         "anGPT Figure C.1",
         "length of a gain",
         lambda s: weights.gain_norms(s.model),
+        live=True,
     ),
     "group_norms": Probe(
         "Mean length of the matrices' rows (input dimension)",
@@ -215,6 +138,7 @@ PROBES: dict[str, Probe] = {
         "mean length of a row",
         lambda s: weights.group_norms(s.model),
         axis="step",
+        live=True,
     ),
     "second_fc_gradients": Probe(
         "Gradient of the MLP's output matrix",
@@ -223,12 +147,15 @@ PROBES: dict[str, Probe] = {
         lambda s: updates.second_fc_gradients(s.model, s.gradients.by_name),
         axis="step",
         log=True,
+        reads="gradients",
+        live=True,
     ),
     "lambda_by_depth": Probe(
         "Residual scale λ by depth",
         "NormFormer Figure 6",
         "mean λ",
-        lambda s: scales.lambda_by_depth(s.model),
+        lambda s: weights.lambda_by_depth(s.model),
+        live=True,
     ),
     "gradient_norms": Probe(
         "Gradients of the matrices",
@@ -236,20 +163,31 @@ PROBES: dict[str, Probe] = {
         "L2 norm of the gradient",
         lambda s: updates.gradient_norms(s.model, s.gradients.by_name),
         log=True,
+        reads="gradients",
+        live=True,
     ),
     "gradient_ratio": Probe(
         "Gradients over those of another run, each over its loss",
         "NormFormer Figure 7",
         "ratio of gradient norms",
-        against,
+        lambda s: updates.gradient_ratio(
+            base=s.other.model,  # first: without a second run nothing is computed
+            base_gradients=s.other.gradients,
+            model=s.model,
+            gradients=s.gradients,
+        ),
         log=True,
+        reads="gradients",
     ),
     "mean_gradient_ratio": Probe(
         "Mean gradients over those of another run, each over its loss",
         "NormFormer Figure 7",
         "ratio of mean gradient norms",
-        mean_against,
+        lambda s: updates.mean_gradient_ratio(
+            s.model, s.recorded, s.other.model, s.other.recorded, s.step - s.steps, s.step
+        ),
         log=True,
+        reads="records",
     ),
     "mean_gradients_by_layer": Probe(
         "Mean gradient of the MLP's output matrix, over that of the last layer",
@@ -257,12 +195,15 @@ PROBES: dict[str, Probe] = {
         "mean L1 norm / the last layer's",
         lambda s: updates.mean_gradients_by_layer(s.recorded, s.step - s.steps, s.step),
         log=True,
+        reads="records",
     ),
     "sublayer_angles": Probe(
         "Angle by which each sublayer turns h",
         "this project",
         "degrees",
         lambda s: states.sublayer_angles(s.trace),
+        reads="states",
+        live=True,
     ),
     "gates": Probe(
         "Gates of the sublayers' outputs, over the tokens",
@@ -270,14 +211,17 @@ PROBES: dict[str, Probe] = {
         "2σ(⟨w, h⟩)",
         lambda s: states.gates(s.model, s.trace),
         "distribution",
+        reads="states",
     ),
     "angular_updates": Probe(
         "Angle by which a step turns the matrices' vectors",
         "this project (after Kosson et al. 2023)",
         "degrees a step",
-        turned,
+        lambda s: updates.angular_updates(s.model, s.earlier, s.parameters, s.steps),
         axis="step",
         log=True,
+        reads="update",
+        live=True,
     ),
     "attention_entropy": Probe(
         "Entropy of the attention of each head",
@@ -285,6 +229,7 @@ PROBES: dict[str, Probe] = {
         "nats",
         lambda s: states.attention_entropy(s.trace),
         "distribution",
+        reads="states",
     ),
     "matrix_rank": Probe(
         "Effective rank of the matrices",
@@ -297,18 +242,22 @@ PROBES: dict[str, Probe] = {
         "this project (Roy & Vetterli 2007)",
         "effective rank / largest possible",
         lambda s: states.state_rank(s.trace),
+        reads="states",
     ),
     "dead_units": Probe(
         "Hidden units that are silent",
         "this project",
         f"share at or below {states.DEAD:g} × the median unit",
         lambda s: states.dead_units(s.trace),
+        reads="states",
     ),
     "logit_lens": Probe(
         "Loss if the head read h as it leaves each layer",
         "this project",
         "loss (nats a token)",
         lambda s: states.logit_lens(s.model, s.given, s.trace),
+        reads="states",
+        live=True,
     ),
 }
 

@@ -12,9 +12,17 @@ from torch import Tensor
 
 from unitsphere.data.batch import Batch
 from unitsphere.inspection.anatomy import layers_of, unless_none
-from unitsphere.inspection.measures import angle, effective_rank, singular
 from unitsphere.inspection.trace import Trace
-from unitsphere.inspection.values import DoesNotApply, Values, distribution, layers, whole
+from unitsphere.inspection.values import (
+    DoesNotApply,
+    Values,
+    angle,
+    distribution,
+    effective_rank,
+    layers,
+    singular,
+    whole,
+)
 from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import linear_cross_entropy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection.anatomy import Layer, layers_of
-from unitsphere.inspection.measures import entropy
+from unitsphere.inspection.values import entropy
 from unitsphere.models.context import Context, KeysValues
 from unitsphere.models.cuts import Cuts
 from unitsphere.models.trunk import Transformer

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from unitsphere.data.batch import Batch
 from unitsphere.inspection.anatomy import matrices_of, parameters_of, second_matrices, shown
-from unitsphere.inspection.measures import angle
-from unitsphere.inspection.values import DoesNotApply, Series, Values, layers, number, whole
+from unitsphere.inspection.values import DoesNotApply, Series, Values, angle, layers, number, whole
 from unitsphere.models.constraint import MATRICES
 from unitsphere.models.trunk import Transformer
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from unitsphere.kernels.adam import ADAM_PROJECT
+from unitsphere.kernels.functions import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
 from unitsphere.ops.project import PROJECTIONS, is_cut, own
 

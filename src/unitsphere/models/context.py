@@ -14,9 +14,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import rope_norm
 from unitsphere.ops.attention import attention
+from unitsphere.ops.mask import keys_seen
 from unitsphere.ops.norm import cast, unit_norm
 from unitsphere.ops.rope import rope
-from unitsphere.ops.sight import counted
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -171,4 +171,4 @@ def seen(mask: Tensor | BlockMask | None, k: Tensor) -> Tensor:
     """How many of the keys k a mask lets through; all of them without one."""
     if mask is None:
         return torch.tensor(k.shape[-2], device=k.device)
-    return counted(mask, k.device)
+    return keys_seen(mask, k.device)

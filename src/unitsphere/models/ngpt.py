@@ -49,8 +49,8 @@ from unitsphere.models.parts import (
     vocabulary,
 )
 from unitsphere.models.trunk import Head, Objective, Transformer
+from unitsphere.ops.activations import swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.glu import swiglu
 from unitsphere.ops.residual import LONGEST, add_norm, gate, lerp, riemannian, slerp
 
 RESIDUALS = {

@@ -49,7 +49,7 @@ from unitsphere.models.parts import (
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.positions import sinusoid
+from unitsphere.ops.rope import sinusoid
 
 
 @dataclass(frozen=True)

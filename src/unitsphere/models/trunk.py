@@ -23,9 +23,9 @@ from unitsphere.models.parts import Resets, kv_heads
 from unitsphere.ops.attention import takes_blocks
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
+from unitsphere.ops.mask import MaskRule, attention_mask
 from unitsphere.ops.rope import rope_table
 from unitsphere.ops.sharded_loss import gathered_linear, is_cut
-from unitsphere.ops.sight import Sight, visible
 
 Objective = Literal["clm", "mlm", "seq2seq"]
 
@@ -183,10 +183,10 @@ class Transformer(nn.Module):
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
         if left_padding is not None:  # one table a row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
-        sight = Sight(causal, self._window(past + new), documents)
+        rule = MaskRule(causal, self._window(past + new), documents)
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
         blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
-        see = visible(sight, new, past + new, tokens.device, left_padding, mask, blocks)
+        see = attention_mask(rule, new, past + new, tokens.device, left_padding, mask, blocks)
         return SelfContext(positions, table, see, causal, cache)
 
     def _window(self, length: int) -> int | None:

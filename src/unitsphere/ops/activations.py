@@ -16,6 +16,11 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def swiglu(u: Tensor, nu: Tensor) -> Tensor:
+    """u ⊙ SiLU(ν) (nGPT eq. 18)."""
+    return u * F.silu(nu)
+
+
 Activation = Literal["silu", "gelu", "relu2"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

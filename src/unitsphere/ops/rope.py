@@ -1,4 +1,6 @@
-"""Rotary position embedding: dimension i of the rotated part pairs with i + d_rot/2.
+"""Positions: rotary embedding (RoPE), and sinusoids that are added to the embeddings.
+
+RoPE: dimension i of the rotated part pairs with i + d_rot/2.
 
 RoPE(x)_i            = x_i cos θ_i − x_{i+d_rot/2} sin θ_i
 RoPE(x)_{i+d_rot/2}  = x_{i+d_rot/2} cos θ_i + x_i sin θ_i,   θ_i = position · base^(−2i/d_rot)
@@ -6,6 +8,8 @@ RoPE(x)_{i+d_rot/2}  = x_{i+d_rot/2} cos θ_i + x_i sin θ_i,   θ_i = position 
 A rotation: lengths stay, and scores depend on the distance of two positions alone.
 Tables are computed from the positions in each forward pass, so there is no buffer to lose.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -40,3 +44,18 @@ def rope_norm(
     """
     unit = unit_norm(rope(x, table))
     return unit if scale is None else cast(unit * scale, x.dtype)
+
+
+def sinusoid(positions: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+    """[sin(p·ω) ‖ cos(p·ω)] with ω_i = 10000^(−i/(d/2 − 1)): positions' shape + [d].
+
+    The two halves are side by side, not interleaved, as NormFormer's code base lays them out;
+    an odd d is filled with a zero.
+    """
+    half = d // 2
+    wide = torch.promote_types(dtype, torch.float32)  # bf16 has no 257
+    steps = torch.arange(half, device=positions.device, dtype=wide)
+    omega = torch.exp(steps * (-math.log(10000.0) / max(half - 1, 1)))
+    angles = positions.to(wide)[..., None] * omega
+    table = torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+    return torch.nn.functional.pad(table, (0, d - 2 * half))

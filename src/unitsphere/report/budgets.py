@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS, apart, line_style
-from unitsphere.report.render.ticks import plain_ticks, set_places
+from unitsphere.report.numbers import compact
+from unitsphere.report.render.axes import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +64,8 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
     every = sorted({tokens for curve in curves for tokens in curve.tokens})
     if every:
         axes.set_xlim(every[0] / 1.1, every[-1] * NAME_ROOM)
-        set_places(axes, every)
+        axes.set_xticks(every, [compact(each, 3) for each in every])
+        axes.set_xticks([], minor=True)
     axes.set_xlabel("training tokens, each point a run annealed over them")
     axes.set_ylabel("validation loss (nats a token)")
     plain_ticks(axes)

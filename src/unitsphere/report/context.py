@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS, MARKERS
-from unitsphere.report.render.ticks import plain_axis
+from unitsphere.report.render.axes import plain_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unitsphere.files import aside
-from unitsphere.report.render.ticks import plain_ticks
+from unitsphere.report.render.axes import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

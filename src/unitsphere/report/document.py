@@ -1,26 +1,50 @@
-"""What a report page is made of: plain values, before they become HTML or pictures.
+"""What a report consists of: a page of sections, with tables, figures and text as plain values.
 
-Text is text: nothing here is markup, whatever it holds; the template escapes all of it.
+The kinds of run and study build pages (`unitsphere.report.kinds`); the renderers draw them
+(`unitsphere.report.render`). Text is text: nothing here is markup, and every renderer escapes it.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-Style = Literal["line", "points", "dashed", "both"]
+from unitsphere.report.numbers import round_off
+
 Number = int | float | None
+Style = Literal[
+    "line",
+    "both",
+    "pale",
+    "dashed",
+    "dotted",
+    "stairs",
+    "points",
+    "dots",
+    "hollow",
+    "star",
+    "cross",
+]
+"""How a series is drawn: as a line, as a line with markers, or as separate markers."""
+POINTS = ("points", "dots", "hollow", "star", "cross")
+"""The styles without a line."""
 
 
 @dataclass(frozen=True)
 class Series:
     """A line or a cloud of points.
 
-    x: by the key of the axis' choice ("step", "tokens", …), each as long as `y` and rising.
-    y: None where there is no number. low, high: a band around it. colour: its place in the
-    palette, the same for all that belongs to an arm. smooth: whether smoothing is offered. group:
-    what the legend names and hides, the series itself if empty. panel: the small plot that it
-    belongs to, where a figure has several.
+    Attributes:
+        name: what it shows.
+        x: its places for each choice of the horizontal axis ("step", "tokens", …), rising.
+        y: its values; None where there is none.
+        colour: its place in the palette, the same for everything that belongs to an arm.
+        smooth: whether the reader may smooth it.
+        low, high: a band around it, or a bar at each point of a cloud.
+        inner: the ends of a thicker bar within the bar, as of a box plot.
+        group: its name in the legend, where several series share one.
+        panel: the small plot that it belongs to, where a figure has several.
+        shade: instead of a colour, how far it is along a sequence of colours: 0 first, 1 last.
     """
 
     name: str
@@ -33,18 +57,20 @@ class Series:
     high: Sequence[Number] | None = None
     group: str = ""
     panel: str = ""
+    inner: tuple[Sequence[Number], Sequence[Number]] | None = None
+    shade: float | None = None
 
     @property
     def legend(self) -> str:
-        """What the legend names it."""
+        """Its name in the legend."""
         return self.group or self.name
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A horizontal arrow between two curves, from x[0] to x[1] at height y, with a text above.
+    """A horizontal arrow between two curves at height y, with a text above it.
 
-    x: by the key of the axis' choice, as a series'. group: the line that it belongs to.
+    x: its two ends for each choice of the horizontal axis. group: the line that it belongs to.
     """
 
     x: Mapping[str, tuple[float, float]]
@@ -64,19 +90,30 @@ class Panel:
 
 
 MOST_LINES = 6
-"""Lines of one plot; more become small plots side by side, a line each."""
+"""Lines of one plot; more become small plots side by side, one line each."""
 MOST_BEHIND = 12
-"""Lines of which each small plot shows the others pale behind its own."""
+"""The most lines for which each small plot shows the other lines pale behind its own."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """A plot, or small plots side by side.
 
-    name: of its files, unique on the page. xs: each choice of the axis and its label, the first
-    is shown. caption: what is to be seen, in a sentence. data: the command that made the figures.
-    ticks: names at places of an axis of words. places: of an axis of numbers, where its ticks
-    stand. marks: arrows between the lines. drawn: whether the page holds it drawn, for print.
+    Attributes:
+        name: of its files; unique on the page.
+        y: label of the vertical axis.
+        xs: the choices of the horizontal axis with their labels; the first is shown.
+        caption: what there is to see, in a sentence.
+        data: the command that made the data.
+        ticks: names at places of the horizontal axis.
+        places: where the ticks of a horizontal axis of numbers stand.
+        marks: arrows between the lines.
+        guides: dotted vertical lines at these places.
+        level: a dashed horizontal line at this height.
+        limits: the lowest and highest value to show; by default all of them.
+        same_axes: whether named panels have the same axes.
+        ends: in a picture, write each name at the end of its line instead of in a legend.
+        printed: whether the HTML page contains it as a picture too, for print.
     """
 
     name: str
@@ -91,19 +128,24 @@ class Figure:
     ticks: Mapping[float, str] = field(default_factory=dict)
     places: Mapping[str, Sequence[float]] = field(default_factory=dict)
     marks: Sequence[Mark] = ()
-    drawn: bool = True
+    guides: Sequence[float] = ()
+    level: float | None = None
+    limits: tuple[float, float] | None = None
+    same_axes: bool = False
+    ends: bool = False
+    printed: bool = True
 
     @property
     def alike(self) -> bool:
-        """Whether its panels are of one quantity, and so have the same axes."""
-        return not any(series.panel for series in self.series)
+        """Whether its panels show one quantity, and so have the same axes."""
+        return self.same_axes or not any(series.panel for series in self.series)
 
     def panels(self) -> list[Panel]:
-        """Its small plots: those that its series name, or one a line where there are many."""
-        names = list(dict.fromkeys(series.legend for series in self.series))
-        if not self.alike:
+        """Its small plots: those that its series name, or one per line where there are many."""
+        if any(series.panel for series in self.series):
             titles = dict.fromkeys(series.panel for series in self.series)
             return [Panel(t, [s for s in self.series if s.panel == t]) for t in titles]
+        names = list(dict.fromkeys(series.legend for series in self.series))
         if len(names) <= MOST_LINES:
             return [Panel("", self.series)]
         shown = self.series if len(names) <= MOST_BEHIND else []
@@ -111,7 +153,7 @@ class Figure:
             Panel(
                 name,
                 [series for series in self.series if series.legend == name],
-                [series for series in shown if series.legend != name],
+                [s for s in shown if s.legend != name and s.style not in POINTS],
             )
             for name in names
         ]
@@ -119,21 +161,34 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Plots that share their axis' choice, smoothing and, unless they stand apart, zoom.
+    """Plots that share the choice of the axis, smoothing and (unless `apart`) the zoom.
 
-    apart: their horizontal axes are of different things.
+    apart: their horizontal axes show different things. files: the pictures that a study writes into
+    its folder, with these plots side by side under `title`, `columns` in a row.
     """
 
     kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
     apart: bool = False
+    files: Sequence[str] = ()
+    title: str = ""
+    columns: int = 3
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a film: a title, and plots side by side."""
+
+    title: str
+    figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. A column of numbers is aligned to the right; each sorts by its number.
+    """Rows of cells. A column of numbers is aligned to the right, and sorts by its numbers.
 
-    plain: in its own order, without sorting.
+    plain: a list of keys in its own order, which a reader does not sort. brief: the columns that a
+    terminal shows, by default all. most: the rows that a terminal shows.
     """
 
     kind: ClassVar[str] = "table"
@@ -142,9 +197,11 @@ class Table:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     plain: bool = False
+    brief: Sequence[int] = ()
+    most: int = 0
 
     def numeric(self, column: int) -> bool:
-        """Whether all of a column's cells that say anything are numbers."""
+        """Whether every cell of a column that says anything is a number."""
         said = [row[column] for row in self.rows if row[column] not in NOTHING]
         return bool(said) and all(sort_value(cell) is not None for cell in said)
 
@@ -160,7 +217,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that a model wrote: by whom, at which step."""
+    """A text that a model wrote, with the run and the step as its title."""
 
     title: str
     text: str
@@ -184,7 +241,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks behind a line that opens them."""
+    """Blocks that the reader opens with a click."""
 
     kind: ClassVar[str] = "folded"
     title: str
@@ -196,19 +253,24 @@ Block = Figures | Table | Text | Samples | Commands | Folded
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with its heading; `name` is its anchor."""
+    """A part of the page with its heading; `name` is its anchor.
+
+    detail: only the HTML page shows it, as curves and settings; not a study's results.md.
+    """
 
     name: str
     title: str
     blocks: Sequence[Block]
     intro: str = ""
+    detail: bool = False
 
 
 @dataclass(frozen=True)
 class Page:
-    """All of it. `answer` comes first, `caveats` beneath; facts are short figures with a name.
+    """All of it: the answer in a sentence first, with what limits it (`caveats`) beneath.
 
-    unfinished: what is still to come, in a few words; empty when all is done.
+    facts: short figures with a name. unfinished: what is not trained yet, in a few words; empty if
+    all is. provenance: where a study's figures come from: command, commit and machine.
     """
 
     title: str
@@ -218,21 +280,45 @@ class Page:
     facts: Sequence[tuple[str, str]] = ()
     caveats: Sequence[str] = ()
     unfinished: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def blocks(self) -> list[Block]:
+        """Every block in the page's order, those in folded ones too."""
+        return [b for section in self.sections for b in opened(section.blocks)]
 
     def figures(self) -> list[Figure]:
         """Every plot, in the page's order."""
-        return [f for section in self.sections for f in figures_in(section.blocks)]
+        return [f for block in self.blocks() if isinstance(block, Figures) for f in block.figures]
 
 
-def figures_in(blocks: Sequence[Block]) -> list[Figure]:
-    """The plots among some blocks, folded ones too."""
-    found: list[Figure] = []
+def opened(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks, with what is folded in the place of the fold."""
+    found: list[Block] = []
     for block in blocks:
-        if isinstance(block, Figures):
-            found += block.figures
-        elif isinstance(block, Folded):
-            found += figures_in(block.blocks)
+        found += opened(block.blocks) if isinstance(block, Folded) else [block]
     return found
+
+
+def banded(
+    name: str,
+    axis: str,
+    x: Sequence[float],
+    y: Sequence[Number],
+    colour: int,
+    low: Sequence[Number] | None = None,
+    high: Sequence[Number] | None = None,
+    style: Style = "both",
+    group: str = "",
+) -> Series:
+    """A series over one axis, in the order of x, with a band where one is given."""
+    order = sorted(range(len(x)), key=lambda place: x[place])
+
+    def sort(values: Sequence[Number]) -> list[Number]:
+        return [round_off(values[place]) for place in order]
+
+    xs = {axis: [float(x[place]) for place in order]}
+    lows, highs = (None if each is None else sort(each) for each in (low, high))
+    return Series(name, xs, sort(y), colour, style, low=lows, high=highs, group=group)
 
 
 NOTHING = ("", "–")
@@ -240,7 +326,7 @@ NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
 def sort_value(cell: str) -> float | None:
-    """The number that a cell begins with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
+    """The number that a cell starts with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
     spans = re.fullmatch(r"(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+)s)?", cell)
     if cell and spans and any(spans.groups()):
         return sum(

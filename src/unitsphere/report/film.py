@@ -15,23 +15,22 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inspection.probes import PROBES, Base, Subject, chosen, inspect
+from unitsphere.inspection.probes import PROBES, chosen, inspect
+from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.declared import check_checkpoint
 from unitsphere.training.device import pick_device
-from unitsphere.training.documents import given_rows
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
-from unitsphere.training.load_exported import is_exported
+from unitsphere.training.evaluate.documents import given_rows
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
+from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
-from unitsphere.training.owner import check_own_data
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.tensors import empty_tensors, load_model, read_tensors
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""

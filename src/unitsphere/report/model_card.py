@@ -15,7 +15,7 @@ from unitsphere.data.manifest import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
 from unitsphere.training import checkpoint
-from unitsphere.training.checkpoint import State
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.load import chosen_checkpoint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.files import aside
 from unitsphere.report.curves import COLOURS
-from unitsphere.report.render.ticks import plain_ticks
+from unitsphere.report.render.axes import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

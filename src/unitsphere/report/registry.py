@@ -1,4 +1,9 @@
-"""What a folder is, and the page of it."""
+"""The kinds of study, and what a folder is.
+
+A study's results.json names its `kind`. To add a kind, write a function that builds its `Page` from
+the results and the study's folder, and add a line to `KINDS`: then `unitsphere report` shows it,
+and `write_results` and `print_page` write and print it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,78 +13,108 @@ from unitsphere.errors import UserError
 from unitsphere.report.document import Page
 from unitsphere.report.kinds.ablate import ablate_page
 from unitsphere.report.kinds.compare import compare_page
+from unitsphere.report.kinds.context import context_page
 from unitsphere.report.kinds.finetune import finetune_page
 from unitsphere.report.kinds.ladder import ladder_page
+from unitsphere.report.kinds.quantize import quantize_page
 from unitsphere.report.kinds.quickstart import quickstart_page
 from unitsphere.report.kinds.ramp import ramp_page
-from unitsphere.report.kinds.run import run_page
-from unitsphere.report.kinds.runs import chosen_page, several_page
+from unitsphere.report.kinds.run import chosen_page, run_page, several_page
 from unitsphere.report.kinds.sweep import sweep_page
 from unitsphere.report.runs import Folders, Json, document, is_run, listed, runs_below
 from unitsphere.training.folder import CONFIG
 
 RESULTS, SUMMARY = "results.json", "summary.json"
-STUDIES: dict[str, Callable[[Path, Json], Page]] = {
-    "speedups": compare_page,
-    "search": sweep_page,
-    "table": ablate_page,
-    "divergence": ramp_page,
-    "tokens_per_parameter": ladder_page,
-    "best_lr": finetune_page,
+
+KINDS: dict[str, Callable[[Json, Path], Page]] = {
+    "ablate": ablate_page,
+    "compare": compare_page,
+    "context": context_page,
+    "finetune": finetune_page,
+    "ladder": ladder_page,
+    "quantize": quantize_page,
+    "quickstart": quickstart_page,
+    "lr-ramp": ramp_page,
+    "sweep": sweep_page,
 }
-"""A key of results.json that no other study has, and the page of that study."""
+"""Kind of study -> the function that builds its page from its results and its folder."""
+
+OLD_KINDS = {
+    "speedups": "compare",
+    "search": "sweep",
+    "table": "ablate",
+    "divergence": "lr-ramp",
+    "tokens_per_parameter": "ladder",
+    "best_lr": "finetune",
+    "contexts": "context",
+    "rounded": "quantize",
+    "samples": "quickstart",
+}
+"""For results written before they named their kind: a key that only one kind has."""
+
+
+def kind_of(found: Json) -> str | None:
+    """The kind of a study's results; None for any other document."""
+    old = next((kind for key, kind in OLD_KINDS.items() if key in found), None)
+    return found.get("kind", old)
 
 
 def page_of(folders: Folders) -> Page:
-    """The page of a run, a study, or a folder of runs; of several the runs beside each other.
+    """The page of a run, a study, or a folder of runs; of several folders their runs together.
 
-    Raises UserError for a folder that is none, or whose results are another version's.
+    Raises UserError for a folder that is none of these, or whose results have another version's
+    form.
     """
-    with retold_shapes(folders):
-        return found_page(listed(folders))
+    with as_user_errors(folders):
+        several = listed(folders)
+        for folder in several:
+            if not folder.is_dir():
+                raise UserError(f"there is no folder {folder}: give a run's or a study's")
+        return chosen_page(several) if len(several) > 1 else folder_page(several[0])
 
 
 @contextmanager
-def retold_shapes(folders: Folders) -> Iterator[None]:
-    """What fails because a file holds JSON of another shape, as a `UserError`."""
+def as_user_errors(folders: Folders) -> Iterator[None]:
+    """Raise a `UserError` for whatever fails because a JSON file there has another form."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         names = ", ".join(map(str, listed(folders)))
         raise UserError(
-            f"cannot make a page of {names}: a JSON file there has another shape than this version "
+            f"cannot make a page of {names}: a JSON file there has another form than this version "
             f"writes ({type(error).__name__}: {error})"
         ) from error
 
 
-def found_page(several: list[Path]) -> Page:
-    """`page_of`, which retells what goes wrong."""
-    for folder in several:
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}: give a run's or a study's")
-    if len(several) > 1:
-        return chosen_page(several)
-    folder = several[0]
-    found = document(folder / RESULTS)
-    for key, page in STUDIES.items():
-        if key in found:
-            return told(page, folder, found)
+def folder_page(folder: Path) -> Page:
+    """The page of one folder."""
+    for name in (RESULTS, SUMMARY):
+        found = document(folder / name)
+        if kind_of(found) is not None:
+            return study_page(found, folder)
     if "data_sha256" in document(folder / CONFIG):
-        return finetune_page(folder, {})
-    summary = document(folder / SUMMARY)
-    if "arms" in summary:
-        return told(quickstart_page, folder, summary)
+        return finetune_page({}, folder)  # still training
     if is_run(folder):
         return run_page(folder)
     if runs_below(folder):
         return several_page(folder)
-    raise UserError(f"{folder} holds no run and no study: there is nothing to report")
+    raise UserError(f"{folder} has no run and no study: there is nothing to report")
 
 
-def told(page: Callable[[Path, Json], Page], folder: Path, found: Json) -> Page:
-    """The page, or a `UserError` if the results lack what it reads."""
+def study_page(found: Json, folder: Path) -> Page:
+    """The page of a study's results.
+
+    Raises UserError for a kind that this version does not know, or results without what its page
+    needs.
+    """
+    kind = kind_of(found)
+    if kind not in KINDS:
+        raise UserError(
+            f"the results in {folder} are of kind {kind!r}, which this version does not know (it "
+            f"knows {', '.join(KINDS)})"
+        )
     try:
-        return page(folder, found)
+        return KINDS[kind](found, folder)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"the results in {folder} are of another version ({type(error).__name__}: {error}): "

@@ -17,9 +17,9 @@ from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
-from unitsphere.training.divergence import divergence
-from unitsphere.training.flops import flops_per_token
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.guard import divergence
 from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
 
@@ -152,6 +152,14 @@ def is_number(value: object) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a training run, or what is left of one."""
     return (folder / METRICS).is_file() or "architecture" in document(folder / CONFIG)
+
+
+def name_of(folder: Path) -> str:
+    """The folder's name; of a study's run its place in the study: arm, budget, folder."""
+    for study in folder.parents:
+        if (study / "study.toml").is_file() and folder.is_relative_to(study / "runs"):
+            return " ".join(folder.relative_to(study / "runs").parts)
+    return folder.name
 
 
 def runs_below(folder: Path) -> list[Path]:

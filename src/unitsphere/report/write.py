@@ -1,5 +1,7 @@
-"""A folder's page as text, and written beside it."""
+"""What is written: a study's results, and the HTML page of a run or a study."""
 
+import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,16 +9,65 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.document import Page
-from unitsphere.report.registry import page_of, retold_shapes
-from unitsphere.report.render.html import render
-from unitsphere.report.render.picture import still, write_stills
-from unitsphere.report.runs import Folders, listed
+from unitsphere.files import own_folder, write_text
+from unitsphere.report.document import Figures, Page
+from unitsphere.report.kinds.inspection import FOLDER, film, inspection_page
+from unitsphere.report.registry import RESULTS, as_user_errors, page_of, study_page
+from unitsphere.report.render.html import html
+from unitsphere.report.render.markdown import markdown
+from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
+from unitsphere.report.runs import Folders, Json, listed
+from unitsphere.report.sections.samples import fresh_samples, with_samples
 from unitsphere.report.sections.settings import report_command
-from unitsphere.report.sections.texts import fresh_samples, with_samples
 
-FILE = "report.html"
+FILE, MARKDOWN = "report.html", "results.md"
+
+
+def write_results(found: Json, folder: Path) -> tuple[Page, list[Path]]:
+    """Write a study's results.json, results.md and pictures; returns its page and the paths.
+
+    `found` names its kind, which `registry.KINDS` knows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page = study_page(found, folder)
+    files = [folder / RESULTS, folder / MARKDOWN]
+    write_text(files[0], json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(files[1], markdown(page))
+    return page, [*files, *write_page_pictures(page, folder)]
+
+
+def write_page_pictures(page: Page, folder: Path) -> list[Path]:
+    """Write the pictures that the page's figures name (`Figures.files`); returns their paths."""
+    written: list[Path] = []
+    for block in page.blocks():
+        if isinstance(block, Figures) and block.files:
+            files = [folder / name for name in block.files]
+            write_picture(block.figures, files, block.columns, block.title)
+            written += files
+    return written
+
+
+def write_inspection(
+    found: Mapping[str, Any], run: Path, moving: bool = False
+) -> tuple[Page, list[Path]]:
+    """Write what the probes found in a run's folder; returns the page, and what to name of it.
+
+    That is inspect/inspect.json, an SVG and a PNG for each probe, and if `moving` film.gif.
+    """
+    folder = own_folder(run / FOLDER)
+    page, document, moved = inspection_page(found, run.name), folder / "inspect.json", []
+    write_text(document, json.dumps(found, ensure_ascii=False) + "\n")
+    for name, form in itertools.product(found["probes"], ("svg", "png")):
+        (folder / f"{name}.{form}").unlink(missing_ok=True)
+    write_page_pictures(page, run)
+    if moving:
+        path = folder / "film.gif"
+        path.unlink(missing_ok=True)
+        frames = film(found, run.name)
+        if frames:
+            write_film(frames, path)
+            moved.append(path)
+    return page, [document, folder / "*.svg, *.png", *moved]
 
 
 @dataclass(frozen=True)
@@ -48,18 +99,19 @@ class Written:
 def build(folders: Folders, live: str = "") -> str:
     """The page of a run or a study, or of several runs, as one HTML document.
 
-    live: the version of the page that a server serves; then nothing is drawn for print, so that
-    it is quick. Raises UserError for a folder that is neither.
+    live: the version of the page that a server serves; then no pictures are drawn for print, so
+    that it is quick. Raises UserError for a folder that is neither.
     """
     return document(page_of(folders), folders, live)
 
 
 def document(page: Page, folders: Folders, live: str = "") -> str:
-    """A page as HTML, with the time of now at its foot."""
+    """A page as HTML, with the current time at its foot."""
     written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    with retold_shapes(folders):
-        stills = {} if live else {f.name: still(f) for f in page.figures() if f.drawn}
-        return render(page, report_command(*map(str, listed(folders))), stills, live, written)
+    with as_user_errors(folders):
+        shown = [] if live else [figure for figure in page.figures() if figure.printed]
+        pictures = {figure.name: picture([figure]) for figure in shown}
+        return html(page, report_command(*map(str, listed(folders))), pictures, live, written)
 
 
 def write_page(
@@ -71,14 +123,14 @@ def write_page(
     """Write the page of a run or a study, or of several runs, and if asked its figures.
 
     Args:
-        folders: a run's, a study's, or one that holds runs; or several runs' folders.
+        folders: a run's, a study's, or one with runs below it; or several runs' folders.
         out: the file; by default report.html in the folder, of several in the working folder.
         figures: a folder for NAME.svg and NAME.png of every figure.
         samples: texts that the last checkpoint of a run writes for the page.
 
     Raises:
-        UserError: for a folder that holds no run and no study, or for samples of one that holds
-            no run with a checkpoint, or of several.
+        UserError: for a folder without a run or study, or for samples of several runs, or of a run
+            without a checkpoint.
     """
     page = page_of(folders)
     first, *others = listed(folders)
@@ -89,5 +141,5 @@ def write_page(
     path = out or (Path(FILE) if others else first / FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, document(page, folders))
-    drawn = {} if figures is None else write_stills(page.figures(), figures)
+    drawn = {} if figures is None else write_pictures(page.figures(), figures)
     return Written(page, path, drawn)

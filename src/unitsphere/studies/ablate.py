@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.ablation import ablation_page, ablation_table, notes
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import (
     Finding,
@@ -25,7 +23,7 @@ from unitsphere.studies.core.fairness import (
     version_flags,
 )
 from unitsphere.studies.core.forecast import Part, tuning
-from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.core.results import provenance, study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Tune
@@ -317,18 +315,4 @@ def parts(study: AblationStudy) -> list[Part]:
     ]
 
 
-def write(
-    study: AblationStudy, found: Ablation, document: Mapping[str, Any], out: Path
-) -> list[Path]:
-    """Write the page."""
-    write_text(out / "results.md", ablation_page(document))
-    return [out / "results.md"]
-
-
-def show(document: Mapping[str, Any]) -> list[Shown]:
-    """The table, and the notes below it."""
-    table = ablation_table(document)
-    return [document["title"], document["paper"], table, "", *notes(document)]
-
-
-KIND = Kind("ablate", AblationStudy, ablate, document, write, show, failures, parts)
+KIND = Kind("ablate", AblationStudy, ablate, document, failures, parts)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.budgets import budget_curves, curves_of
-from unitsphere.report.comparison import comparison_page, comparison_tables, notes
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import (
     Finding,
@@ -25,13 +23,15 @@ from unitsphere.studies.core.fairness import (
     setting_flags,
 )
 from unitsphere.studies.core.forecast import Part, tuning
-from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.plan import Size, size_of, steps_for
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.core.results import provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, check_numbers
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig
+
+SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,21 +215,6 @@ def parts(study: CompareStudy) -> list[Part]:
     ]
 
 
-def write(
-    study: CompareStudy, found: Comparison, document: Mapping[str, Any], out: Path
-) -> list[Path]:
-    """Write the page and the picture."""
-    page, picture = out / "results.md", out / PICTURE
-    budget_curves(curves_of(document["arms"]), "Loss against training tokens", picture)
-    write_text(page, comparison_page(document, PICTURE))
-    return [page, picture]
-
-
-def show(document: Mapping[str, Any]) -> list[Shown]:
-    """The tables, and the notes below them."""
-    return [*comparison_tables(document), *notes(document)]
-
-
 def failures(found: Comparison) -> list[str]:
     """A line for each reported run that failed, and each that was to tune a rate."""
     reported = [
@@ -240,4 +225,24 @@ def failures(found: Comparison) -> list[str]:
     return [*dict.fromkeys(e for rate in found.rates.values() for e in rate.errors), *reported]
 
 
-KIND = Kind("compare", CompareStudy, compare, results, write, show, failures, parts)
+def shipped_studies() -> list[str]:
+    """The names of the studies that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def find_study(name: str, verb: str) -> tuple[Path, Path]:
+    """The TOML file of a study, and the folder that it uses unless `--out` names another.
+
+    That is runs/NAME for a file, runs/VERB-NAME for a study that comes with the package. Raises
+    UserError for a name that is neither.
+    """
+    if name in shipped_studies():
+        return SHIPPED / f"{name}.toml", Path("runs") / f"{verb}-{name}"
+    if not name.endswith(".toml"):
+        raise UserError(
+            f"no study '{name}'{did_you_mean(name, shipped_studies())}, and not a .toml file"
+        )
+    return Path(name), Path("runs") / Path(name).stem
+
+
+KIND = Kind("compare", CompareStudy, compare, results, failures, parts)

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.report.context import columns, context_figure, rows
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind, Shown
-from unitsphere.studies.core.results import provenance, write_page
+from unitsphere.studies.core.kind import Kind
+from unitsphere.studies.core.results import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
-from unitsphere.training.documents import open_documents
+from unitsphere.training.evaluate.documents import open_documents
+from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.owner import check_own_data
 
-TITLE = "Perplexity by context length and position"
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times that of the training are scored."""
 
@@ -109,15 +107,4 @@ def train(study: ContextStudy, out: Path, executor: Executor | None = None) -> d
     return context_study(study)
 
 
-def write(study: ContextStudy, found: object, document: dict[str, Any], out: Path) -> list[Path]:
-    """Write the page and the picture."""
-    page = write_page(document, TITLE, columns(document), rows(document), "context.svg", out)
-    return [page, *context_figure(document, out / "context")]
-
-
-def show(document: dict[str, Any]) -> list[Shown]:
-    """The table."""
-    return [(columns(document), rows(document))]
-
-
-KIND = Kind("context", ContextStudy, train, lambda study, found: found, write, show)
+KIND = Kind("context", ContextStudy, train, lambda study, found: found)

@@ -34,7 +34,7 @@ from unitsphere.studies.core.rates import (
 from unitsphere.studies.core.results import study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3
 """Batches, and rates of each, that an optimum can lie between."""

@@ -8,27 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
-from unitsphere.data.sources import read_documents, source_files
+from unitsphere.data.sources import source_files
 from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
-from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind, Shown
-from unitsphere.studies.core.results import provenance, write_page
-from unitsphere.training.corpus import scoring_form
-from unitsphere.training.evaluate import Evaluation, evaluate, evaluate_shards
+from unitsphere.studies.core.kind import Kind
+from unitsphere.studies.core.results import provenance
+from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
+from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.owner import check_own_data
 
 FORMATS = (
     *("int8", "int6", "int5", "int4", "int3"),
     *("int8:32", "int6:32", "int5:32", "int4:32", "int3:32", "int2:32"),
     *("fp8", "nvfp4"),
 )
-TITLE = "Loss against bits a weight"
 LAYERS: tuple[Role, ...] = ("matrix",)
 
 Arms = Mapping[str, Sequence[Path]]
@@ -137,17 +135,4 @@ def train(study: QuantizationStudy, out: Path, executor: Executor | None = None)
     return quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def write(
-    study: QuantizationStudy, found: object, document: dict[str, Any], out: Path
-) -> list[Path]:
-    """Write the page and the picture."""
-    page = write_page(document, TITLE, COLUMNS, rows(document), "quantize.svg", out)
-    return [page, *quantization_figure(document, out / "quantize")]
-
-
-def show(document: dict[str, Any]) -> list[Shown]:
-    """The table."""
-    return [(COLUMNS, rows(document))]
-
-
-KIND = Kind("quantize", QuantizationStudy, train, lambda study, found: found, write, show)
+KIND = Kind("quantize", QuantizationStudy, train, lambda study, found: found)

@@ -6,6 +6,7 @@ that were interrupted, and reuses those that finished.
 """
 
 import dataclasses
+import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import Preempted
-from unitsphere.report.curves import Curve, validation_curves
-from unitsphere.report.table import Arm, arms_table
+from unitsphere.files import write_text
+from unitsphere.report.document import Page
+from unitsphere.report.kinds.quickstart import Arm, validation_figures
+from unitsphere.report.registry import SUMMARY
+from unitsphere.report.render.picture import write_picture
 from unitsphere.report.write import FILE as REPORT
 from unitsphere.report.write import write_page
 from unitsphere.studies.compare import CompareStudy
 from unitsphere.studies.core.execute import Executor, Local, Record, execute
 from unitsphere.studies.core.jobs import Interrupted
-from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_cores
 from unitsphere.studies.core.plan import Planned, is_finished, size_of, wanted
 from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
@@ -37,7 +41,6 @@ RECIPES = (
     "quickstart/ngpt",
     "quickstart/angpt",
 )
-SAMPLE_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +55,12 @@ class QuickstartStudy(CompareStudy):
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: its resolved config, its row of the table, its curve, its last sample."""
+    """A finished run: its config, its row of the table, its evaluations, its last sample."""
 
     config: RunConfig
     arm: Arm
-    curve: Curve
+    evaluations: Mapping[int, float]
+    """Step -> bits per byte of the validation split."""
     sample: str
 
 
@@ -147,12 +151,7 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
         ms_per_step=milliseconds(config, records),
         seconds=last["time"],
     )
-    curve = Curve(
-        name,
-        [record["step"] for record in evaluations],
-        [record["time"] for record in evaluations],
-        [record["val_bits_per_byte"] for record in evaluations],
-    )
+    curve = {record["step"]: record["val_bits_per_byte"] for record in evaluations}
     return Finished(config, arm, curve, last_sample(run))
 
 
@@ -176,14 +175,13 @@ def against(baseline: Finished | None, runs: Sequence[Finished]) -> list[Arm]:
     if baseline is None:
         return [run.arm for run in runs]
     target = baseline.arm.bits_per_byte
-    reached = {run.arm.name: first_step_below(run.curve, target) for run in runs}
+    reached = {run.arm.name: first_step_below(run.evaluations, target) for run in runs}
     return [dataclasses.replace(r.arm, steps_to_baseline=reached[r.arm.name]) for r in runs]
 
 
-def first_step_below(curve: Curve, target: float) -> int | None:
+def first_step_below(evaluations: Mapping[int, float], target: float) -> int | None:
     """The step of the first evaluation at or below `target`, or None if there is none."""
-    reached = (s for s, b in zip(curve.steps, curve.bits_per_byte, strict=True) if b <= target)
-    return next(reached, None)
+    return next((step for step, bits in evaluations.items() if bits <= target), None)
 
 
 def document(study: QuickstartStudy, found: Found) -> dict[str, Any]:
@@ -214,25 +212,14 @@ def title(found: Found) -> str:
     return f"{what}, {first.arm.tokens:,} training tokens per arm, one seed"
 
 
-def write(study: QuickstartStudy, found: Found, document: dict[str, Any], out: Path) -> list[Path]:
-    """Write the picture and the HTML page."""
-    if found.runs:
-        curves = [run.curve for run in found.runs]
-        validation_curves(curves, document["title"], out / "curves.png")
-    write_page(out)
-    return [*([out / "curves.png"] if found.runs else []), out / REPORT]
-
-
-def show(document: dict[str, Any]) -> list[Shown]:
-    """The table, and the beginning of what each arm wrote."""
-    if not document["arms"]:
-        return []
-    arms = [Arm(**arm) for arm in document["arms"]]
-    shown: list[Shown] = [arms_table(arms, document["baseline"], document["title"])]
-    for name, sample in document["samples"].items():
-        lines = [line for line in sample.split("\n") if line.strip()][:SAMPLE_LINES]
-        shown += [f"{name} wrote:", *(f"  {line}"[:80] for line in lines), ""]
-    return shown
+def write(document: dict[str, Any], out: Path) -> tuple[Page, list[Path]]:
+    """Write summary.json, the picture and the HTML page."""
+    write_text(out / SUMMARY, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    written = write_page(out)
+    curves = validation_figures(written.page)
+    if curves is not None:
+        write_picture(curves.figures, [out / "curves.png"], curves.columns, document["title"])
+    return written.page, [out / "curves.png", written.path] if curves else [written.path]
 
 
 def failures(found: Found) -> list[str]:
@@ -249,13 +236,4 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-KIND = Kind(
-    "quickstart",
-    QuickstartStudy,
-    quickstart,
-    document,
-    write,
-    show,
-    failures,
-    results="summary.json",
-)
+KIND = Kind("quickstart", QuickstartStudy, quickstart, document, failures, write=write)

@@ -14,21 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.origin import origin
-from unitsphere.report.ramp import COLUMNS, RampCurve, notes, ramp_picture, ramp_rows
-from unitsphere.report.table import markdown
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair, runs_commit, version_flags
 from unitsphere.studies.core.forecast import Part
-from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.plan import Planned, plan, with_overrides
 from unitsphere.studies.core.rates import arm_config, rate_keys
 from unitsphere.studies.core.results import RUNS, provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, Tune
-from unitsphere.training.decide import resolve
-from unitsphere.training.divergence import MARGIN, PATIENCE, WINDOW
+from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED
 from unitsphere.training.log import read_metrics
+from unitsphere.training.resolve import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +71,17 @@ class Climb:
 
     @property
     def smoothed(self) -> list[float]:
-        """At each step the mean of the last WINDOW losses, or of those so far."""
+        """At each step the mean of the last SMOOTHED losses, or of those so far."""
         sums = [0.0, *accumulate(self.losses)]
         return [
-            (sums[end] - sums[max(end - WINDOW, 0)]) / min(end, WINDOW)
+            (sums[end] - sums[max(end - SMOOTHED, 0)]) / min(end, SMOOTHED)
             for end in range(1, len(sums))
         ]
 
     @property
     def risen(self) -> float:
         """Nats by which the smoothed loss ended above its lowest."""
-        smoothed = self.smoothed[WINDOW - 1 :]
+        smoothed = self.smoothed[SMOOTHED - 1 :]
         return smoothed[-1] - min(smoothed) if smoothed else 0.0
 
 
@@ -174,7 +170,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "peak": study.peak,
         "steps": study.steps,
         "start": study.start,
-        "divergence": {"window": WINDOW, "margin": MARGIN, "patience": PATIENCE},
+        "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
         "provenance": provenance() | {"runs_commit": runs_commit(records)},
@@ -220,30 +216,6 @@ def parts(study: RampStudy) -> list[Part]:
     return [Part(arm, len(study.seeds), resolve(configs[arm], None)) for arm in study.arms]
 
 
-def write(
-    study: RampStudy, found: Mapping[str, Sequence[Climb]], document: dict[str, Any], out: Path
-) -> list[Path]:
-    """Write the page and the picture."""
-    page, picture = out / "results.md", out / PICTURE
-    curves = {
-        name: [RampCurve(run.rates, run.smoothed, run.lr) for run in runs]
-        for name, runs in found.items()
-    }
-    ramp_picture(curves, document["start"] > 0, "Loss as the learning rate climbs", picture)
-    source = origin(document["provenance"])
-    flags = "".join(f"- {note}\n" for note in notes(document))
-    table = markdown(COLUMNS, ramp_rows(document))
-    write_text(
-        page, f"# lr-ramp\n\n{source}\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n"
-    )
-    return [page, picture]
-
-
-def show(document: dict[str, Any]) -> list[Shown]:
-    """The table, and the notes below it."""
-    return [(COLUMNS, ramp_rows(document)), *notes(document)]
-
-
 def failures(found: Mapping[str, Sequence[Climb]]) -> list[str]:
     """A line for each run that failed."""
     return [
@@ -254,4 +226,4 @@ def failures(found: Mapping[str, Sequence[Climb]]) -> list[str]:
     ]
 
 
-KIND = Kind("lr-ramp", RampStudy, ramp, document, write, show, failures, parts)
+KIND = Kind("lr-ramp", RampStudy, ramp, document, failures, parts)

@@ -14,13 +14,12 @@ from typing import Any, Literal
 from unitsphere.config import read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.report.sweep import findings, sweep_page, sweep_picture, trials_table, trials_title
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import SAME, runs_commit
 from unitsphere.studies.core.forecast import Part
 from unitsphere.studies.core.jobs import Job
-from unitsphere.studies.core.kind import Kind, Shown
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
 from unitsphere.studies.core.rates import arm_config, to_come
@@ -44,7 +43,7 @@ from unitsphere.studies.core.spec import Study, Tune, toml_text
 from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.studies.trials import Swept, Trial, arm_document, best_of, failed_runs, told_of
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
+from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
 LOOKED_AT = 32
@@ -315,26 +314,12 @@ def parts(study: SweepStudy) -> list[Part]:
     return found
 
 
-def write(
-    study: SweepStudy, found: Mapping[str, Swept], document: dict[str, Any], out: Path
-) -> list[Path]:
-    """Write the page, the picture, and the config of each arm's best point."""
-    page, picture = out / "results.md", out / "trials.png"
-    write_text(page, sweep_page(document, picture.name))
-    sweep_picture(document, picture)
+def write_best(study: SweepStudy, found: Mapping[str, Swept], out: Path) -> list[Path]:
+    """Write the config of each arm's best point."""
     best = {out / f"{arm}-best.toml": (arm, s.best) for arm, s in found.items() if s.best}
     for path, (arm, trial) in best.items():
         write_text(path, toml_text(to_dict(point_config(study, arm, trial.params))))
-    return [page, picture, *best]
-
-
-def show(document: dict[str, Any]) -> list[Shown]:
-    """Each arm's best trials, and what is to be known of them."""
-    return [
-        shown
-        for name, arm in document["arms"].items()
-        for shown in (trials_title(name, arm), trials_table(arm), "", *findings(name, arm))
-    ]
+    return list(best)
 
 
 def failures(found: Mapping[str, Swept]) -> list[str]:
@@ -342,4 +327,4 @@ def failures(found: Mapping[str, Swept]) -> list[str]:
     return [f"{record.planned.name}: {record.error}" for record in failed_runs(found)]
 
 
-KIND = Kind("sweep", SweepStudy, sweep, document, write, show, failures, parts)
+KIND = Kind("sweep", SweepStudy, sweep, document, failures, parts, more=write_best)

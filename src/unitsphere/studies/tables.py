@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from unitsphere.config import did_you_mean, from_dict, read_toml
 from unitsphere.errors import UserError
-from unitsphere.inspection.scales import EIGEN, effective
+from unitsphere.inspection.weights import EIGEN, effective
 from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Record

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.data.stretches import DocumentTokens, stretches
+from unitsphere.data.batches import DocumentTokens, stretches
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.evaluate import evaluating, perplexity
+from unitsphere.training.evaluate.text import evaluating, perplexity
 
 CHUNK = 1024
 """Tokens that go through the model at a time, unless the caller says otherwise."""

@@ -9,19 +9,18 @@ from typing import Any
 import torch
 
 from unitsphere.config import from_dict, read_json
-from unitsphere.data.classified import encode_examples
-from unitsphere.data.labelled import Example
+from unitsphere.data.labelled import Example, encode_examples
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Objective
-from unitsphere.training.declared import check_finite
+from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
 from unitsphere.training.device import pick_device
 from unitsphere.training.finetune_fit import class_logits
 from unitsphere.training.finetune_folder import CONFIG, MODEL, TOKENIZER, header, load_weights
+from unitsphere.training.load import check_finite
 from unitsphere.training.recipes import saved_config
-from unitsphere.training.tensors import check_tensors, model_tensors
 
 
 @dataclass(frozen=True)

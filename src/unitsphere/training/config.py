@@ -10,19 +10,16 @@ from typing import Any, Literal, cast
 from unitsphere.config import check_seed, field_types, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
+from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.live_config import InspectConfig
 from unitsphere.training.optim import OptimConfig
-from unitsphere.training.parallel.config import ParallelConfig
-from unitsphere.training.recompute import Recompute
 from unitsphere.training.schedule import ScheduleConfig, decay_end
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
-
-Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
-from unitsphere.data import batches
-from unitsphere.data.batch import Batch
-from unitsphere.data.masking import EVALUATION_SEED, Masked
+import torch
+
+from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count_windows
+from unitsphere.data.batches import Batches, ByStep, window
 from unitsphere.data.pairs import PairBatches, Pairs
-from unitsphere.data.prefetch import Batches
 from unitsphere.data.prepare import prepared, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
-from unitsphere.data.windows import Form, NextToken, count_windows
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
-from unitsphere.training.config import Precision, RunConfig
-from unitsphere.training.evaluate import Evaluation, evaluate_shards
-from unitsphere.training.evaluate_pairs import cut_batch, evaluate_pair_split
-from unitsphere.training.parallel.layout import SINGLE, Layout
+from unitsphere.training.config import RunConfig
+from unitsphere.training.device import Precision
+from unitsphere.training.distributed.layout import SINGLE, Layout
+from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split
+from unitsphere.training.evaluate.text import (
+    Evaluation,
+    evaluate_shards,
+    evaluating,
+    scoring_form,
+    spread,
+)
+from unitsphere.training.folder import check_own_data
+from unitsphere.training.load import load_run
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
@@ -54,7 +63,7 @@ class Corpus:
     `fingerprint` is of its tokens, `input` of what they were made from.
     """
 
-    batches: Batches
+    batches: ByStep
     validate: Validation
     example: Batch
     validation_rows: Callable[[int], Batch]
@@ -90,7 +99,7 @@ def open_stream(config: RunConfig) -> Corpus:
     scored = scoring_form(config, tokenizer, data.context)
     rows = train.batch_tokens // data.context
     return Corpus(
-        batches=batches.Batches(training, training_form(config, tokenizer), rows, train.seed),
+        batches=Batches(training, training_form(config, tokenizer), rows, train.seed),
         validate=partial(
             evaluate_shards,
             shards=validation,
@@ -98,10 +107,10 @@ def open_stream(config: RunConfig) -> Corpus:
             rows=train.micro_batch or rows,
             max_tokens=train.eval_tokens,
         ),
-        example=scored.batch([batches.window(validation, scored, 0)]),
+        example=scored.batch([window(validation, scored, 0)]),
         validation_rows=lambda n: scored.batch(
             [
-                batches.window(validation, scored, i)
+                window(validation, scored, i)
                 for i in spread(count_windows(validation.n_tokens, scored), n)
             ]
         ),
@@ -148,12 +157,6 @@ def open_pairs(config: RunConfig) -> Corpus:
     )
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """`wanted` of the numbers below `count`, evenly spread; all of them if there are fewer."""
-    wanted = min(wanted, count)
-    return [i * count // wanted for i in range(wanted)]
-
-
 def say_what_is_long(training: PairBatches, validation: Pairs) -> None:
     """A line on stderr about pairs with a longer side than data.context, if there are any."""
     cut = validation.longer_than(training.context)
@@ -182,15 +185,6 @@ def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
     return NextToken(context, separator, True, apart=config.data.document_mask)
 
 
-def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
-    """How a run's model is evaluated in windows of `context` tokens."""
-    separator = tokenizer.separator
-    if config.objective == "mlm":
-        masks = config.data.mask
-        return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
-    return NextToken(context, separator, False, apart=config.data.document_mask)
-
-
 def special_ids(objective: Objective) -> int:
     """Ids that a model needs beyond its tokenizer's: the mask token."""
     return 1 if objective == "mlm" else 0
@@ -212,3 +206,51 @@ def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
             f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
             f"{tokenizer_size + extra}: leave it out, or make it at least that"
         )
+
+
+SHOWN = 100
+"""Tokens of a row that are shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a batch: its targets that count, their mean loss in nats, and how it begins."""
+
+    row: int
+    targets: int
+    loss: float
+    text: str
+
+
+@torch.no_grad()
+def replay(run: Path | str, step: int, device: str = "auto") -> list[Row]:
+    """The rows of the batch that made update number `step` (from 1 on, as in metrics.jsonl).
+
+    The losses are those of the run's newest complete checkpoint, without dropout. Raises UserError
+    for a step that the run does not have, or if its data are not to be had.
+    """
+    model, tokenizer, config = load_run(run, device)
+    if not 1 <= step <= config.train.steps:
+        raise UserError(f"{run} has no step {step}: give one from 1 to {config.train.steps}")
+    check_own_data(Path(run), config)
+    batch = open_corpus(config).batches.batch(step - 1)
+    rows = []
+    with evaluating(model):
+        for index, row in enumerate(batch.split(1)):
+            here = row.to(model.device)
+            loss = model.loss(here.inputs, here.targets, "sum", **here.keywords())
+            scored = row.scored
+            rows.append(Row(index, scored, float(loss) / max(scored, 1), text_of(row, tokenizer)))
+    return rows
+
+
+def text_of(row: Batch, tokenizer: Tokenizer) -> str:
+    """How a batch's one row begins: what is given and, of a pair, what is asked for."""
+    sides = [row.inputs] if row.source is None else [row.source, row.targets]
+    return " → ".join(beginning(side[0].tolist(), tokenizer) for side in sides)
+
+
+def beginning(ids: list[int], tokenizer: Tokenizer) -> str:
+    """Text of the first tokens; ids that stand for no text, the mask token for one, left out."""
+    known = [i for i in ids[:SHOWN] if i != IGNORED and i < tokenizer.vocab_size]
+    return tokenizer.decode(known)

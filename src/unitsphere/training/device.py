@@ -4,15 +4,19 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
 from unitsphere.errors import UserError
-from unitsphere.training.config import Precision
+
+Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
+
 
 FP8_SINCE = (8, 9)
 """The first compute capability of NVIDIA's that multiplies in FP8: Ada and Hopper."""
+
+
 FP8_NEEDS = "needs an NVIDIA GPU of compute capability 8.9 or newer"
 
 
@@ -85,3 +89,30 @@ def pick_precision(name: str, device: torch.device) -> Precision:
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context of a forward pass: bf16 autocast for bf16 and fp8, else nothing."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision in ("bf16", "fp8"))
+
+
+PEAK_BF16 = {
+    "B200": 2250e12,  # NVIDIA B200 and GB200
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,  # SXM
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+"""Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """Peak operations a second of the device in that precision, or None where it is not known.
+
+    That of bf16 for fp8 too: attention and the head stay in bf16, so one definition serves both.
+    """
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    return peak_of_chip(torch.cuda.get_device_name(device))
+
+
+def peak_of_chip(name: str) -> float | None:
+    """Peak bf16 operations a second of a GPU by the name that its driver gives, if it is known."""
+    return next((peak for part, peak in PEAK_BF16.items() if part in name), None)

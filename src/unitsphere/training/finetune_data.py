@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
 
-from unitsphere.data.classified import encode_examples, stratified
-from unitsphere.data.labelled import Example, class_indices, class_names, read_labelled
+from unitsphere.data.labelled import (
+    Example,
+    class_indices,
+    class_names,
+    encode_examples,
+    read_labelled,
+    stratified,
+)
 from unitsphere.data.tasks import Fields
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError

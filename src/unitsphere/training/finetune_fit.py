@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from unitsphere.data.classified import padded_rows, shuffled_batches
+from unitsphere.data.labelled import padded_rows, shuffled_batches
 from unitsphere.models.classifier import Classifier
 from unitsphere.training.constraint import constrain
 from unitsphere.training.device import autocast, pick_precision

@@ -24,10 +24,10 @@ from unitsphere.data.tasks import Fields
 from unitsphere.errors import UserError
 from unitsphere.files import aside, check_given
 from unitsphere.models.classifier import Classifier, Pool
+from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
 from unitsphere.training.finetune_config import FinetuneConfig
 from unitsphere.training.finetune_data import Parts, fingerprint
 from unitsphere.training.load import LoadedRun
-from unitsphere.training.tensors import check_tensors, model_tensors
 
 CONFIG, RESULTS = "config.json", "results.json"
 MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"

@@ -2,107 +2,42 @@
 
 import errno
 import fcntl
+import hashlib
+import hmac
 import json
 import os
+import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from glob import has_magic
 from itertools import count
 from os.path import exists
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import differences, read_json, to_dict
-from unitsphere.data.prepare import absolute, input_fingerprint, located
+from unitsphere.config import read_json, to_dict
+from unitsphere.data.config import DataConfig
+from unitsphere.data.manifest import is_prepared
+from unitsphere.data.prepare import absolute
+from unitsphere.data.sources import STANDARD_INPUT, find_files
+from unitsphere.data.tokenizer import is_name
 from unitsphere.errors import UserError
-from unitsphere.files import own_folder, read_bytes, write_bytes, write_text
+from unitsphere.files import own_folder, read_bytes, reason, write_bytes, write_text
 from unitsphere.training import checkpoint
-from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
+from unitsphere.training.config import RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
-from unitsphere.training.recipes import load_recipe
 
 CONFIG = "config.json"
+
+
 ENVIRONMENT = "environment.json"
+
+
 EVALUATIONS = "tasks.jsonl"
+
+
 TOKENIZER = "tokenizer.json"
-
-
-def saved_config(out: Path) -> RunConfig | None:
-    """The config of the run in `out`; None for an empty folder, a `UserError` for any other."""
-    if (out / CONFIG).is_file():
-        return load_recipe(out / CONFIG)
-    if not is_empty(out):
-        raise UserError(f"{out} is not empty and holds no run: give --out another folder")
-    return None
-
-
-def is_empty(out: Path) -> bool:
-    """Whether a folder holds nothing but hidden files."""
-    return all(path.name.startswith(".") for path in out.iterdir())
-
-
-def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = False) -> None:
-    """Raise UserError unless `config` may resume the run of `saved`.
-
-    With `resize` the keys of a run's length may differ, if nothing else does.
-    """
-    odd = other_settings(out, saved, config)
-    if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
-        raise UserError(
-            f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
-            "go on with it, or another --out"
-        )
-
-
-def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
-    """What makes `config` another run than that of `saved`, in `out`: `key: saved -> asked` each.
-
-    Keys in FREE_KEYS may differ, and those in PLACES if the same data are at both. All others
-    decide what is learned; `train.steps` too, since the schedule is stretched over them.
-    """
-    if saved.architecture != config.architecture:
-        return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
-    saved, config = at_places(saved), at_places(config)
-    changed = {line.partition(":")[0]: line for line in differences(saved, config)}
-    odd = {key: line for key, line in changed.items() if key not in FREE_KEYS}
-    others = [line for key, line in odd.items() if key not in PLACES]
-    if len(others) == len(odd) or (not others and holds_data_of(out, saved, config)):
-        return others
-    return list(odd.values())
-
-
-def at_places(config: RunConfig) -> RunConfig:
-    """The config with paths that mean the same from any working directory."""
-    init = None if config.init is None else absolute(config.init)
-    return replace(config, init=init, data=located(config.data))
-
-
-def holds_data_of(out: Path, saved: RunConfig, config: RunConfig) -> bool:
-    """Whether the data of `config` are, to the byte, those of the run `saved` in `out`.
-
-    A run that has not recorded what it read is asked for its source as it is now.
-    """
-    recorded = last_data(out)
-    if recorded is None and exists(saved.data.source):
-        recorded = input_of(saved)
-    return recorded is not None and recorded == input_of(config)
-
-
-def input_of(config: RunConfig) -> str:
-    """The fingerprint of what a run's tokens are made from."""
-    return input_fingerprint(config.data, pairs=config.objective == "seq2seq")
-
-
-def last_data(out: Path) -> str | None:
-    """The fingerprint of the data that the run in `out` read last; None if it is not recorded."""
-    path = out / ENVIRONMENT
-    found = read_json(path) if path.is_file() else None
-    resumed = found.get("resumed") if isinstance(found, dict) else None
-    last = resumed[-1] if isinstance(resumed, list) and resumed else found
-    data = last.get("data") if isinstance(last, dict) else None
-    fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
-    return fingerprint if isinstance(fingerprint, str) else None
 
 
 def check_there(out: Path, config: RunConfig) -> None:
@@ -233,3 +168,132 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
 
     kept = [record for record in read_evaluations(out) if what(record) != what(found)]
     write_text(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))
+
+
+def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
+    """The run folder, and the checkpoint if `path` is one of the run's checkpoints."""
+    run = path.absolute().parent.parent
+    if path.absolute().parent.name == "checkpoints" and (run / CONFIG).is_file():
+        return run, path
+    return path, None
+
+
+SIGNATURE = "signature"
+"""The key of environment.json."""
+
+
+KEY_BYTES = 32
+
+
+def key_file() -> Path:
+    """Where the user's key lies: in $XDG_STATE_HOME, or ~/.local/state."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "unitsphere", "key")
+
+
+def signature(data: DataConfig) -> str | None:
+    """The user's signature of a run's data settings; None if the key cannot be kept."""
+    try:
+        key = make_key(key_file())
+    except OSError as error:
+        print(
+            f"cannot keep a key in {key_file()} ({reason(error)}): eval and inspect of this run "
+            "will ask for --data",
+            file=sys.stderr,
+        )
+        return None
+    return signed(key, data)
+
+
+def signed(key: bytes, data: DataConfig) -> str:
+    """The settings' keyed hash, as hexadecimal digits."""
+    text = json.dumps(to_dict(data), sort_keys=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def make_key(path: Path) -> bytes:
+    """The user's key, drawn the first time; of processes that begin at once, one draws it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        drawn = path.with_name(f".key-{secrets.token_hex(8)}")
+        handle = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            os.link(drawn, path)  # never over another process's
+        except FileExistsError:
+            pass
+        finally:
+            drawn.unlink()
+    return read_key(path)
+
+
+def read_key(path: Path) -> bytes:
+    """The user's key; a `UserError` if it is not one."""
+    key = read_bytes(path, limit=KEY_BYTES)
+    if len(key) != KEY_BYTES:
+        raise UserError(f"{path} is not a key of unitsphere: delete it")
+    return key
+
+
+def made_here(run: Path, data: DataConfig) -> bool:
+    """Whether this user has trained `run` with these data settings, or resumed it."""
+    if not (run / ENVIRONMENT).is_file() or not key_file().is_file():
+        return False
+    expected = signed(read_key(key_file()), data)
+    return any(hmac.compare_digest(expected, one) for one in signatures(run))
+
+
+def signatures(run: Path) -> list[str]:
+    """All that environment.json holds."""
+    found: Any = read_json(run / ENVIRONMENT)
+    if not isinstance(found, dict):
+        return []
+    resumed = found.get("resumed", [])
+    records = [found, *(resumed if isinstance(resumed, list) else [])]
+    kept = [record.get(SIGNATURE) for record in records if isinstance(record, dict)]
+    return [one for one in kept if isinstance(one, str) and one.isascii()]
+
+
+def check_own_data(run: Path, config: RunConfig) -> None:
+    """Raise UserError unless the data that the config of `run` names may be read and prepared.
+
+    They may if this user has made the run, if all of them lie in its folder, or if they are the
+    standard library's. `run` may also be one of its checkpoints.
+    """
+    run, _ = run_and_checkpoint(run)
+    data = config.data
+    if made_here(run, data) or lies_inside(run, data) or is_everybodys(data):
+        return
+    raise UserError(
+        f"{run} was not made by you here, and its data ({config.data.source}) lie outside of its "
+        "folder: say which data to read with --data"
+    )
+
+
+def is_everybodys(data: DataConfig) -> bool:
+    """Whether it is the standard library, prepared where a run of the user's own keeps it."""
+    names = data.validation is None and (data.tokenizer is None or is_name(data.tokenizer))
+    here = absolute(data.cache) == absolute(DataConfig().cache)
+    return data.source == "stdlib" and names and here
+
+
+def lies_inside(run: Path, data: DataConfig) -> bool:
+    """Whether a config's source, and all else that it makes read or write, is in the run folder."""
+    if data.source in ("stdlib", *STANDARD_INPUT) or not is_inside(data.source, run):
+        return False
+    named = [data.source, data.validation, data.tokenizer]
+    files = [name for name in named if name is not None and not is_name(name)]
+    if not is_prepared(data.source):
+        files.append(data.cache)
+    if not all(is_inside(file, run) for file in files):
+        return False
+    within: list[Path] = []
+    for source in filter(None, (data.source, data.validation)):
+        within += Path(source).iterdir() if is_prepared(source) else find_files(source)
+    return all(is_inside(str(file), run) for file in within)
+
+
+def is_inside(path: str, run: Path) -> bool:
+    """Whether a path, its links followed, leads into the run folder."""
+    return Path(os.path.expanduser(path)).resolve().is_relative_to(run.resolve())

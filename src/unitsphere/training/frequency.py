@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import IGNORED
-from unitsphere.data.prefetch import Batches
+from unitsphere.data.batches import ByStep
 from unitsphere.models.constraint import roles
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.project import own
+from unitsphere.training.distributed.layout import part_of
 from unitsphere.training.hooks import StepHook, attach
-from unitsphere.training.parallel.fill import part_of
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
@@ -51,7 +51,7 @@ class ByFrequency(StepHook):
             own(self.head.grad).mul_(self.factors)
 
 
-def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
+def row_factors(batches: ByStep, batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
     for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
@@ -62,7 +62,7 @@ def row_factors(batches: Batches, batch_tokens: int, V: int) -> Tensor:
 
 
 def weigh_head(
-    model: Transformer, optimizer: Optimizer, batches: Batches, batch_tokens: int
+    model: Transformer, optimizer: Optimizer, batches: ByStep, batch_tokens: int
 ) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 

@@ -16,7 +16,9 @@ a spike (`train.on_spike`) costs no wait where there is none:
   the update that was the spike.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,10 +27,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 OnSpike = Literal["stop", "skip", "rollback"]
+
+
 WINDOW = 100
 """Losses that a spike is measured by."""
+
+
 MOST = 10
 """Spikes that are borne within WINDOW steps."""
+
 
 Place = tuple[Tensor, str]
 """A weight, and the name of a tensor of its state or "" for the weight itself."""
@@ -138,3 +145,53 @@ def held_by(optimizer: Optimizer) -> dict[Place, Tensor]:
             for key, value in optimizer.state.get(weight, {}).items():
                 found[weight, key] = value
     return {place: t.to_local() if isinstance(t, DTensor) else t for place, t in found.items()}
+
+
+SMOOTHED = 10
+"""Steps over which the loss is smoothed."""
+
+
+MARGIN = 1.0
+"""Nats by which the smoothed loss is above its lowest."""
+
+
+PATIENCE = 20
+"""Steps in a row for which it is; more than SMOOTHED, so that a single spike is not enough."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is known of a run's loss so far; `after` gives what is known a step later.
+
+    losses: the last SMOOTHED. lowest: of the smoothed losses. above: the first step of those in a
+    row that are above it by MARGIN. diverged: the step at which the run did, if it has.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    lowest: float | None = None
+    above: int | None = None
+    diverged: int | None = None
+
+    def after(self, step: int, loss: float) -> "Watch":
+        """With the loss of step number `step`, counted from 1."""
+        if self.diverged is not None:
+            return self
+        if not math.isfinite(loss):
+            return replace(self, diverged=self.above or step)
+        losses = [*self.losses, loss][-SMOOTHED:]
+        if len(losses) < SMOOTHED:
+            return replace(self, losses=losses)
+        smoothed = sum(losses) / SMOOTHED
+        lowest = smoothed if self.lowest is None else min(self.lowest, smoothed)
+        above = (self.above or step) if smoothed >= lowest + MARGIN else None
+        over = above is not None and step - above + 1 >= PATIENCE
+        return Watch(losses, lowest, above, above if over else None)
+
+
+def divergence(folder: Path) -> Path:
+    """The file beside a run folder that says that, and how, the run diverged in a study."""
+    return folder.with_name(folder.name + ".diverged")
+
+
+class Diverged(Exception):
+    """A run that is to end when its loss diverges has done so, and is saved."""

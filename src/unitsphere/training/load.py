@@ -1,27 +1,37 @@
 """A trained model back from its run folder."""
 
+import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from unitsphere.config import differences, read_json
 from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
-from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
+from unitsphere.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.files import check_given
+from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint.tensors import (
+    check_tensors,
+    empty_tensors,
+    load_model,
+    model_tensors,
+)
 from unitsphere.training.config import RunConfig
-from unitsphere.training.declared import check_checkpoint, check_finite
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, TOKENIZER
-from unitsphere.training.load_exported import is_exported, load_folder
-from unitsphere.training.recipes import load_recipe
-from unitsphere.training.tensors import load_model
+from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
+from unitsphere.training.recipes import load_recipe, saved_config
 
 
 class LoadedRun(NamedTuple):
@@ -68,14 +78,6 @@ def config_of_run(path: Path) -> RunConfig:
             "unit vectors any more; train on from the run folder"
         )
     return load_recipe(path / CONFIG)
-
-
-def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
-    """The run folder, and the checkpoint if `path` is one of the run's checkpoints."""
-    run = path.absolute().parent.parent
-    if path.absolute().parent.name == "checkpoints" and (run / CONFIG).is_file():
-        return run, path
-    return path, None
 
 
 def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
@@ -151,3 +153,79 @@ def find_start(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any] | None
     sha256 = checkpoint.fingerprint(folder / checkpoint.MARKER)["sha256"]
     step = checkpoint.load_state(folder).step
     return {"run": config.init, "step": step, "checkpoint": str(folder.resolve()), "sha256": sha256}
+
+
+def check_checkpoint(config: RunConfig, folder: Path) -> None:
+    """Raise UserError unless the checkpoint `folder` holds the model that `config` declares."""
+    check_declared(config, empty_tensors(folder, "model.", "meta"), f"checkpoint {folder}")
+
+
+def check_declared(config: RunConfig, stored: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError unless the model of `config` has the names, shapes and kinds of `stored`.
+
+    stored: `model.<name>` -> a tensor, on the meta device at will, of each tensor of the model.
+    where: what holds them, for the message.
+    """
+    if config.model.n_layers > len(stored):  # laying out a billion layers would not end
+        raise UserError(
+            f"{where} does not fit its config: it has {len(stored)} tensors, and the config "
+            f"declares {config.model.n_layers} layers"
+        )
+    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    check_tensors(model_tensors(model), stored, where)
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError if a weight is NaN or infinite: nothing that it computes has a meaning."""
+    odd = next((name for name, t in tensors.items() if not t.isfinite().all()), None)
+    if odd is not None:
+        raise UserError(f"{where} holds numbers that are not finite, in {odd}: train it again")
+
+
+MODEL_TYPE = "unitsphere"
+
+
+def is_exported(document: Any) -> bool:
+    """Whether a config.json is that of an exported folder."""
+    return isinstance(document, dict) and document.get("model_type") == MODEL_TYPE
+
+
+def load_folder(path: Path, device: torch.device) -> tuple[Transformer, Tokenizer, RunConfig]:
+    """Model, tokenizer and config of the exported folder `path`; a `UserError` if it is damaged."""
+    own = read_json(path / "config.json").get(MODEL_TYPE)
+    if own is None:
+        raise UserError(f"{path}/config.json has lost its key '{MODEL_TYPE}': export the run again")
+    config = saved_config(own, f"{path}/config.json")
+    tensors = read_weights(path)
+    if config.model.n_layers > len(tensors):  # laying out a billion layers would not end
+        raise UserError(f"{path} declares {config.model.n_layers} layers, and holds fewer tensors")
+    model = load_exported(config.architecture, config.model, config.objective, tensors)
+    return model.to(device).eval(), read_tokenizer(path), config
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The run's tokenizer; where transformers has saved the folder again, what it made of it."""
+    if (path / OWN_TOKENIZER).is_file():
+        return load_tokenizer(path / OWN_TOKENIZER, path)
+    file = path / "tokenizer.json"
+    document = read_json(file)
+    added = document.get("added_tokens") if isinstance(document, dict) else None
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise UserError(f"{file} has no list of added_tokens: export the run again")
+    if not any(token.get("content") == MASK_TOKEN for token in added):
+        return load_tokenizer(file, path)
+    document["added_tokens"] = [token for token in added if token.get("content") != MASK_TOKEN]
+    return JsonTokenizer(json.dumps(document), str(file))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a folder's model*.safetensors; a `UserError` if there are none."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        try:
+            found |= load_file(check_given(file, path))
+        except (SafetensorError, MemoryError) as error:
+            raise UserError(f"cannot read {file}: {error}") from error
+    if not found:
+        raise UserError(f"{path} has no model.safetensors: export the run again")
+    return found

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
@@ -13,14 +14,22 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from unitsphere.config import parse_json
-from unitsphere.files import append_to, read_bytes, write_text
-from unitsphere.training.events import Events
+from unitsphere.files import append_to, own_folder, read_bytes, write_text
 
 METRICS = "metrics.jsonl"
+
+
 SAMPLES = "samples.txt"
+
+
 EVENTS = "tensorboard"
+
+
 LIMIT = 4 << 30
 """Most bytes of a metrics.jsonl: about ten million records."""
 
@@ -174,8 +183,12 @@ class RunLog:
 
 
 WIDTH = 80
+
+
 LEAST_NEEDED = ("lr", "tokens_per_second", "val_bits_per_byte", "slowest_ratio", "loss")
 """What a line that is too long goes without, in this order: metrics.jsonl has all of it."""
+
+
 FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",
@@ -193,3 +206,70 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Events:
+    """A new event file in `folder`; readers drop what others hold of steps after `step`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        own_folder(folder)
+        self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")
+        self.writer = RecordWriter(self.file)
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Scalars of one step; on the disk after `flush` or `close`."""
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(Event(step=step, summary=Summary(value=scalars)))
+
+    def flush(self) -> None:
+        """Hand everything to the system, so that TensorBoard shows it."""
+        self.file.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk has everything."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self.file.close()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self.writer.write(event.SerializeToString())
+
+
+class QuietLog(RunLog):
+    """A run's log that neither opens, writes nor prints anything."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def __enter__(self) -> "QuietLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is open."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """The first process writes the record."""
+
+    def say(self, text: str) -> None:
+        """The first process says it."""
+
+    def sample(self, step: int, text: str) -> None:
+        """The first process writes the sample."""
+
+    def samples_size(self) -> int:
+        """The first process knows."""
+        return 0
+
+    def sync(self) -> None:
+        """Nothing is written."""

@@ -19,20 +19,18 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import Preempted, RunFailed
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.checkpoint import State
+from unitsphere.training.checkpoint.saver import Saver
+from unitsphere.training.checkpoint.store import State
+from unitsphere.training.checkpoint.tensors import rng_state
 from unitsphere.training.corpus import Corpus
-from unitsphere.training.device import autocast
-from unitsphere.training.divergence import Diverged
-from unitsphere.training.evaluate import evaluating
-from unitsphere.training.flops import flops_per_token, peak_flops
-from unitsphere.training.guard import MOST, WINDOW, RolledBack
+from unitsphere.training.device import autocast, peak_flops
+from unitsphere.training.distributed.straggler import Stragglers
+from unitsphere.training.evaluate.text import evaluating
+from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
-from unitsphere.training.loop import Job
-from unitsphere.training.parallel.straggler import Stragglers
-from unitsphere.training.saver import Saver
-from unitsphere.training.stop import Stop
-from unitsphere.training.tensors import rng_state
-from unitsphere.training.watchdog import Watchdog
+from unitsphere.training.step import Job
+from unitsphere.training.stop import Stop, Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
 """What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
@@ -149,7 +147,8 @@ class RunMonitor:
     def probe(self, step: int) -> dict[str, float]:
         """What the live probes show, if that is due."""
         job = self.job
-        return job.live.record(step, job.model, job.optimizer, self.corpus.example, job.precision)
+        precision = autocast(job.model.device, job.precision)
+        return job.live.record(step, job.model, job.optimizer, self.corpus.example, precision)
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""

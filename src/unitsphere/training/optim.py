@@ -13,8 +13,8 @@ from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.constraint import ConstraintConfig
+from unitsphere.training.distributed.gradients import by_mesh
 from unitsphere.training.muon import Muon, MuonAdam
-from unitsphere.training.parallel.gradients import by_mesh
 
 
 @dataclass(frozen=True)

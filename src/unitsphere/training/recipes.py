@@ -1,13 +1,17 @@
-"""Recipes: named configs, one TOML file each, under `unitsphere/recipes/<paper>/<name>.toml`."""
+"""Recipes: named configs, one TOML file each, under `unitsphere/recipes/<paper>/<name>.toml`.
+
+A recipe may begin with `base = "<another recipe>"` and hold only what differs from it.
+"""
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import did_you_mean, read_json, read_toml
+from unitsphere.config import did_you_mean, flatten, read_json, read_toml, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig, read_config, run_config_type
 
@@ -50,7 +54,7 @@ def _place(name: str) -> tuple[bool, float, bool, str]:
 
 
 def first_sentence(name: str) -> str:
-    """What a recipe that comes with the package says of itself first, in the comment on top."""
+    """The first sentence of the comment at the top of a recipe that comes with the package."""
     comment = []
     for line in (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -62,20 +66,71 @@ def first_sentence(name: str) -> str:
 def load_recipe(name: str | Path) -> RunConfig:
     """The config of a recipe: its name, a .toml file of one's own, a run folder or its config.json.
 
-    What the file leaves out has its default. Raises UserError for an unknown recipe,
+    What the file and its bases leave out has its default. Raises UserError for an unknown recipe,
     architecture or key (with the nearest match) and for a value of the wrong type.
     """
     name = str(name)
-    if name in recipe_names():
-        path = recipe_folder() / f"{name}.toml"
-        return config_from(read_toml(path), f"recipe {name}")
     if is_run(name):
         return load_recipe(Path(name) / "config.json")
-    if name.endswith(".toml"):
-        return config_from(read_toml(Path(name)), name)
-    if name.endswith(".json"):
+    if name not in recipe_names() and name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
-    raise UserError(f"unknown recipe '{name}'{did_you_mean(name, recipe_names())}")
+    table: dict[str, Any] = {}
+    # Each base is a recipe too: a mistake is told of the file that makes it.
+    configs = [config_from(table := merged(table, own), label) for label, own in layers(name)]
+    return configs[-1]
+
+
+def layers(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """A recipe's TOML table and those of its bases, the last base first, each with its name.
+
+    `base = "…"` names a recipe that comes with the package, or another .toml file by its path from
+    this one. Raises UserError for bases that lead back to a recipe among them.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    seen: list[str] = []
+    folder = Path()
+    while True:
+        if name in recipe_names():
+            path, label = recipe_folder() / f"{name}.toml", f"recipe {name}"
+        elif name.endswith(".toml"):
+            path = folder / name
+            label = str(path)
+        else:
+            where = f"{found[-1][0]}: base: " if found else ""
+            raise UserError(f"{where}unknown recipe '{name}'{did_you_mean(name, recipe_names())}")
+        place = os.path.realpath(path)
+        if place in seen:
+            chain = [known for known, _ in found[seen.index(place) :]]
+            raise UserError(f"a recipe cannot be its own base: {' -> '.join([*chain, label])}")
+        table = read_toml(path)
+        base = table.pop("base", None)
+        found.append((label, table))
+        seen.append(place)
+        if base is None:
+            return found[::-1]
+        if not isinstance(base, str):
+            raise UserError(f"{label}: 'base' must be the name of a recipe, not {base!r}")
+        name, folder = base, path.parent
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `change`; a table in both is merged in the same way."""
+    table = dict(base)
+    for key, value in change.items():
+        own = table.get(key)
+        both = isinstance(own, Mapping) and isinstance(value, Mapping)
+        table[key] = merged(own, value) if both else value
+    return table
+
+
+def sources(name: str) -> dict[str, str]:
+    """Dotted key -> the file that sets it last, for every key that a recipe or a base sets.
+
+    A run folder or a .json file sets all of its keys itself.
+    """
+    if is_run(name) or (name not in recipe_names() and name.endswith(".json")):
+        return dict.fromkeys(flatten(to_dict(load_recipe(name))), name)
+    return {key: label for label, table in layers(name) for key in flatten(table)}
 
 
 def is_run(name: str) -> bool:
@@ -94,11 +149,11 @@ def config_from(data: Any, where: str) -> RunConfig:
 
 
 EARLIER = {"angpt": {"signed_alpha": True}}
-"""Architecture -> what a model's key was before it existed, where its default is another."""
+"""Architecture -> the value that a model key had before the key existed, if not its default."""
 
 
 def saved_config(data: Any, where: str) -> RunConfig:
-    """The config in a run's or an export's JSON; one written earlier keeps its meaning.
+    """The config in a run's or an export's JSON; one that was written earlier keeps its meaning.
 
     Raises UserError as `config_from` does.
     """

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unitsphere.data.prepare import lost_share
-from unitsphere.training.checkpoint import State
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
-from unitsphere.training.loop import Job
 from unitsphere.training.schedule import decay_end, warmup_steps
+from unitsphere.training.step import Job
 
 
 @dataclass(frozen=True)

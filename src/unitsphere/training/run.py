@@ -11,47 +11,50 @@ from typing import Any
 import torch
 
 from unitsphere.config import from_dict, to_dict
-from unitsphere.data.prefetch import Prefetch
+from unitsphere.data.batches import Prefetch
 from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.training import checkpoint
-from unitsphere.training.build import build_job, with_micro_batch
-from unitsphere.training.checkpoint import State
-from unitsphere.training.compiling import compiles, kept_cache
+from unitsphere.training.checkpoint.saver import Saver
+from unitsphere.training.checkpoint.store import State
+from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, set_rng_state
+from unitsphere.training.compile_cache import compiles, kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
-from unitsphere.training.decide import agreed_config, place
-from unitsphere.training.declared import check_checkpoint
-from unitsphere.training.divergence import Diverged
+from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.processes import (
+    check_alike,
+    everywhere,
+    on_first,
+    one_by_one,
+    own_device,
+    processes,
+    where,
+)
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
+    SIGNATURE,
     TOKENIZER,
     check_there,
     disk_errors,
     keep_end,
     locked,
     remove_leftovers,
-    saved_config,
+    signature,
     write_config,
     write_environment,
 )
-from unitsphere.training.guard import RolledBack
-from unitsphere.training.load import LoadedRun, find_start, load_run
-from unitsphere.training.log import RunLog
-from unitsphere.training.loop import Job, train_steps
+from unitsphere.training.forecast import forecast
+from unitsphere.training.guard import Diverged, RolledBack
+from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
+from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
-from unitsphere.training.owner import SIGNATURE, signature
-from unitsphere.training.parallel.agree import check_alike, everywhere, on_first, one_by_one, where
-from unitsphere.training.parallel.forecast import forecast
-from unitsphere.training.parallel.layout import Layout
-from unitsphere.training.parallel.processes import own_device, processes
-from unitsphere.training.parallel.quiet import AgreedStop, QuietLog
+from unitsphere.training.plan import build_job, place, with_micro_batch
+from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.saver import Saver
 from unitsphere.training.schedule import steps_alike, warmup_steps
-from unitsphere.training.stop import Stop, seconds_of
-from unitsphere.training.tensors import load_model, load_optimizer, set_rng_state
+from unitsphere.training.step import Job, train_steps
+from unitsphere.training.stop import AgreedStop, Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
-from unitsphere.training.watchdog import Watchdog
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 

@@ -1,5 +1,6 @@
 """Stopping a run from outside: a signal or a limit of time saves it, and it can go on later."""
 
+import faulthandler
 import math
 import re
 import signal
@@ -10,8 +11,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from unitsphere.errors import UserError
+from unitsphere.training.distributed.layout import Layout
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -87,3 +91,61 @@ class Stop:
             file=sys.stderr,
             flush=True,
         )
+
+
+class AgreedStop(Stop):
+    """A stop that all processes heed at the same question, whichever of them got the signal."""
+
+    def __init__(self, layout: Layout, limit: float | None = None) -> None:
+        super().__init__(limit)
+        self.layout = layout
+
+    def due(self) -> bool:
+        """Whether some process is to stop; all ask equally often."""
+        return self.layout.any(super().due())
+
+
+STDERR = 2
+
+
+class Watchdog:
+    """A thread that waits for `beat`; after `timeout` seconds without one it prints every thread's
+    stack on stderr, once until the next. No timeout: no thread.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout, self.last, self.told = timeout, time.monotonic(), False
+        self.over = threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        if self.timeout is not None:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.over.set()
+
+    def beat(self) -> None:
+        """A step, a micro-batch or a batch of a validation is done."""
+        now = time.monotonic()
+        if self.told:
+            print(f"it went on after {now - self.last:.0f} s", file=sys.stderr, flush=True)
+        self.last, self.told = now, False
+
+    def _watch(self) -> None:
+        assert self.timeout is not None
+        while not self.over.wait(self.timeout / 4):
+            still = time.monotonic() - self.last
+            if still > self.timeout and not self.told:
+                self.told = True
+                print(
+                    f"no headway for {still:.0f} s (train.hang_timeout); this process stands at:",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(STDERR, all_threads=True)

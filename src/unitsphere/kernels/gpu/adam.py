@@ -164,7 +164,7 @@ def adam_project_(
     decoupled: bool = False,
     shadow: Tensor | None = None,
 ) -> Tensor:
-    """`ops.adam.adam_project_`."""
+    """`ops.project.adam_project_`."""
     keep = 1 - lr * weight_decay if decoupled else 1.0
     decay = 0.0 if decoupled else weight_decay
     _step(

@@ -1,10 +1,9 @@
-"""The page of a comparison."""
+"""The page of a comparison: losses at equal tokens, and speedups to equal loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from unitsphere.report import comparison as tables
-from unitsphere.report.budgets import BudgetCurve, curves_of
 from unitsphere.report.document import (
     Block,
     Figure,
@@ -13,54 +12,169 @@ from unitsphere.report.document import (
     Mark,
     Page,
     Section,
+    Series,
     Table,
     Text,
+    banded,
 )
-from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.numbers import known, short
 from unitsphere.report.runs import Json, Run, by_arm, data_facts, found_in, lost_text
 from unitsphere.report.sections.accuracy import accuracy_sections
+from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
-from unitsphere.report.sections.studies import banded, provenance_command
-from unitsphere.report.table import short
+from unitsphere.report.sections.settings import study_command, study_details
+
+LOSSES = ("arm", "tokens", "rate", "loss", "±", "bits/byte")
+SPEEDUPS = ("arm", "tokens", "steps", "FLOPs", "time")
+MEASURES = ("tokens", "steps", "flops", "time")
+HOW = (
+    "Each budget is a run of its own, annealed over it. All arms see the same tokens, and for a "
+    "seed in the same order. Losses are in nats per token on the validation split: mean and "
+    "standard error over the seeds."
+)
+SPEEDUP = (
+    "Speedup: how many times fewer tokens, steps, operations and seconds an arm needs to reach the "
+    "baseline's last loss."
+)
 
 
-def compare_page(folder: Path, found: Json) -> Page:
-    """What a comparison's results.json says, with the curves of its largest budget."""
+def compare_page(found: Json, folder: Path) -> Page:
+    """What a comparison found, with the curves of its largest budget."""
     last = study_runs(folder, found, largest=True)
-    rates = tables.tuning_lines(found)
-    head = [*tables.LOSSES[:-1], f"against {found['baseline']}"]
-    blocks: list[Block] = [
-        Table("Loss at equal tokens", head, tables.loss_rows(found)),
-        Table("Speedup to equal loss", tables.SPEEDUPS, tables.speedup_rows(found)),
-    ]
-    blocks += [Text(tables.notes(found), listed=True)] if tables.notes(found) else []
-    tuned: list[Block] = [Text(rates, listed=True)] if rates else []
+    rates = tuning_lines(found) or ["not tuned"]
+    tuned = "Rates that were tried on documents that are not reported (loss there)"
     return Page(
         title=folder.resolve().name,
         kind="Comparison",
         answer=answer(found),
         facts=[*data_facts(last), *facts(found)],
-        caveats=[*(flag["text"] for flag in found["flags"]), *lost_text(last)],
+        caveats=[*flag_lines(found), *lost_text(last)],
         unfinished=unfinished(last),
         sections=[
-            Section("results", "Results", [*budget_figures(found), *blocks]),
-            *(
-                [Section("rates", "Rates", [Folded("Rates that were tried", tuned)])]
-                if tuned
-                else []
+            Section("results", "Results", results(found)),
+            Section("rates", "Rates", [Folded(tuned, [Text(rates, listed=True)])]),
+            *study_details(
+                last,
+                found,
+                folder,
+                "The runs of the largest budget, one line per seed.",
+                [
+                    *accuracy_sections(study_runs(folder, found, largest=False), by_arm),
+                    *probe_sections(last),
+                ],
             ),
-            *curve_sections(last, "The runs of the largest budget, a line a seed."),
-            *accuracy_sections(study_runs(folder, found, largest=False), by_arm),
-            *probe_sections(last),
-            settings_section(last),
-            environment_section(last, commands(found, str(folder)), found["provenance"]),
         ],
+        provenance=found["provenance"],
     )
 
 
+def flag_lines(found: Json) -> list[str]:
+    """What is unfair and was allowed, and what else limits the figures, each by its flag."""
+    return [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+
+
+def results(found: Json) -> list[Block]:
+    """The picture, the two tables, and what they do not say."""
+    head = [*LOSSES, f"against {found['baseline']}"]
+    said = notes(found)
+    figure = budget_figure(found)
+    return [
+        *([Figures([figure], files=["loss.png"])] if figure.series else []),
+        Table("Loss at equal tokens", head, loss_rows(found)),
+        Table("Speedup to equal loss", SPEEDUPS, speedup_rows(found)),
+        *([Text(said, listed=True)] if said else []),
+        Text([HOW, SPEEDUP]),
+    ]
+
+
+def loss_rows(found: Json) -> list[list[str]]:
+    """Each arm at each budget: rate, mean loss, its standard error, bits per byte, difference."""
+    gaps = {(row["arm"], row["budget"]): row["loss"] for row in found["differences"]}
+    rows = []
+    for name, arm in found["arms"].items():
+        for budget in arm["budgets"]:
+            gap = gaps.get((name, budget["budget"]))
+            figures = [budget[key] for key in ("loss", "standard_error", "bits_per_byte")]
+            rows.append(
+                [
+                    name,
+                    f"{budget['tokens']:,}",
+                    known(budget["lr"], "g"),
+                    *(known(figure, ".4f") for figure in figures),
+                    "" if gap is None else f"{gap['mean']:+.4f}",
+                ]
+            )
+    return rows
+
+
+def speedup_rows(found: Json) -> list[list[str]]:
+    """Each arm's speedups with their intervals."""
+    return [[row["arm"], *(ratio(row[key]) for key in MEASURES)] for row in found["speedups"]]
+
+
+def ratio(found: Mapping[str, Any]) -> str:
+    """A speedup: "1.42 (1.31–1.55)", "1.42 (≥ 1.31)" if one end is known, or why there is none."""
+    if found["median"] is None:
+        return "not reached" if "not reached" in found["reason"] else "–"
+    low, high = (known(found[end], ".2f") for end in ("low", "high"))
+    span = f"{low}–{high}"
+    if found["low"] is None:
+        span = "no interval" if found["high"] is None else f"≤ {high}"
+    elif found["high"] is None:
+        span = f"≥ {low}"
+    return f"{found['median']:.2f} ({span})"
+
+
+def notes(found: Json) -> list[str]:
+    """What the tables do not say: targets, reasons and statements, one line each."""
+    lines = []
+    for row in found["speedups"]:
+        to = row.get("to")
+        if to:
+            lines.append(
+                f"{row['arm']}: speedup to {row['baseline']}'s loss {to['loss']:.4f} at "
+                f"{to['tokens']:,} tokens; median and 95% interval, bootstrap over {seeds(row)}"
+            )
+        lines += [f"{row['arm']}, {why}" for why in reasons(row)]
+        if "behind" in row:
+            behind, base = row["behind"], f"{row['arm']}: {row['baseline']}"
+            lines.append(
+                f"{base} reaches its last loss before the smallest budget"
+                if behind["median"] is None
+                else f"{base} reaches its last loss × {ratio(behind)} sooner"
+            )
+    last = found["budgets"][-1]
+    return lines + [row["statement"] for row in found["differences"] if row["budget"] == last]
+
+
+def seeds(row: Json) -> str:
+    """How many seeds a row is of."""
+    return f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
+
+
+def reasons(row: Mapping[str, Any]) -> list[str]:
+    """Why an arm has no speedup in a measure, each reason once."""
+    said: dict[str, list[str]] = {}
+    for key in MEASURES:
+        if "reason" in row[key]:
+            said.setdefault(row[key]["reason"], []).append(key)
+    return [f"{', '.join(keys)}: {reason}" for reason, keys in said.items()]
+
+
+def tuning_lines(found: Json) -> list[str]:
+    """The rates that were tried for each arm and budget."""
+    lines = []
+    for name, arm in found["arms"].items():
+        for budget in arm["budgets"]:
+            tuned = budget["tuned"]
+            tried = ", ".join(f"{r['lr']:g}: {known(r['loss'], '.4f')}" for r in tuned["rates"])
+            if tried:
+                lines.append(f"{name} at {tuned['tokens']:,}: {tried}")
+    return list(dict.fromkeys(lines))
+
+
 def answer(found: Json) -> str:
-    """The speedup with its interval, and where there is none the difference with its."""
+    """The best speedup with its interval; if no arm has one, the difference with its interval."""
     best = min(
         (row for row in found["speedups"] if row["tokens"]["median"] is not None),
         key=lambda row: -row["tokens"]["median"],
@@ -70,76 +184,81 @@ def answer(found: Json) -> str:
         return speedup(best)
     last = found["budgets"][-1]
     said = [row["statement"] for row in found["differences"] if row["budget"] == last]
-    return f"{said[0]}." if said else "Nothing can be said: no arm finished beside the baseline."
+    return f"{said[0]}." if said else "No arm finished beside the baseline: nothing can be said."
 
 
 def speedup(row: Json) -> str:
-    """An arm's speedup in tokens: how many times fewer, or more, it needs, with the interval."""
+    """How many times fewer (or more) tokens an arm needs, with the interval."""
     gain = row["tokens"]
     low, high = gain["low"], gain["high"]
-    seeds = f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
     more = gain["median"] < 1
     if low is None or high is None:
-        spread = f"{seeds}, no interval"
+        spread = f"{seeds(row)}, no interval"
     else:
         ends = (1 / high, 1 / low) if more else (low, high)
-        spread = f"95% interval {ends[0]:.2f} to {ends[1]:.2f}, {seeds}"
+        spread = f"95% interval {ends[0]:.2f} to {ends[1]:.2f}, {seeds(row)}"
     times = 1 / gain["median"] if more else gain["median"]
     return (
         f"{row['arm']} needs {times:.2f} times {'more' if more else 'fewer'} tokens than "
-        f"{row['baseline']} to come to its loss ({spread})."
+        f"{row['baseline']} to reach its loss ({spread})."
     )
 
 
 def facts(found: Json) -> list[tuple[str, str]]:
     """Each arm's loss at the largest budget."""
     return [
-        (f"{name}, loss", tables.number(arm["budgets"][-1]["loss"], ".4f"))
+        (f"{name}, loss", known(arm["budgets"][-1]["loss"], ".4f"))
         for name, arm in found["arms"].items()
     ]
 
 
-def budget_figures(found: Json) -> list[Block]:
-    """Loss over budgets: means with the seeds' spread."""
-    curves = curves_of(found["arms"])
-    if not curves:
-        return []
-    order = list(found["arms"])
-    return [Figures([budget_figure(curves, order, found)])]
-
-
-def budget_figure(curves: Sequence[BudgetCurve], order: Sequence[str], found: Json) -> Figure:
-    """Each point is a run of its own, annealed over its tokens."""
+def budget_figure(found: Json) -> Figure:
+    """Loss over budgets; each point is a run of its own, annealed over its tokens."""
     lines = [
-        banded(
-            curve.name,
-            "tokens",
-            curve.tokens,
-            curve.means,
-            order.index(curve.name),
-            [min(each) for each in curve.losses],
-            [max(each) for each in curve.losses],
-        )
-        for curve in curves
+        line
+        for colour, (name, arm) in enumerate(found["arms"].items())
+        for line in arm_lines(name, arm["budgets"], colour)
     ]
     return Figure(
         name="loss-by-budget",
         title="Loss against training tokens",
-        y="validation loss, nats a token",
+        y="validation loss, nats per token",
         xs={"tokens": "training tokens"},
         series=lines,
-        caption="Each point: runs annealed over those tokens, the mean over seeds; the band is "
-        "from the lowest seed to the highest. An arrow: how many times fewer tokens an arm needs "
-        f"to come to the last loss of {found.get('baseline', 'the baseline')}.",
+        caption="Each point: runs annealed over those tokens. The line is the mean over seeds, and "
+        "the band is from the lowest seed to the highest. An arrow: how many times fewer tokens "
+        f"an arm needs to reach the last loss of {found.get('baseline', 'the baseline')}.",
         log_x=True,
-        places={"tokens": sorted({tokens for curve in curves for tokens in curve.tokens})},
-        marks=speedup_marks(found, order),
-        data=provenance_command(found),
+        places={"tokens": sorted({int(x) for line in lines for x in line.x["tokens"]})},
+        marks=speedup_marks(found),
+        data=study_command(found),
+        ends=True,
     )
 
 
-def speedup_marks(found: Json, order: Sequence[str]) -> list[Mark]:
+def arm_lines(name: str, budgets: Sequence[Json], colour: int) -> list[Series]:
+    """The means of an arm's finished seeds with their range, and each seed as a point."""
+    told = [(b["tokens"], {s["seed"]: s["loss"] for s in b["seeds"]}) for b in budgets]
+    losses = [(x, [loss for loss in at.values() if loss is not None]) for x, at in told]
+    points = [(x, values) for x, values in losses if values]
+    if not points:
+        return []
+    xs = [x for x, _ in points]
+    means = [sum(values) / len(values) for _, values in points]
+    lows, highs = ([end(values) for _, values in points] for end in (min, max))
+    found = [banded(name, "tokens", xs, means, colour, lows, highs)]
+    each = dict.fromkeys(seed for _, at in told for seed in at)
+    for seed in each if len(each) > 1 else ():
+        y = [at.get(seed) for _, at in told]
+        label = f"{name}, seed {seed}"
+        places = [x for x, _ in told]
+        found.append(banded(label, "tokens", places, y, colour, style="dots", group=name))
+    return found
+
+
+def speedup_marks(found: Json) -> list[Mark]:
     """An arrow for each speedup, from the baseline's last point to where the arm is as low."""
+    order = list(found["arms"])
     marks = []
     for row in found["speedups"]:
         factor = row["tokens"]["median"]
@@ -163,8 +282,3 @@ def study_runs(folder: Path, found: Json, largest: bool) -> list[Run]:
                 if place is not None:
                     runs.append(Run(f"{name}{size} #{seed['seed']}", name, place))
     return runs
-
-
-def commands(found: Json, folder: str) -> list[tuple[str, str]]:
-    """The study's own line, and the page's."""
-    return [("Runs the study", provenance_command(found)), *page_commands(folder)]

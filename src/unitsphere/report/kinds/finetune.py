@@ -13,16 +13,16 @@ from unitsphere.report.document import (
     Section,
     Table,
     Text,
+    banded,
 )
+from unitsphere.report.numbers import duration, known
 from unitsphere.report.runs import Json, compact, document, shortened
 from unitsphere.report.sections.settings import page_commands
-from unitsphere.report.sections.studies import banded
-from unitsphere.report.table import duration
 from unitsphere.training.folder import CONFIG
 
 
-def finetune_page(folder: Path, found: Json) -> Page:
-    """What a fine-tuning's results.json says; `found` is empty while it is still at work."""
+def finetune_page(found: Json, folder: Path) -> Page:
+    """What a fine-tuning found; `found` is empty while it still trains."""
     settings = document(folder / CONFIG)
     rows = [[key, compact(value)] for key, value in flatten(settings).items()]
     told: list[Block] = [
@@ -30,15 +30,20 @@ def finetune_page(folder: Path, found: Json) -> Page:
     ]
     commands: list[Block] = [Commands(page_commands(str(folder)))]
     sections = [
-        Section("settings", "Settings", told),
-        Section("environment", "Environment and commands", [*commits(found), *commands]),
+        Section("settings", "Settings", told, detail=True),
+        Section(
+            "environment",
+            "Environment and commands",
+            [*commits(found), *commands],
+            detail=True,
+        ),
     ]
     if not found:
         parts = list((folder / "parts").glob("*.tune.json"))
         return Page(
             title=folder.resolve().name,
             kind="Fine-tuning",
-            answer=f"No result yet: {len(parts)} rates and seeds are trained.",
+            answer=f"There is no result yet: {len(parts)} rates and seeds are trained.",
             facts=data_facts(settings),
             unfinished="Not finished: still choosing the rate",
             sections=sections,
@@ -66,7 +71,9 @@ def answer(found: Json) -> str:
         if error is None
         else f"± {error:.3f}, standard error over {seeds} seeds"
     )
-    against = "" if majority is None else f"; always the commonest class scores {majority:.3f}"
+    against = (
+        "" if majority is None else f"; always guessing the commonest class scores {majority:.3f}"
+    )
     return f"{found['task']}: {metric} {score['mean']:.3f} on the test part ({spread}){against}."
 
 
@@ -93,7 +100,7 @@ def caveats(found: Json) -> list[str]:
     lines = []
     if found["edge"]:
         lines.append(
-            f"The best rate is the {found['edge']} of those tried: a wider grid may do better."
+            f"The best rate is the {found['edge']} of those tried: a wider grid may be better."
         )
     if found["truncated"]:
         lines.append(f"{found['truncated']:,} examples were cut to the model's length.")
@@ -110,35 +117,35 @@ def results(found: Json) -> list[Block]:
         [
             f"{rate['lr']:g}",
             score(rate["tune"]),
-            "–" if rate["tune_loss"] is None else f"{rate['tune_loss']:.4f}",
+            known(rate["tune_loss"], ".4f"),
         ]
         for rate in found["rates"]
     ]
     seeds = [
         [
             str(each["seed"]),
-            *("–" if each[m] is None else f"{each[m]:.3f}" for m in METRICS),
+            *(known(each[m], ".3f") for m in METRICS),
             f"{each['loss']:.4f}",
         ]
         for each in found["test"]["seeds"]
     ]
-    known = [rate for rate in found["rates"] if rate["tune"] is not None]
+    tuned = [rate for rate in found["rates"] if rate["tune"] is not None]
     lines = [
         banded(
             f"seed {seed}",
             "lr",
-            [rate["lr"] for rate in known],
+            [rate["lr"] for rate in tuned],
             [
                 next(
                     (s["tune"][metric] for s in rate["seeds"] if s["seed"] == seed and s["tune"]),
                     None,
                 )
-                for rate in known
+                for rate in tuned
             ],
             place,
         )
         for place, seed in enumerate(
-            dict.fromkeys(s["seed"] for rate in known for s in rate["seeds"])
+            dict.fromkeys(s["seed"] for rate in tuned for s in rate["seeds"])
         )
     ]
     figure = Figure(
@@ -147,7 +154,7 @@ def results(found: Json) -> list[Block]:
         y=f"{metric} on the tune part",
         xs={"lr": "learning rate"},
         series=lines,
-        caption="A line a seed; the test part is not looked at for this.",
+        caption="One line per seed; the test part is not used for this choice.",
         log_x=True,
     )
     return [
@@ -169,7 +176,7 @@ def score(mean: Json | None) -> str:
 
 
 def commits(found: Json) -> list[Block]:
-    """With which code, and how long each training took."""
+    """The commit that each training ran with, and how long it took."""
     rows = [
         [
             f"{rate['lr']:g}",
@@ -181,5 +188,5 @@ def commits(found: Json) -> list[Block]:
         for each in rate["seeds"]
     ]
     if not rows:
-        return [Text(["No result is there yet."])]
+        return [Text(["There is no result yet."])]
     return [Table("Trainings", ["rate", "seed", "time", "commit"], rows)]

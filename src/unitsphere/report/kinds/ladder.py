@@ -1,13 +1,13 @@
-"""The page of a ladder."""
+"""The page of a ladder: optima by size, laws of size and compute, and the grids behind them."""
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from unitsphere.report import ladder as tables
 from unitsphere.report.document import (
     Block,
     Figure,
@@ -17,29 +17,35 @@ from unitsphere.report.document import (
     Section,
     Series,
     Table,
+    banded,
 )
+from unitsphere.report.numbers import known, within
 from unitsphere.report.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
-from unitsphere.report.sections.studies import banded, provenance_command
+from unitsphere.report.sections.settings import study_command, study_details
 
-LAWS = (
-    ("batch", "Best batch by size", "parameters", "batch", "parameters", "tokens a step"),
-    ("lr", "Best rate by size", "parameters", "lr", "parameters", "learning rate"),
-    ("loss", "Loss by compute", "compute", "loss", "operations", "loss, nats a token"),
-)
-"""Law, title, x and y of a size's figures, labels of the axes."""
-ALLOCATED = (
-    ("loss", "Loss by compute", "compute", "loss", "operations", "loss, nats a token"),
-    ("parameters", "Best size by compute", "compute", "parameters", "operations", "parameters"),
-    ("tokens", "Best data by compute", "compute", "tokens", "operations", "training tokens"),
-)
-"""The same of the best sizes at the computes."""
+NAMES = {
+    "lr": "rate(N)",
+    "batch": "batch(N)",
+    "loss": "loss(C)",
+    "parameters": "N_opt(C)",
+    "tokens": "D_opt(C)",
+}
+"""The laws, of parameters N and of compute C = 6·N·D."""
+LAWS = {
+    "batch": ("Best batch by size", "tokens per step"),
+    "lr": ("Best rate by size", "learning rate"),
+    "loss": ("Loss by compute", "loss, nats per token"),
+    "parameters": ("Best size by compute", "parameters"),
+    "tokens": ("Best data by compute", "training tokens"),
+}
+"""The title of a law's figure, and its vertical axis."""
+WORDS = {"loss": "lowest loss", "lr": "best rate", "batch": "best batch"}
 AHEAD = 4.0
 """How far beyond its last point a law is drawn, as a ratio."""
 
 
-def ladder_page(folder: Path, found: Json) -> Page:
-    """What a ladder's results.json says: laws, optima, and the grids behind them."""
+def ladder_page(found: Json, folder: Path) -> Page:
+    """What a ladder found: laws, optima, and the grids behind them."""
     runs = [
         Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
         for arm in found["arms"]
@@ -47,99 +53,228 @@ def ladder_page(folder: Path, found: Json) -> Page:
         if grid.name.rsplit(".", 2)[0] == arm
         for path in runs_below(grid)
     ]
-    blocks: list[Block] = [Figures([f]) for f in law_figures(found)]
-    blocks += [Table(*each) for each in tables.ladder_tables(found)]
     grids = grid_figures(found)
-    grid: list[Block] = [Figures([f]) for f in grids]
-    sections = [Section("results", "Results", blocks)]
-    if grid:
-        title = f"The loss of every batch and rate ({len(grids)} sizes)"
-        sections.append(Section("grids", "Grids", [Folded(title, grid)]))
+    columns = max((len(arm["sizes"]) for arm in found["arms"].values()), default=1)
+    grid = Figures(grids, files=["grid.png"], columns=columns)
+    title = f"The loss of every batch and rate ({len(grids)} sizes)"
     return Page(
         title=folder.resolve().name,
         kind="Ladder",
         answer=answer(found),
         facts=data_facts(runs),
-        caveats=[flag["text"] for flag in found["flags"]],
+        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
         sections=[
-            *sections,
-            settings_section(runs),
-            environment_section(
-                runs,
-                [("Runs the ladder", provenance_command(found)), *page_commands(str(folder))],
-                found["provenance"],
-            ),
+            Section("results", "Results", results(found)),
+            *([Section("grids", "Grids", [Folded(title, [grid])])] if grids else []),
+            *study_details(runs, found, folder, curves=False),
         ],
+        provenance=found["provenance"],
     )
 
 
+def results(found: Json) -> list[Block]:
+    """The laws by size, those by compute, and the tables that have rows."""
+    scaling = ["loss", "parameters", "tokens"] if found["computes"] else ["loss"]
+    blocks: list[Block] = []
+    for keys, file in ((["batch", "lr"], "optima.png"), (scaling, "scaling.png")):
+        figures = [figure for key in keys if (figure := law_figure(found, key)).series]
+        if figures:
+            blocks.append(Figures(figures, files=[file]))
+    return [*blocks, *ladder_tables(found)]
+
+
+def ladder_tables(found: Json) -> list[Table]:
+    """The tables that have rows."""
+    sizes = ("arm", "size", "parameters", "tokens", "batch", "rate", "loss", "at edge")
+    best = ("arm", "compute", "N_opt", "D_opt", "loss", "at edge")
+    laws = ("arm", "law", "points", "coefficient", "exponent")
+    tests = ("arms", "law", "difference", "z", "p")
+    tables = [
+        Table("Best batch and rate", sizes, size_rows(found)),
+        Table("Best size at a compute", best, best_rows(found)),
+        Table("Laws: coefficient · x^exponent, 95% intervals", laws, law_rows(found)),
+        Table("Exponents against the first arm's (Z-test)", tests, test_rows(found)),
+        Table(
+            "Suggested by the laws, 95% intervals",
+            ("arm", "parameters", "batch", "rate"),
+            suggestion_rows(found),
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def size_rows(found: Json) -> list[list[str]]:
+    """Each size's optimum."""
+    return [
+        [
+            name,
+            size["size"],
+            f"{size['parameters']:,}",
+            f"{size['tokens']:,}",
+            known(size["batch"], ",.0f"),
+            known(size["lr"], ".3g"),
+            known(size["loss"], ".4f"),
+            ", ".join(key for key in ("batch", "lr") if size[f"{key}_edge"]).replace("lr", "rate"),
+        ]
+        for name, arm in found["arms"].items()
+        for size in arm["sizes"]
+    ]
+
+
+def best_rows(found: Json) -> list[list[str]]:
+    """The best size at each compute."""
+    return [
+        [
+            name,
+            f"{best['compute']:.3g}",
+            f"{best['parameters']:,.0f}",
+            f"{best['tokens']:,.0f}",
+            f"{best['loss']:.4f}",
+            best["edge"] or "",
+        ]
+        for name, arm in found["arms"].items()
+        for best in arm["allocations"]
+    ]
+
+
+def law_rows(found: Json) -> list[list[str]]:
+    """Each law."""
+    return [
+        [
+            name,
+            NAMES[key],
+            str(law["points"]),
+            within(law["coefficient"], law["coefficient_interval"], ".3g"),
+            within(law["exponent"], law["exponent_interval"], ".3f"),
+        ]
+        for name, arm in found["arms"].items()
+        for key, law in arm["laws"].items()
+        if law
+    ]
+
+
+def test_rows(found: Json) -> list[list[str]]:
+    """Each test of two exponents."""
+    return [
+        [
+            " − ".join(test["arms"]),
+            NAMES[test["law"]],
+            f"{test['difference']:+.4f}",
+            f"{test['z']:.2f}",
+            f"{test['p']:.3g}",
+        ]
+        for test in found["tests"]
+    ]
+
+
+def suggestion_rows(found: Json) -> list[list[str]]:
+    """The suggestion for each size that the study asks for."""
+    return [
+        [
+            name,
+            f"{each['parameters']:,}",
+            within(each["batch"], each["batch_interval"], ",.0f"),
+            within(each["lr"], each["lr_interval"], ".3g"),
+        ]
+        for name, arm in found["arms"].items()
+        for each in arm["suggestions"]
+    ]
+
+
 def answer(found: Json) -> str:
-    """How the best rate, or the loss, goes with size, with the exponents' intervals."""
+    """How the loss or the best rate changes with size, with the exponents' intervals."""
     said = []
     for name, arm in found["arms"].items():
-        key = next((key for key in ("loss", "lr", "batch") if arm["laws"].get(key)), None)
+        key = next((key for key in WORDS if arm["laws"].get(key)), None)
         if key is None:
             said.append(f"{name} has no law yet")
             continue
         law = arm["laws"][key]
-        exponent = tables.spread(law["exponent"], law["exponent_interval"], ".3f")
+        exponent = within(law["exponent"], law["exponent_interval"], ".3f")
         x = "compute" if key == "loss" else "size"
-        said.append(f"{name}'s {WORDS[key]} goes with {x} to the power {exponent}")
+        said.append(f"{name}'s {WORDS[key]} grows as {x} to the power {exponent}")
     tests = [
         f"the arms' exponents of {t['law']} differ with p = {t['p']:.2g}" for t in found["tests"]
     ]
     return f"{'; '.join([*said, *tests[:1]])}. Brackets are 95% intervals."
 
 
-WORDS = {"loss": "lowest loss", "lr": "best rate", "batch": "best batch"}
+def law_figure(found: Json, key: str) -> Figure:
+    """The arms' points, and the law through them with its 95% interval."""
+    by_size = key in ("batch", "lr")
+    title, label = LAWS[key]
+    lines = [
+        line
+        for index, (name, arm) in enumerate(found["arms"].items())
+        for line in law_lines(name, law_points(arm, key, found), arm["laws"].get(key), index)
+    ]
+    return Figure(
+        name=f"law-{key}",
+        title=title,
+        y=label,
+        xs={"x": "parameters" if by_size else "compute (operations)"},
+        series=lines,
+        caption="Points: what was found, hollow where the law leaves them out. Dashed: the law "
+        "through the points, and its 95% interval.",
+        log_x=True,
+        log_y=True,
+        data=study_command(found),
+    )
 
 
-def law_figures(found: Json) -> list[Figure]:
-    """A plot for each law that has a point: the arms' points, and the law through them."""
-    figures = []
-    asked = bool(found["computes"])
-    wanted = [*LAWS[:2], *(ALLOCATED if asked else LAWS[2:])]
-    for key, title, x, y, x_label, y_label in wanted:
-        rows = (
-            "allocations"
-            if (key, title, x, y, x_label, y_label) in ALLOCATED and asked
-            else "sizes"
-        )
-        lines: list[Series] = []
-        for index, (name, arm) in enumerate(found["arms"].items()):
-            lines += law_lines(name, arm[rows], arm["laws"].get(key), (x, y), index)
-        if lines:
-            figures.append(
-                Figure(
-                    name=f"law-{key}",
-                    title=title,
-                    y=y_label,
-                    xs={"x": x_label},
-                    series=lines,
-                    caption="Points: what was found; dashed: the law through them.",
-                    log_x=True,
-                    log_y=True,
-                    data=provenance_command(found),
-                )
-            )
-    return figures
+Point = tuple[float, float, bool]
+"""x, y, and whether the law rests on it."""
 
 
-def law_lines(
-    name: str, rows: Sequence[Json], law: Json | None, keys: tuple[str, str], colour: int
-) -> list[Series]:
-    """An arm's points, and its law from the first to beyond the last."""
-    points = [(row[keys[0]], row[keys[1]]) for row in rows if row[keys[1]] is not None]
-    if not points:
-        return []
-    xs, ys = ([p[place] for p in points] for place in (0, 1))
-    lines = [banded(name, "x", xs, ys, colour, style="points")]
-    if law is not None:
-        ends = np.geomspace(min(xs), AHEAD * max(xs), 24).tolist()
-        heights: list[Any] = [law["coefficient"] * x ** law["exponent"] for x in ends]
-        drawn = banded(f"{name}, law", "x", ends, heights, colour, style="dashed")
-        lines.append(dataclasses.replace(drawn, group=name))
-    return lines
+def law_points(arm: Json, key: str, found: Json) -> list[Point]:
+    """What a law rests on: the best sizes at the computes, or the sizes' optima."""
+    if found["computes"] and key not in ("batch", "lr"):
+        return [(best["compute"], best[key], best["edge"] is None) for best in arm["allocations"]]
+    x = "parameters" if key in ("batch", "lr") else "compute"
+    return [
+        (size[x], size[key], size["batch_edge"] is None and size["lr_edge"] is None)
+        for size in arm["sizes"]
+        if size[key] is not None
+    ]
+
+
+def law_lines(name: str, points: Sequence[Point], law: Json | None, colour: int) -> list[Series]:
+    """An arm's points, those that its law leaves out, and the law to beyond the last point."""
+    lines = []
+    for kept, style in ((True, "points"), (False, "hollow")):
+        told = [(x, y) for x, y, rests in points if rests == kept]
+        if told:
+            xs, ys = zip(*told, strict=True)
+            label = name if kept else f"{name}, left out"
+            lines.append(banded(label, "x", xs, ys, colour, style=style, group=name))
+    xs = [x for x, _, rests in points if rests]
+    if law is None or not xs:
+        return lines
+    ends = np.geomspace(min(xs), AHEAD * max(xs), 40).tolist()
+    heights = [law["coefficient"] * x ** law["exponent"] for x in ends]
+    factors = [interval_factor(law, xs, x) for x in ends]
+    lows, highs = (
+        [None if f is None else y * f**sign for y, f in zip(heights, factors, strict=True)]
+        for sign in (-1, 1)
+    )
+    drawn = banded(f"{name}, law", "x", ends, heights, colour, lows, highs, "dashed", name)
+    return [*lines, drawn]
+
+
+def interval_factor(law: Json, xs: Sequence[float], x: float) -> float | None:
+    """The end of a law's 95% interval at x over the law itself; None where there is no interval.
+
+    From the standard error of a straight line through logarithms: the variance of its height at
+    the points' mean, and that of its slope times the squared distance from the mean.
+    """
+    if not law["exponent_interval"] or not law["exponent_variance"] or len(xs) != law["points"]:
+        return None
+    logs = [math.log(each) for each in xs]
+    centre = statistics.fmean(logs)
+    spread = sum((each - centre) ** 2 for each in logs)
+    quantile = (law["exponent_interval"][1] - law["exponent"]) / law["exponent_variance"] ** 0.5
+    variance = law["exponent_variance"] * (spread / len(xs) + (math.log(x) - centre) ** 2)
+    return math.exp(quantile * variance**0.5)
 
 
 def grid_figures(found: Json) -> list[Figure]:
@@ -148,21 +283,28 @@ def grid_figures(found: Json) -> list[Figure]:
         Figure(
             name=f"grid-{name}-{size['size']}",
             title=f"{name} {size['size']}: {size['parameters']:,} parameters",
-            y="loss, nats a token",
+            y="loss, nats per token",
             xs={"lr": "learning rate"},
             series=[
-                banded(
-                    f"{batch['batch']:,} tokens a step",
-                    "lr",
-                    [rate["lr"] for rate in batch["rates"]],
-                    [rate["loss"] for rate in batch["rates"]],
-                    place,
-                )
+                line
                 for place, batch in enumerate(size["batches"])
+                for line in batch_lines(batch, place)
             ],
+            caption="A star: the lowest point of the curve through a batch's losses.",
             log_x=True,
-            data=provenance_command(found),
+            data=study_command(found),
         )
         for name, arm in found["arms"].items()
         for size in arm["sizes"]
     ]
+
+
+def batch_lines(batch: Json, colour: int) -> list[Series]:
+    """A batch's losses over its rates, and its best rate as a star."""
+    name = f"{batch['batch']:,} tokens per step"
+    rates, losses = ([rate[key] for rate in batch["rates"]] for key in ("lr", "loss"))
+    lines = [banded(name, "lr", rates, losses, colour)]
+    if batch["lr"] is not None:
+        best = banded("best", "lr", [batch["lr"]], [batch["loss"]], colour, style="star")
+        lines.append(dataclasses.replace(best, name=f"{name}, best", group=name))
+    return lines

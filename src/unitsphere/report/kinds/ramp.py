@@ -1,68 +1,75 @@
-"""The page of an lr-ramp."""
+"""The page of an lr-ramp: the learning rate at which each arm's loss diverges."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from unitsphere.report import ramp as tables
-from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table, Text
-from unitsphere.report.kinds.run import curve_sections, unfinished
+from unitsphere.report.document import Block, Figure, Figures, Page, Section, Series, Table, Text
+from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
-from unitsphere.report.sections.curves import LEAST, POINTS, round_off
-from unitsphere.report.sections.settings import environment_section, page_commands, settings_section
-from unitsphere.report.sections.studies import provenance_command
-from unitsphere.report.sections.thin import places
+from unitsphere.report.sections.curves import LEAST, POINTS, places, unfinished
+from unitsphere.report.sections.settings import study_command, study_details
 
-
-def ramp_page(folder: Path, found: Json) -> Page:
-    """What an lr-ramp's results.json says, and the climbs themselves."""
-    runs = [
-        Run(f"{arm} {path.name.replace('seed-', '#')}", arm, path)
-        for arm in found["arms"]
-        for path in runs_below(folder / "runs" / arm)
-    ]
-    figures = [f for f in [climb_figure(runs, found)] if f]
-    return Page(
-        title=folder.resolve().name,
-        kind="Learning-rate ramp",
-        answer=answer(found),
-        facts=data_facts(runs),
-        caveats=[flag["text"] for flag in found["flags"]],
-        unfinished=unfinished(runs),
-        sections=[
-            Section(
-                "results",
-                "Results",
-                [
-                    *([Figures(figures)] if figures else []),
-                    Table("Where the loss diverges", tables.COLUMNS, tables.ramp_rows(found)),
-                    Text([DIVERGED.format(**found["divergence"])]),
-                ],
-            ),
-            *curve_sections(runs),
-            settings_section(runs),
-            environment_section(
-                runs,
-                [("Runs the climb", provenance_command(found)), *page_commands(str(folder))],
-                found["provenance"],
-            ),
-        ],
-    )
-
-
+COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
+ABOVE = 3.0
+"""Nats above the lowest loss that the picture shows."""
 DIVERGED = (
     "Diverged: the mean of {window} losses was {margin:g} nats or more above its lowest for "
     "{patience} steps in a row, or a loss was not finite."
 )
 
 
+def ramp_page(found: Json, folder: Path) -> Page:
+    """What an lr-ramp found, and the climbs themselves."""
+    runs = [
+        Run(f"{arm} {path.name.replace('seed-', '#')}", arm, path)
+        for arm in found["arms"]
+        for path in runs_below(folder / "runs" / arm)
+    ]
+    figure = climb_figure(runs, found)
+    climbs: list[Block] = [Figures([figure], files=["loss.png"])] if figure else []
+    table = Table("Where the loss diverges", COLUMNS, ramp_rows(found))
+    said = Text([DIVERGED.format(**found["divergence"])])
+    return Page(
+        title=folder.resolve().name,
+        kind="Learning-rate ramp",
+        answer=answer(found),
+        facts=data_facts(runs),
+        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        unfinished=unfinished(runs),
+        sections=[
+            Section("results", "Results", [*climbs, table, said]),
+            *study_details(runs, found, folder),
+        ],
+        provenance=found["provenance"],
+    )
+
+
+def ramp_rows(found: Json) -> list[list[str]]:
+    """Cells of the table, one row per arm."""
+    above, rows = f"above {found['peak']:g}", []
+    for name, arm in found["arms"].items():
+        seeds = [seed for seed in arm["seeds"] if seed["error"] is None]
+        rate = "failed" if arm["lr"] is None else f"{arm['lr']:.3g}"
+        rows.append(
+            [
+                name,
+                above if arm["reached_peak"] else rate,
+                ", ".join(above if seed["lr"] is None else f"{seed['lr']:.3g}" for seed in seeds),
+                ", ".join("–" if seed["step"] is None else f"{seed['step']:,}" for seed in seeds),
+                "–" if arm["ratio"] is None else f"{arm['ratio']:.2f}",
+            ]
+        )
+    return rows
+
+
 def answer(found: Json) -> str:
-    """The rate that each arm bears, with the seeds' range."""
-    said = [f"{name} {bears(arm, found['peak'])}" for name, arm in found["arms"].items()]
+    """The rate up to which each arm trains, with the seeds' range."""
+    said = [f"{name} {diverges(arm, found['peak'])}" for name, arm in found["arms"].items()]
     return f"How high the rate climbs before the loss diverges: {'; '.join(said)}."
 
 
-def bears(arm: Json, peak: float) -> str:
-    """An arm's median rate, the lowest and the highest seed's."""
+def diverges(arm: Json, peak: float) -> str:
+    """An arm's median rate, with the lowest and the highest seed's."""
     if arm["reached_peak"]:
         return f"did not diverge up to {peak:g}"
     if arm["lr"] is None:
@@ -76,28 +83,39 @@ def bears(arm: Json, peak: float) -> str:
 
 
 def climb_figure(runs: Sequence[Run], found: Json) -> Figure | None:
-    """Loss against the rate, a line a run; None if no step is on record."""
-    arms, lines = list(found["arms"]), []
+    """Loss against the rate, one line per run; None if no step is on record."""
     most = max(LEAST, POINTS // max(len(runs), 1))
-    for run in runs:
-        told = [r for r in run.records if is_number(r.get("lr")) and is_number(r.get("loss"))]
-        y = [round_off(record["loss"]) for record in told]
-        kept = places(y, most)
-        if kept:
-            x = [round_off(told[place]["lr"]) or 0.0 for place in kept]
-            colour = arms.index(run.arm)
-            lines.append(
-                Series(run.name, {"lr": x}, [y[place] for place in kept], colour, smooth=True)
-            )
+    lines = [line for run in runs for line in climb_lines(run, found, most)]
     if not lines:
         return None
+    low = min(value for line in lines for value in line.y if value is not None)
     return Figure(
         name="climb",
         title="Loss as the rate climbs",
-        y="training loss, nats a token",
+        y="training loss, nats per token",
         xs={"lr": "learning rate, rising at each step"},
         series=lines,
-        caption="A line a run; it ends where the loss diverged.",
+        caption="One line per run, which ends where the loss diverged, at the cross.",
         log_x=found["start"] > 0,
-        data=provenance_command(found),
+        data=study_command(found),
+        limits=(low - 0.2, low + ABOVE),
     )
+
+
+def climb_lines(run: Run, found: Json, most: int) -> list[Series]:
+    """A run's loss over its rate, and a cross where it diverged."""
+    told = [r for r in run.records if is_number(r.get("lr")) and is_number(r.get("loss"))]
+    y = [round_off(record["loss"]) for record in told]
+    x = [round_off(record["lr"]) or 0.0 for record in told]
+    if not y:
+        return []
+    colour, kept = list(found["arms"]).index(run.arm), places(y, most)
+    told_x, told_y = [x[place] for place in kept], [y[place] for place in kept]
+    lines = [Series(run.name, {"lr": told_x}, told_y, colour, smooth=True, group=run.arm)]
+    seeds = found["arms"][run.arm]["seeds"]
+    rate = next((s["lr"] for s in seeds if run.folder.name == f"seed-{s['seed']}"), None)
+    if rate is not None:
+        height = next((loss for at, loss in zip(x, y, strict=True) if at >= rate), y[-1])
+        name = f"{run.name} diverged"
+        lines.append(Series(name, {"lr": [rate]}, [height], colour, "cross", group=run.arm))
+    return lines

@@ -1,24 +1,39 @@
-"""The page of one training run."""
+"""The page of one training run, and that of several runs beside each other."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from unitsphere.report.document import Block, Page, Section, Text
-from unitsphere.report.runs import Run, data_facts, lost_text
+from unitsphere.errors import UserError
+from unitsphere.report.document import Page, Section, Table
+from unitsphere.report.numbers import duration, known
+from unitsphere.report.runs import (
+    Run,
+    by_arm,
+    data_facts,
+    in_arms,
+    is_run,
+    lost_text,
+    name_of,
+    runs_below,
+)
 from unitsphere.report.sections.accuracy import accuracy_sections
-from unitsphere.report.sections.curves import curves
+from unitsphere.report.sections.curves import curve_sections, unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.settings import environment_section, run_commands, settings_section
-from unitsphere.report.sections.texts import sample_sections
-from unitsphere.report.table import duration
+from unitsphere.report.sections.samples import sample_sections
+from unitsphere.report.sections.settings import (
+    differing_keys,
+    environment_section,
+    run_commands,
+    settings_section,
+)
 
-
-def name_of(folder: Path) -> str:
-    """The folder's name; of a study's run what tells it from the others: arm, budget, folder."""
-    for study in folder.parents:
-        if (study / "study.toml").is_file() and folder.is_relative_to(study / "runs"):
-            return " ".join(folder.relative_to(study / "runs").parts)
-    return folder.name
+MOST_RUNS = 24
+"""The most runs whose curves are drawn."""
+KEYS_NAMED = 6
+"""The most keys in which runs differ that the first screen names."""
+OTHER_DATA = ("data.source", "data.tokenizer", "data.validation", "data.val_fraction")
+"""Keys of the text on which the loss is measured."""
+OTHER_LENGTH = ("train.steps", "train.batch_tokens")
 
 
 def run_page(folder: Path) -> Page:
@@ -45,9 +60,9 @@ def run_page(folder: Path) -> Page:
 
 
 def answer(run: Run) -> str:
-    """How far the model came, in a sentence; a single run has no interval, and that is said."""
+    """How far the model came, in a sentence."""
     if not run.records:
-        return f"{run.name} has no record yet: its first step is still to come."
+        return f"{run.name} has no record yet: its first step is not finished."
     after = f"after {run.records[-1]['tokens']:,} training tokens" if run.last("tokens") else ""
     after = after or f"after {run.step:,} steps"
     bits, loss = run.last("val_bits_per_byte"), run.last("val_loss")
@@ -56,9 +71,9 @@ def answer(run: Run) -> str:
     if bits is not None:
         reached = f"{bits:.3f} bits per byte of text that it was not trained on"
     elif loss is not None:
-        reached = f"a validation loss of {loss:.4f} nats a token"
+        reached = f"a validation loss of {loss:.4f} nats per token"
     elif (trained := run.last("loss")) is not None:
-        reached = f"a training loss of {trained:.4f} nats a token; it has not been validated yet"
+        reached = f"a training loss of {trained:.4f} nats per token; it has not been validated yet"
     else:
         return f"{run.name} is at step {run.step:,}; no loss is on record."
     verb = "reached" if run.done else "is at"
@@ -96,30 +111,113 @@ FACTS = (
     ("val_bits_per_byte", "bits per byte", "{:.4f}"),
     ("val_loss", "validation loss", "{:.4f}"),
     ("time", "training time", ""),
-    ("tokens_per_second", "tokens a second", "{:,.0f}"),
+    ("tokens_per_second", "tokens per second", "{:,.0f}"),
     ("mfu", "of the device's peak", "{:.1%}"),
 )
 
 
-def unfinished(runs: Sequence[Run]) -> str:
-    """How far those runs are that have not come to their end; empty if all have."""
-    going = [run for run in runs if not run.done]
-    if not going:
-        return ""
-    parts = []
-    for run in going[:4]:
-        of = f" of {run.steps:,}" if run.steps else ""
-        parts.append(f"{run.name} at step {run.step:,}{of}")
-    more = f" and {len(going) - 4} more" if len(going) > 4 else ""
-    return f"Not finished: {', '.join(parts)}{more}"
+def several_page(folder: Path) -> Page:
+    """The runs of a folder without results: a study that still trains, or one that was stopped."""
+    named = [
+        (path.relative_to(folder).as_posix().removeprefix("runs/"), path)
+        for path in runs_below(folder)
+    ]
+    runs = in_arms(named)
+    done = sum(run.done for run in runs)
+    answer = f"{done} of {len(runs)} runs that have started are finished; there is no result yet."
+    return page_of_runs(folder.resolve().name, answer, runs, str(folder))
 
 
-def curve_sections(
-    runs: Sequence[Run], intro: str = "", baseline: str | None = None
-) -> list[Section]:
-    """The curves, if there is any; `baseline` is the arm whose last loss the others come to."""
-    found = curves(runs, baseline)
-    if found is None:
-        lines: list[Block] = [Text(["No record of a step is there yet."])]
-        return [Section("curves", "Curves", lines)] if runs else []
-    return [Section("curves", "Curves", [found], intro)]
+def chosen_page(folders: Sequence[Path]) -> Page:
+    """The runs that the user names, beside each other; of a folder of runs all of them.
+
+    Raises UserError for a folder without a run.
+    """
+    paths = list(dict.fromkeys(path for folder in folders for path in runs_of(folder)))
+    names = [name_of(path.resolve()) for path in paths]
+    named = [
+        (name if names.count(name) == 1 else str(path), path)
+        for name, path in zip(names, paths, strict=True)
+    ]
+    runs = in_arms(named)
+    title = ", ".join(folder.resolve().name for folder in folders)
+    return page_of_runs(title, lowest(runs), runs, *map(str, folders))
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it; UserError if there is none."""
+    found = [folder] if is_run(folder) else runs_below(folder)
+    if not found:
+        raise UserError(f"{folder} holds no run: give run folders")
+    return found
+
+
+def page_of_runs(title: str, answer: str, runs: Sequence[Run], *folders: str) -> Page:
+    """The runs in their order; curves and probes of the first MOST_RUNS."""
+    shown = runs[:MOST_RUNS]
+    head = ["run", "step", "of", "training loss", "validation loss", "bits/byte", "time"]
+    more = f"Curves of the first {MOST_RUNS} runs." if len(runs) > MOST_RUNS else ""
+    return Page(
+        title=title,
+        kind="Runs",
+        answer=answer,
+        facts=data_facts(runs),
+        caveats=[*differences(runs), *lost_text(runs)],
+        unfinished=unfinished(runs),
+        sections=[
+            Section("runs", "Runs", [Table("How far the runs are", head, [row(r) for r in runs])]),
+            *curve_sections(shown, more),
+            *accuracy_sections(runs),
+            *probe_sections(shown),
+            *sample_sections(shown, each=1),
+            settings_section(runs),
+            environment_section(runs, run_commands(shown, *folders), {}),
+        ],
+    )
+
+
+def lowest(runs: Sequence[Run]) -> str:
+    """Which run has the lowest validation loss, in a sentence."""
+    if lost_text(runs) and len({run.last("val_text_lost") for run in runs}) > 1:
+        return f"{len(runs)} runs, which cannot be compared: a tokenizer of theirs loses text."
+    for key, said in (("val_bits_per_byte", "bits per byte"), ("val_loss", "nats per token")):
+        told = [(value, run) for run in runs if (value := run.last(key)) is not None]
+        if len(told) == len(runs):
+            value, best = min(told, key=lambda pair: pair[0])
+            after = best.last("tokens")
+            tokens = "" if after is None else f" after {after:,.0f} training tokens"
+            return f"Of {len(runs)} runs {best.name} is lowest: {value:.4f} {said}{tokens}."
+    return f"{len(runs)} runs; not all of them have been validated yet."
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """What differs between the runs, and which comparisons that rules out."""
+    arms = by_arm(runs)
+    keys = differing_keys(runs)
+    if len(arms) < 2 or not keys:
+        return []
+    more = len(keys) - KEYS_NAMED
+    others = f" and {more} more keys" if more > 0 else ""
+    lines = [f"The runs differ in {', '.join(keys[:KEYS_NAMED])}{others} (see Settings)."]
+    if data := [key for key in OTHER_DATA if key in keys]:
+        lines.append(f"Their losses are of other text or tokens: {', '.join(data)} differ.")
+    if any(key in keys for key in OTHER_LENGTH):
+        lines.append("They were trained on different numbers of tokens.")
+    if any(len(of) > 1 for of in arms.values()):
+        lines.append("Runs that differ only in the seed share a line of the legend.")
+    return lines
+
+
+def row(run: Run) -> list[str]:
+    """How far a run is."""
+    loss, val, bits = run.last("loss"), run.last("val_loss"), run.last("val_bits_per_byte")
+    time = run.last("time")
+    return [
+        run.name,
+        f"{run.step:,}",
+        f"{run.steps:,}" if run.steps else "–",
+        known(loss, ".4f"),
+        "diverged" if run.diverged else known(val, ".4f"),
+        known(bits, ".4f"),
+        "–" if time is None else duration(time),
+    ]

@@ -1,4 +1,4 @@
-"""A page as one HTML document: template, style, scripts and plots' data in a single file."""
+"""A page as one HTML document: template, style, scripts and the plots' data in a single file."""
 
 import base64
 import dataclasses
@@ -19,16 +19,16 @@ STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
 STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
 TABLE_ROWS = 24
-"""Rows of the table that stands beside a figure for those who cannot see it."""
+"""Rows of the table beside a figure, for readers who cannot see it."""
 
 
-def render(
-    page: Page, command: str, stills: Mapping[str, bytes], live: str = "", written: str = ""
+def html(
+    page: Page, command: str, pictures: Mapping[str, bytes], live: str = "", written: str = ""
 ) -> str:
-    """The document. `stills`: SVG by a figure's name, shown in print and without scripts.
+    """The document. `pictures`: SVG by a figure's name, shown in print and without scripts.
 
-    command: the line that writes the page.
-    live: the version that a served page compares with the server's; a page for a file has none.
+    command: the command that writes the page.
+    live: the version that a served page compares with the server's; empty for a file.
     written: when, for the foot of the page.
     """
     inner = "\n".join(static(name) for name in SCRIPTS)
@@ -38,7 +38,7 @@ def render(
         page=page,
         draw=f"{command} --figures figures",
         figures={figure.name: figure_json(figure) for figure in page.figures()},
-        stills={name: data_uri(svg) for name, svg in stills.items()},
+        stills={name: data_uri(svg) for name, svg in pictures.items()},
         style=Markup("\n".join(static(name) for name in STYLES)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -56,7 +56,7 @@ def static(name: str) -> str:
 
 @cache
 def template() -> Any:
-    """The template; everything it is given is escaped, but the package's own style and script."""
+    """The template; it escapes everything but the package's own style and script."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -94,6 +94,8 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "ticks": [[place, name] for place, name in figure.ticks.items()],
         "places": {key: list(places) for key, places in figure.places.items()},
         "marks": [dataclasses.asdict(mark) for mark in figure.marks],
+        "guides": list(figure.guides),
+        "level": figure.level,
         "alike": figure.alike,
         "series": [series_json(series) for series in figure.series],
         "panels": [

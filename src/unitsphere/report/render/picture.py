@@ -1,220 +1,182 @@
-"""The page's figures as pictures that stand still: SVG and PNG for papers, and for print."""
+"""Figures as pictures with matplotlib: SVG and PNG for papers and for print, and films as GIF."""
 
+import contextlib
 import io
 import re
-import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.files import write_bytes
-from unitsphere.report.curves import COLOURS, MARKERS
-from unitsphere.report.document import Figure, Mark, Panel, Series
-from unitsphere.report.render.ticks import plain_ticks, set_places
-from unitsphere.report.sections.thin import smoothed
+from unitsphere.report.document import Figure, Frame, Panel
+from unitsphere.report.render.axes import draw_panel, plain_ticks, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-SMOOTHING = 0.9
-"""Weight of the past in the strong line of a noisy curve, its raw line pale behind."""
-NOISY = 60
-"""Points from which a curve is smoothed."""
-MARKED = 40
-"""Points up to which each has a marker."""
-MOST_LAYERS = 8
-"""Ticks of an axis of layers."""
-COLUMNS = 3
-"""Panels side by side."""
+LARGE = 3
+"""Up to so many plots side by side are large."""
+PER_SECOND = 4
+"""Frames of a film."""
 
 
-def write_stills(figures: list[Figure], folder: Path) -> dict[str, dict[str, str]]:
-    """Draw each figure as FOLDER/NAME.svg and .png; the paths by name."""
+def write_pictures(figures: Sequence[Figure], folder: Path) -> dict[str, dict[str, str]]:
+    """Draw each figure as FOLDER/NAME.svg and .png; returns the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: dict[str, dict[str, str]] = {}
     for figure in figures:
-        paths[figure.name] = {}
-        for form in ("svg", "png"):
-            path = folder / f"{file_name(figure)}.{form}"
-            write_bytes(path, still(figure, form))
-            paths[figure.name][form] = str(path)
+        files = [folder / f"{file_name(figure)}.{form}" for form in ("svg", "png")]
+        write_picture([figure], files)
+        paths[figure.name] = {path.suffix[1:]: str(path) for path in files}
     return paths
 
 
 def file_name(figure: Figure) -> str:
-    """A figure's name as that of a file: no part of it leads elsewhere."""
+    """A figure's name as that of a file, so that no part of it leads to another folder."""
     return re.sub(r"[^\w.-]+", "-", figure.name).strip(".-") or "figure"
 
 
-def still(figure: Figure, form: str = "svg") -> bytes:
-    """A figure as the bytes of an SVG or a PNG, the same for the same figure."""
-    import matplotlib
+def write_picture(
+    figures: Sequence[Figure], files: Sequence[Path], columns: int = 3, title: str = ""
+) -> None:
+    """Draw figures side by side into each of the files, an SVG or a PNG by its ending."""
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, picture(figures, path.suffix[1:], columns, title))
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script of its own
-        # Text stays text in an SVG: it can be searched, and set in a paper's own type.
-        matplotlib.rc("svg", fonttype="none", hashsalt=figure.name)
-        matplotlib.rc("font", family="sans-serif", size=10)
-        drawn = draw(figure)
+
+def picture(
+    figures: Sequence[Figure], form: str = "svg", columns: int = 3, title: str = ""
+) -> bytes:
+    """Figures side by side as the bytes of an SVG or a PNG, the same for the same figures."""
+    with style(figures[0].name if figures else ""):
+        drawn = draw(figures, columns, title)
         buffer = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
         drawn.savefig(buffer, format=form, metadata=metadata, dpi=200)
     return buffer.getvalue()
 
 
-def draw(figure: Figure) -> "Drawing":
-    """The figure over the first choice of its axis; its panels side by side."""
+def write_film(frames: Sequence[Frame], path: Path) -> None:
+    """Write a film as a GIF."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    images = []
+    for frame in frames:
+        with style("film"):
+            canvas = FigureCanvasAgg(draw(frame.figures, 4, frame.title))
+            canvas.figure.set_dpi(80)
+            canvas.draw()
+            images.append(Image.fromarray(canvas.buffer_rgba()).convert("RGB"))  # pyright: ignore
+    buffer = io.BytesIO()
+    first, *others = images
+    pause = 1000 // PER_SECOND
+    first.save(buffer, "GIF", save_all=True, append_images=others, duration=pause, loop=0)
+    write_bytes(path, buffer.getvalue())
+
+
+@contextlib.contextmanager
+def style(salt: str) -> Iterator[None]:
+    """Within, matplotlib draws in our style, and the same picture has the same bytes."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in another script
+        # Text stays text in an SVG, so that one can search it and set it in a paper's own type.
+        matplotlib.rc("svg", fonttype="none", hashsalt=salt)
+        matplotlib.rc("font", family="sans-serif", size=10)
+        yield
+
+
+def draw(figures: Sequence[Figure], columns: int = 3, title: str = "") -> "Drawing":
+    """Draw the figures over the first choice of their axis: several, or one with its panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
-    panels = figure.panels()
-    columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (6.4, 3.8) if len(panels) == 1 else (2.6 * columns + 0.6, 2.0 * rows + 0.8)
+    cells = cells_of(figures)
+    columns = max(1, min(columns, len(cells)))
+    rows = max(1, -(-len(cells) // columns))
+    large = len(cells) <= LARGE
+    wide, high = (4.4, 3.6) if large else (2.6, 2.1)
+    size = (6.4, 3.8) if len(cells) < 2 else (wide * columns + 0.6, high * rows + 0.8)
     drawn = Drawing(figsize=size, layout="constrained")
     FigureCanvasAgg(drawn)
-    alike = figure.alike
-    grid = list(drawn.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike).flat)
-    for axes, panel in zip(grid, panels, strict=False):
-        draw_panel(axes, panel, figure)
-    for axes in grid[: len(panels)]:
+    alike = figures[0].alike if len(figures) == 1 else all(f.same_axes for f in figures)
+    sharing = {"sharex": alike and len(figures) == 1, "sharey": alike}
+    grid = list(drawn.subplots(rows, columns, squeeze=False, **sharing).flat)
+    for axes, (figure, panel) in zip(grid, cells, strict=False):
+        draw_panel(axes, panel, figure, small=bool(panel.title) and not large)
+    shown = grid[: len(cells)]
+    for axes in shown:
         plain_ticks(axes)
-    for axes in grid[len(panels) :]:
+    for axes in grid[len(cells) :]:
         axes.set_axis_off()
-    title = textwrap.fill(plain(figure.title), 70 if len(panels) == 1 else 30 * columns)
-    if len(panels) == 1:
-        grid[0].set_xlabel(textwrap.fill(plain(next(iter(figure.xs.values()))), 80))
-        grid[0].set_ylabel(textwrap.fill(plain(figure.y), 40))
-        grid[0].set_title(title, fontsize=11, loc="left")
-    else:
-        drawn.supxlabel(plain(next(iter(figure.xs.values()))), fontsize=9)
-        drawn.supylabel(textwrap.fill(plain(figure.y), 24 * rows), fontsize=9)
-        drawn.suptitle(title, fontsize=11)
-        if not alike:
-            name_panels_lines(drawn, grid[: len(panels)])
+    if len(figures) == 1 and not title:
+        title = figures[0].title
+    width = 70 if columns == 1 else 32 * columns
+    name_axes(drawn, cells, shown, "\n".join(wrapped(line, width) for line in title.split("\n")))
+    if not any(figure.ends for figure, _ in cells):
+        add_legends(drawn, cells, shown, several=len(figures) > 1)
     return drawn
 
 
-def is_numbered(figure: Figure) -> bool:
-    """Whether the names of its ticks are numbers, as those of layers, of which some are enough."""
-    return all(name.isdigit() for name in figure.ticks.values())
+Cell = tuple[Figure, Panel]
 
 
-def draw_panel(axes: "Axes", panel: Panel, figure: Figure) -> None:
-    """A panel: the others' lines pale, its own with their legend, arrows, ticks."""
-    axis, small = next(iter(figure.xs)), bool(panel.title)
-    for series in panel.behind:
-        y = [float("nan") if value is None else value for value in series.y]
-        axes.plot(list(series.x[axis]), y, color="#d4d4d4", linewidth=0.8, zorder=1)
-    named: set[str] = set()
-    for series in panel.series:
-        draw_series(axes, series, axis, figure, first=series.legend not in named)
-        named.add(series.legend)
-    axes.set_xscale("log" if figure.log_x and can_be_log(figure, axis) else "linear")
-    axes.set_yscale("log" if figure.log_y else "linear")
-    for mark in figure.marks:
-        if axis in mark.x and (mark.group in named or not small):
-            draw_mark(axes, mark, axis)
-    axes.tick_params(labelsize=7 if small else 9, labelbottom=True)
-    if figure.ticks:
-        every = -(-len(figure.ticks) // MOST_LAYERS) if is_numbered(figure) else 1
-        names = [plain(name) for name in figure.ticks.values()][::every]
-        turned = len("".join(names)) > (16 if small else 48)
-        axes.set_xticks(list(figure.ticks)[::every], names)
-        if turned:
-            axes.tick_params(axis="x", rotation=35, labelsize=6 if small else 8)
-            for text in axes.get_xticklabels():
-                text.set(horizontalalignment="right", rotation_mode="anchor")
-    elif axis in figure.places:
-        set_places(axes, figure.places[axis])
-    axes.grid(alpha=0.3, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if small:
-        axes.set_title(textwrap.fill(plain(panel.title), 32), fontsize=9)
-    elif len(named) > 1:
-        axes.legend(frameon=False, fontsize=8)
+def cells_of(figures: Sequence[Figure]) -> list[Cell]:
+    """The panels of a figure; of several figures, or one whose lines are named at their ends, all.
+
+    One panel is enough for those: names beside the lines stay readable where a legend does not.
+    """
+    if len(figures) == 1 and not figures[0].ends:
+        return [(figures[0], panel) for panel in figures[0].panels()]
+    titled = len(figures) > 1
+    return [(figure, Panel(figure.title * titled, figure.series)) for figure in figures]
 
 
-def name_panels_lines(drawn: "Drawing", grid: "Sequence[Axes]") -> None:
-    """One legend beside panels that show the same lines of several quantities."""
-    named = {}
+def name_axes(drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", title: str) -> None:
+    """Write titles and labels, once for all plots where they agree."""
+    one, large = len(cells) == 1, len(cells) <= LARGE
+    for (_, panel), axes in zip(cells, grid, strict=True):
+        axes.set_title(wrapped(panel.title, 40 if large else 32), fontsize=10 if large else 9)
+    if one:
+        grid[0].set_title(title, fontsize=11, loc="left")
+    else:
+        drawn.suptitle(title, fontsize=11)
+    across = [next(iter(figure.xs.values())) for figure, _ in cells]
+    upward = [figure.y for figure, _ in cells]
+    for labels, each, whole in (
+        (across, "set_xlabel", drawn.supxlabel),
+        (upward, "set_ylabel", drawn.supylabel),
+    ):
+        if not one and len(set(labels)) == 1:
+            whole(wrapped(labels[0], 60), fontsize=9)
+            continue
+        for text, axes in zip(labels, grid, strict=True):
+            getattr(axes, each)(wrapped(text, 80 if one else 40), fontsize=10 if one else 8)
+
+
+def add_legends(
+    drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", several: bool
+) -> None:
+    """Add a legend beside panels that show the same lines, or one in each plot that needs its own.
+
+    Panels with one line each need none: their titles name it.
+    """
+    shaded = any(series.shade is not None for _, panel in cells for series in panel.series)
+    told = []
     for axes in grid:
         handles, names = axes.get_legend_handles_labels()
-        named |= dict(zip(names, handles, strict=True))
-    if len(named) > 1:
+        told.append(dict(zip(names, handles, strict=True)))
+    if shaded or (len(cells) > 1 and not several and any(s.panel for s in cells[0][1].series)):
+        together = {name: handle for names in told for name, handle in names.items()}
         beside: Any = "outside center right"
-        drawn.legend(named.values(), named, loc=beside, frameon=False, fontsize=8)
-
-
-def draw_mark(axes: "Axes", mark: Mark, axis: str) -> None:
-    """A horizontal arrow between two curves, its text in the middle above it."""
-    begin, end = mark.x[axis]
-    colour = COLOURS[mark.colour % len(COLOURS)]
-    arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (end, mark.y), (begin, mark.y), arrowprops=arrow, zorder=4)
-    middle = (begin * end) ** 0.5 if axes.get_xscale() == "log" else (begin + end) / 2
-    level = sum(bool(text.get_text()) for text in axes.texts)
-    axes.annotate(
-        plain(mark.text),
-        (middle, mark.y),
-        (0, 3 + 10 * level),
-        textcoords="offset points",
-        ha="center",
-        color=colour,
-        fontsize=8,
-        fontweight="bold",
-    )
-
-
-def draw_series(axes: "Axes", series: Series, axis: str, figure: Figure, first: bool) -> None:
-    """A line or points, its band or bars; a noisy one pale, with a smooth one before it."""
-    colour = COLOURS[series.colour % len(COLOURS)]
-    marker = MARKERS[series.colour % len(MARKERS)]
-    x = list(series.x[axis])
-    y = [float("nan") if value is None else value for value in series.y]
-    if figure.log_y:
-        y = [value if value > 0 else float("nan") for value in y]
-    label = plain(series.legend) if first else None
-    if series.low is not None and series.high is not None:
-        draw_spread(axes, series, x, colour)
-    if series.style == "points":
-        axes.plot(x, y, marker, color=colour, markersize=5, label=label)
-    elif series.style == "dashed":
-        axes.plot(x, y, "--", color=colour, linewidth=1.2, label=label)
-    elif series.smooth and len(y) > NOISY:
-        axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-        smooth = [float("nan") if v is None else v for v in smoothed(series.y, SMOOTHING)]
-        axes.plot(x, smooth, color=colour, linewidth=1.6, label=label)
-    else:
-        dots = marker if len(y) <= MARKED else None
-        axes.plot(x, y, color=colour, marker=dots, markersize=4, linewidth=1.6, label=label)
-
-
-def draw_spread(axes: "Axes", series: Series, x: list[float], colour: str) -> None:
-    """A band along a line, a bar at each point of a cloud; where an end is missing, nothing."""
-    assert series.low is not None
-    assert series.high is not None
-    ends = [
-        (place, low, high)
-        for place, low, high in zip(x, series.low, series.high, strict=True)
-        if low is not None and high is not None
-    ]
-    if not ends:
-        return
-    places, lows, highs = (list(part) for part in zip(*ends, strict=True))
-    if series.style == "points":
-        axes.vlines(places, lows, highs, color=colour, linewidth=1.2)
-    else:
-        axes.fill_between(places, lows, highs, color=colour, alpha=0.15, linewidth=0)
-
-
-def can_be_log(figure: Figure, axis: str) -> bool:
-    """Whether all places on an axis are above 0."""
-    return all(place > 0 for series in figure.series for place in series.x[axis])
-
-
-def plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
-    return text.replace("$", r"\$")
+        if len(together) > 1:
+            drawn.legend(together.values(), together, loc=beside, frameon=False, fontsize=8)
+    elif several or len(cells) == 1:
+        for number, (axes, names) in enumerate(zip(grid, told, strict=True)):
+            if len(names) > 1 and (number == 0 or names.keys() != told[0].keys()):
+                axes.legend(frameon=False, fontsize=8 if len(cells) <= LARGE else 6)

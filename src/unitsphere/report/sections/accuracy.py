@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unitsphere.report.document import Figure, Figures, Section, Series, Table
+from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Run, common_name, is_number, without_keys
-from unitsphere.report.sections.curves import round_off
 from unitsphere.training.folder import read_evaluations
 
 AVERAGE = "average"
@@ -63,7 +63,7 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
         data="unitsphere eval RUN --tasks TASK … --task_data DIR",
     )
     table = Table("Accuracy", ["arm", "tokens", *shown], rows(arms, shown))
-    return [Section("accuracy", "Accuracy", [Figures([figure]), table], INTRO)]
+    return [Section("accuracy", "Accuracy", [Figures([figure]), table], INTRO, detail=True)]
 
 
 def scores_of(runs: Sequence[Run]) -> list[tuple[int, Scores]]:

@@ -5,9 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from unitsphere.report.document import Figure, Figures, Mark, Series
+import numpy as np
+
+from unitsphere.report.document import Block, Figure, Figures, Mark, Number, Section, Series, Text
+from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Run, by_arm, is_number
-from unitsphere.report.sections.thin import places
 
 POINTS = 4000
 """Points of a figure, all its lines together."""
@@ -156,11 +158,6 @@ def axis_labels(runs: Sequence[Run]) -> Axes:
 TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-def round_off(value: float | None) -> float | None:
-    """Six digits are enough for the eye; what is not finite is no number."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
-
-
 def last_values(lines: Sequence[Series]) -> str:
     """What the lines end with, of several in a group their mean: for those who cannot see them."""
     ends: dict[str, list[float]] = {}
@@ -178,3 +175,43 @@ def last_values(lines: Sequence[Series]) -> str:
 def data_command(runs: Sequence[Run]) -> str:
     """The line that trained the first run of those."""
     return next((run.command for run in runs if run.command), "")
+
+
+def places(y: Sequence[Number], most: int) -> list[int]:
+    """The places of at most `most` points (4 or more) that show the same line.
+
+    The first and the last, and of each of equal pieces its lowest and highest.
+    """
+    if len(y) <= most:
+        return list(range(len(y)))
+    values = np.array([math.nan if v is None else v for v in y], np.float64)
+    kept = {0, len(y) - 1}
+    for piece in np.array_split(np.arange(1, len(y) - 1), most // 2 - 1):
+        known = piece[np.isfinite(values[piece])]
+        if len(known):
+            kept |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
+    return sorted(kept)
+
+
+def unfinished(runs: Sequence[Run]) -> str:
+    """How far those runs are that have not come to their end; empty if all have."""
+    going = [run for run in runs if not run.done]
+    if not going:
+        return ""
+    parts = []
+    for run in going[:4]:
+        of = f" of {run.steps:,}" if run.steps else ""
+        parts.append(f"{run.name} at step {run.step:,}{of}")
+    more = f" and {len(going) - 4} more" if len(going) > 4 else ""
+    return f"Not finished: {', '.join(parts)}{more}"
+
+
+def curve_sections(
+    runs: Sequence[Run], intro: str = "", baseline: str | None = None
+) -> list[Section]:
+    """The curves, if there is any; `baseline` is the arm whose last loss the others come to."""
+    found = curves(runs, baseline)
+    if found is None:
+        lines: list[Block] = [Text(["There is no record of a step yet."])]
+        return [Section("curves", "Curves", lines, detail=True)] if runs else []
+    return [Section("curves", "Curves", [found], intro, detail=True)]

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from unitsphere.report.document import MOST_LINES, Figure, Number, Series, Style
+from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run
-from unitsphere.report.sections.curves import round_off
 
 FIRST, LAST = 0, -1
 FEW = 3
@@ -72,7 +72,7 @@ def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | Non
         log_y=bool(values["log"]),
         data=command,
         ticks={float(place): label or "all" for place, label in enumerate(labels)},
-        drawn=False,
+        printed=False,
     )
 
 
@@ -159,7 +159,7 @@ def overlay_figure(
         log_y=not spread and bool(values["log"]),
         data=shlex.join(["unitsphere", "inspect", str(next(iter(arms.values()))[0].folder)]),
         ticks={} if spread else {float(i): label or "all" for i, label in enumerate(labels)},
-        drawn=False,
+        printed=False,
     )
 
 
@@ -219,7 +219,7 @@ def histogram_figure(run: Run, name: str, probe: Json, command: str) -> Figure |
         caption=f"{probe['source']}. Its distribution; dashed: at the first checkpoint.",
         log_x=bool(values["log"]),
         data=command,
-        drawn=False,
+        printed=False,
     )
 
 
@@ -244,7 +244,7 @@ def step_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None
         caption=f"{probe['source']}. At the checkpoints{RANGE if too_many(by_line) else ''}.",
         log_y=bool(values["log"]),
         data=command,
-        drawn=False,
+        printed=False,
     )
 
 

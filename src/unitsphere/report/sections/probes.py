@@ -5,6 +5,7 @@ The form of both is told in `unitsphere.inspection`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from unitsphere.inspection.live import PREFIX
 from unitsphere.report.document import (
     Block,
     Figure,
@@ -14,9 +15,9 @@ from unitsphere.report.document import (
     Section,
     Text,
 )
-from unitsphere.report.inspection import DOCUMENT, FOLDER
+from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run, document, is_number
-from unitsphere.report.sections.curves import axis_labels, round_off
+from unitsphere.report.sections.curves import axis_labels
 from unitsphere.report.sections.probe_figures import (
     RANGE,
     histogram_figure,
@@ -26,7 +27,9 @@ from unitsphere.report.sections.probe_figures import (
     step_lines,
     too_many,
 )
-from unitsphere.training.live import PREFIX
+
+INSPECTED = "inspect/inspect.json"
+"""What `unitsphere inspect` writes into a run's folder."""
 
 
 def probe_sections(runs: Sequence[Run]) -> list[Section]:
@@ -43,7 +46,7 @@ def probe_sections(runs: Sequence[Run]) -> list[Section]:
             blocks += own
     intro = "What the weights and activations look like inside: from the checkpoints (unitsphere "
     intro += "inspect), or recorded while training."
-    return [Section("probes", "Probes", blocks, intro)] if blocks else []
+    return [Section("probes", "Probes", blocks, intro, detail=True)] if blocks else []
 
 
 def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
@@ -77,7 +80,7 @@ def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
 
 def probes_of(run: Run) -> dict[str, Json]:
     """The probes that `inspect` left in a run's folder."""
-    probes = document(run.folder / FOLDER / DOCUMENT).get("probes", {})
+    probes = document(run.folder / INSPECTED).get("probes", {})
     return {k: v for k, v in probes.items() if isinstance(v, dict)} if probes else {}
 
 
@@ -127,7 +130,7 @@ def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
             series=step_lines(lines, places),
             caption=f"Recorded while training{RANGE if too_many(lines) else ''}.",
             data=run.command,
-            drawn=False,
+            printed=False,
         )
         for probe, lines in found.items()
         if len(records) > 1

@@ -25,8 +25,8 @@ from unitsphere.studies.core.plan import Planned, is_finished
 from unitsphere.studies.core.progress import display
 from unitsphere.studies.core.slurm import SlurmExecutor
 from unitsphere.studies.core.spec import Execution
-from unitsphere.training.divergence import divergence
 from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
 
 OnProgress = Callable[[list[State]], None]

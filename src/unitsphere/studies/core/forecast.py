@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import is_settled
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import DEFAULTS, with_overrides

@@ -12,10 +12,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.studies.core.jobs import Job
 from unitsphere.training.config import RunConfig, read_config
-from unitsphere.training.decide import resolve
-from unitsphere.training.flops import flops_per_token
-from unitsphere.training.folder import check_same, saved_config
+from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.run import last_state
 
 DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from unitsphere.report.table import duration
+from unitsphere.report.numbers import duration
 from unitsphere.studies.core.jobs import Job, State
 
 if TYPE_CHECKING:

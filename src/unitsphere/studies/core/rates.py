@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
@@ -20,8 +20,8 @@ from unitsphere.studies.core.results import RUNS
 from unitsphere.studies.core.spec import Study
 from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
-from unitsphere.training.decide import resolve
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
 
 
 @dataclass

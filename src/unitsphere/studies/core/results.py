@@ -8,16 +8,14 @@ results.json, …         what was found
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import unitsphere
 from unitsphere.config import differences, to_dict
 from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
-from unitsphere.report.table import markdown
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.spec import Study, load_study, toml_text
 from unitsphere.training.environment import commit, cpu_model, package_version
@@ -73,22 +71,3 @@ def provenance(program: str = "unitsphere") -> dict[str, str | None]:
         "torch": package_version("torch"),
         "unitsphere": unitsphere.__version__,
     }
-
-
-def write_page(
-    found: Mapping[str, Any],
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    picture: str,
-    out: Path,
-) -> Path:
-    """Write the table and the picture of finished runs' figures as results.md; its path."""
-    page, origin = out / "results.md", found["provenance"]
-    machine = f"commit {origin['commit']}, {origin['machine']}, torch {origin['torch']}"
-    write_text(
-        page,
-        f"# {title}\n\n{markdown(columns, rows)}\n![{title}]({picture})\n\n"
-        f"`{origin['command']}`: {machine}\n",
-    )
-    return page

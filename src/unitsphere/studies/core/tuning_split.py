@@ -25,8 +25,7 @@ from unitsphere.data.manifest import (
 )
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.workspace import publish, workspace
-from unitsphere.data.writer import SplitWriter, write_file
+from unitsphere.data.writer import SplitWriter, publish, workspace, write_file
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
 

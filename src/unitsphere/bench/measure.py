@@ -1,0 +1,273 @@
+"""How times and memory are measured, and how they are compared.
+
+Arms take turns in one process: times drift with the temperature of a GPU and with other programs
+on a CPU, and a ratio of two arms that took turns hardly drifts. Two copies of one arm show how
+much of a ratio is noise. Ceilings (the rate of a copy, and of a matrix product) are measured before
+and after; if they moved, the figures between them are less reliable.
+
+The peak memory of an arm is what it holds between steps (weights, optimizer state) plus the most
+that a step allocates on top. On CUDA the allocator counts it. On a CPU torch's profiler reports
+each allocation and release of torch's allocator, so what other libraries allocate is left out.
+"""
+
+import dataclasses
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
+
+T = TypeVar("T")
+COPY = " (copy)"
+"""Ends the name of the second copy of the baseline."""
+RESAMPLES = 10_000
+REPEATS = 7
+DRIFT = 0.02
+"""A ceiling that moves by more than this between start and end is reported."""
+METHODS = {
+    "cuda": "torch.cuda.max_memory_allocated",
+    "cpu": "allocations of torch's CPU allocator, by its profiler",
+}
+"""Device -> how peak memory is measured."""
+
+
+def say(line: str) -> None:
+    """Print progress on stderr."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def timed(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
+    """Milliseconds of each of `count` calls.
+
+    CUDA: between events on the stream. CPU: the process's own time if it has one thread, which
+    other programs hardly change, else the wall's.
+    """
+    if device.type == "cuda":
+        return _timed_on_gpu(step, count)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times = []
+    for _ in range(count):
+        begun = clock()
+        step()
+        times.append(1e3 * (clock() - begun))
+    return times
+
+
+def _timed_on_gpu(step: Callable[[], object], count: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+
+
+def clock_name(device: torch.device) -> str:
+    """What `timed` reads, for the reader of its figures."""
+    if device.type == "cuda":
+        return "CUDA events"
+    return "process time" if torch.get_num_threads() == 1 else "wall time"
+
+
+def take_turns(
+    names: Sequence[str],
+    rounds: int,
+    measure: Callable[[str, int], T],
+    warmup: int = 1,
+    tell: bool = False,
+) -> dict[str, list[T]]:
+    """Name -> what `measure(name, round)` gave in each round.
+
+    The order rotates from round to round. The `warmup` rounds before the first are not kept.
+    tell: print each round on stderr.
+    """
+    kept: dict[str, list[T]] = {name: [] for name in names}
+    for number in range(-warmup, rounds):
+        if tell and number >= 0:
+            say(f"round {number + 1} of {rounds}")
+        for name in rotated(names, number):
+            found = measure(name, number)
+            if number >= 0:
+                kept[name].append(found)
+    return kept
+
+
+def rotated(items: Sequence[T], by: int) -> list[T]:
+    """The items in the order of round number `by`: each is first equally often."""
+    start = by % len(items)
+    return [*items[start:], *items[:start]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and the 95% interval of it under resampling of the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float], seed: int = 0) -> Interval:
+    """The median of `values` and its bootstrap interval, the same for the same values."""
+    drawn = np.random.default_rng(seed).choice(np.asarray(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return Interval(statistics.median(values), float(low), float(high))
+
+
+def ratios(times: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Of the ratios of two arms' times, round by round."""
+    return interval([time / base for time, base in zip(times, baseline, strict=True)])
+
+
+def noise_floor(same: Interval) -> float:
+    """How far from 1 a ratio may lie by chance: what the interval of two copies' ratio reaches."""
+    return max(abs(same.low - 1), abs(same.high - 1))
+
+
+def is_tie(ratio: Interval, floor: float) -> bool:
+    """Whether a ratio is no further from 1 than two copies of one arm are from each other."""
+    return abs(ratio.median - 1) <= floor
+
+
+def against_baseline(
+    times: Mapping[str, Sequence[float]], copy: Sequence[float]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `noise` and the `ratios` of a report.
+
+    times: arm -> its time in each round, the baseline first. copy: the times of a second copy of
+    the baseline.
+    """
+    baseline, *others = times
+    same = ratios(copy, times[baseline])
+    floor = noise_floor(same)
+    found = {}
+    for name in others:
+        ratio = ratios(times[name], times[baseline])
+        found[f"{name}/{baseline}"] = dataclasses.asdict(ratio) | {"tie": is_tie(ratio, floor)}
+    return {"arm": baseline, **dataclasses.asdict(same), "floor": floor}, found
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes a second of a large copy (read and written), operations a second of a product."""
+
+    copy: float
+    matmul: float
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """CUDA: 4 GB and 8,192³ in bf16; CPU: 256 MB and 1,024³ in fp32."""
+    on_gpu = device.type == "cuda"
+    return Ceilings(
+        copy_rate(2**32 if on_gpu else 2**28, device),
+        matmul_rate(8192 if on_gpu else 1024, torch.bfloat16 if on_gpu else torch.float32, device),
+    )
+
+
+def copy_rate(size: int, device: torch.device) -> float:
+    """Bytes read and written a second when `size` bytes are copied on the device."""
+    source = torch.ones(size // 8, dtype=torch.int64, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _seconds(lambda: target.copy_(source), device)
+
+
+def matmul_rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second of a product of n × n matrices of random numbers."""
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    out = torch.empty_like(a)
+    return 2 * n**3 / _seconds(lambda: torch.mm(a, b, out=out), device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    timed(call, 2, device)
+    return statistics.median(timed(call, REPEATS, device)) / 1e3
+
+
+def drift(first: Ceilings, last: Ceilings) -> float:
+    """The largest relative change of a ceiling."""
+    return max(abs(last.copy / first.copy - 1), abs(last.matmul / first.matmul - 1))
+
+
+def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
+    """Bytes of a model's parameters and buffers, and of its optimizer's state."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def peak_of(call: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that `call` had allocated at any time, above what was there before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated(device) - before
+    profiler = _profiled(call, [ProfilerActivity.CPU], memory=True)
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    assert results is not None, "the profiler has stopped without results"
+    changes = [
+        (event.start_ns(), event.nbytes())  # pyright: ignore[reportAttributeAccessIssue]
+        for event in results.events()
+        if event.name() == "[memory]"
+    ]
+    live = peak = 0
+    for _, change in sorted(changes, key=lambda moment: moment[0]):
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def kernels_of(call: Callable[[], object], device: torch.device) -> int | None:
+    """How many CUDA kernels `call` starts, copies and fills left out; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    events = _profiled(call, [ProfilerActivity.CUDA], memory=False).events()
+    return sum(
+        event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
+        for event in events or []
+    )
+
+
+def _profiled(
+    call: Callable[[], object], activities: list[ProfilerActivity], memory: bool
+) -> profile:
+    # The profiler's library announces its start and its end on stderr unless told not to.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with profile(activities=activities, profile_memory=memory) as profiler:
+        call()
+        if ProfilerActivity.CUDA in activities:
+            torch.cuda.synchronize()
+    return profiler
+
+
+def ratio_cells(ratio: Mapping[str, Any] | None) -> list[str]:
+    """The median, "tie" behind it where it is one, and the interval."""
+    if ratio is None:
+        return ["1", ""]
+    tie = " tie" if ratio["tie"] else ""
+    return [f"{ratio['median']:.3f}{tie}", f"{ratio['low']:.3f}–{ratio['high']:.3f}"]
+
+
+def si(rate: float) -> str:
+    """A rate with three digits and G or T: "86.3 G"."""
+    scale, unit = (1e12, "T") if rate >= 1e12 else (1e9, "G")
+    return f"{rate / scale:.3g} {unit}"
+
+
+def size(count: float) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

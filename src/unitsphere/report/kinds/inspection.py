@@ -1,0 +1,343 @@
+"""The page of an inspection: what the probes found at each checkpoint, and it as a film.
+
+Time and depth are shades from light to dark: the later or the deeper, the darker.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unitsphere.inspection.probes import PROBES
+from unitsphere.inspection.updates import relative_variance
+from unitsphere.inspection.values import QUANTILES, Values
+from unitsphere.report.document import Figure, Figures, Frame, Number, Page, Section, Series, Table
+
+FOLDER = "inspect"
+"""Where the pictures lie in the run's folder."""
+COLUMNS = ("probe", "of", "first", "last", "lowest layer", "highest layer")
+SERIES_SHOWN = 2
+"""Series of a probe that the table shows; the others are in the figure and the JSON."""
+LINES = 8
+"""Steps or layers that are lines of their own; of more, so many evenly spaced ones."""
+DOTTED = {" unit": "unit vectors", " if uniform": "all keys alike"}
+"""Ends of the names of series that are dotted in the panel of another, and what they mean."""
+OVER_ONE = ("gradient_ratio", "mean_gradient_ratio", "mean_gradients_by_layer")
+"""Probes of ratios: a line at 1 shows where nothing differs."""
+FILMED = {
+    "input_norms": 1,
+    "sublayer_angles": 2,
+    "condition_numbers": 1,
+    "attention_entropy": 1,
+    "logit_lens": 1,
+    "second_fc_gradients": 1,
+    "eigen_learning_rates": 1,
+}
+"""Probes that the film shows, where they apply, and how many of the first series of each."""
+
+
+def inspection_page(document: Mapping[str, Any], run: str) -> Page:
+    """What an inspection found: a table, and the plots of each probe that applies."""
+    told = {name: probe for name, probe in document["probes"].items() if probe["applies"]}
+    steps = document["checkpoints"]
+    first, last = f"{steps[0]:,}", f"{steps[-1]:,}"
+    figures = [
+        Figures(
+            probe_figures(name, probe),
+            files=[f"{FOLDER}/{name}.svg", f"{FOLDER}/{name}.png"],
+            title=f"{probe['title']}: {run}\n{probe['source']}",
+            columns=4,
+        )
+        for name, probe in told.items()
+    ]
+    return Page(
+        title=run,
+        kind="Inspection",
+        answer=f"{len(told)} of {len(document['probes'])} probes show something of {run}, at "
+        f"{len(steps)} checkpoints from step {first} to step {last}.",
+        caveats=silent(document),
+        sections=[
+            Section("results", "Results", [Table("Probes", COLUMNS, rows(document)), *figures])
+        ],
+    )
+
+
+def rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of the table: a row for each of the first series of the probes that apply.
+
+    "first" and "last" are means over layers at the first and last checkpoint that it has.
+    """
+    found = []
+    for name, probe in document["probes"].items():
+        scenes = probe["values"]["series"] or probe["values"]["live"]["series"]
+        if not probe["applies"] or not scenes:
+            continue
+        for place, (series, last) in enumerate(list(scenes[-1].items())[:SERIES_SHOWN]):
+            first = scenes[0].get(series, last)
+            known = [value for value in heights(last) if value is not None]
+            ends = (min(known), max(known)) if len(known) > 1 else (None, None)
+            cells = [mean(heights(first)), mean(heights(last)), *ends]
+            found.append([name if not place else "", series, *map(shown, cells)])
+    return found
+
+
+def heights(series: Mapping[str, Any]) -> list[float | None]:
+    """One value per label: of a distribution the median."""
+    if "values" in series:
+        return series["values"]
+    return [quantiles[QUANTILES.index(0.5)] for quantiles in series["quantiles"]]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def shown(value: float | None) -> str:
+    """A figure in few characters."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def silent(document: Mapping[str, Any]) -> list[str]:
+    """A line for each probe that does not apply."""
+    return [
+        f"{name} does not apply: {probe['why']}"
+        for name, probe in document["probes"].items()
+        if not probe["applies"]
+    ]
+
+
+def probe_table() -> Table:
+    """The list of probes."""
+    listed = [[name, probe.title, probe.source] for name, probe in PROBES.items()]
+    return Table("Probes", ("probe", "shows", "figure"), listed)
+
+
+@dataclass(frozen=True)
+class History:
+    """The series of each step, to be drawn over steps or over layers; log: whether that axis is."""
+
+    steps: Sequence[int]
+    scenes: Sequence[Values]
+    form: str
+    over_steps: bool
+    log: bool
+
+    def panels(self) -> dict[str, list[str]]:
+        """Panel -> its series: one, and those that are dotted beside it."""
+        found: dict[str, list[str]] = {}
+        for name in self.scenes[-1]:
+            base = next((name.removesuffix(end) for end in DOTTED if name.endswith(end)), name)
+            found.setdefault(base, []).append(name)
+        return found
+
+    def single(self, name: str) -> bool:
+        """Whether a series belongs to the whole model, not to layers."""
+        return self.scenes[-1][name]["labels"] == [""]
+
+    @property
+    def boxed(self) -> bool:
+        """Whether a panel shows boxes; then the others show only the first and last step too."""
+        return self.form == "distribution" and not all(map(self.single, self.panels()))
+
+
+def history_of(name: str, values: Mapping[str, Any]) -> History:
+    """What to draw: the checkpoints, or the live records where these have more steps to show."""
+    over_steps, live = values["axis"] == "step", values["live"]
+    source = values
+    if not values["steps"] or (over_steps and len(live["steps"]) > len(values["steps"])):
+        source = live
+    steps, scenes = source["steps"], source["series"]
+    relative = PROBES[name].relative and len(steps) > 1
+    if relative:
+        scenes = relative_variance(scenes)
+    over_steps = over_steps and len(steps) > 1
+    return History(steps, scenes, values["form"], over_steps, values["log"] and not relative)
+
+
+def probe_figures(name: str, probe: Mapping[str, Any]) -> list[Figure]:
+    """The plots of a probe that applies, one per series, from its entry in the document."""
+    history, unit = history_of(name, probe["values"]), probe["values"]["unit"]
+    if PROBES[name].relative and history.over_steps:
+        unit += ", over its sum over the steps"
+    under = "depth (layer / layers)" if name == "lambda_by_depth" else "layer"
+    panels = history.panels()
+    apart = history.form == "distribution" and any(map(history.single, panels))
+    figures = []
+    for title, names in panels.items():
+        histogram = history.form == "distribution" and history.single(title)
+        labels = history.scenes[-1][title]["labels"]
+        numbered = dict(enumerate(label or "all" for label in labels))
+        figures.append(
+            Figure(
+                name=f"{name}-{title}",
+                title=title,
+                y="frequency" if histogram else unit,
+                xs={"x": unit if histogram else "step" if history.over_steps else under},
+                series=[line for each in names for line in panel_lines(each, title, history)],
+                caption=probe["source"],
+                log_x=history.log and histogram,
+                log_y=history.log and not histogram,
+                ticks={} if histogram or history.over_steps else numbered,
+                level=1.0 if name in OVER_ONE else None,
+                same_axes=name != "learned_scales" and not apart,
+            )
+        )
+    return figures
+
+
+def panel_lines(name: str, panel: str, history: History) -> list[Series]:
+    """The lines of one series in a panel."""
+    end = name.removeprefix(panel)
+    if history.form == "distribution":
+        return histograms(name, history) if history.single(panel) else boxes(name, end, history)
+    if history.over_steps:
+        return over_steps(name, end, history)
+    places = spread(len(history.scenes))
+    return [
+        layer_line(step_name(history, place), series["values"], shade, end)
+        for shade, place in zip(shades(len(places)), places, strict=True)
+        if (series := history.scenes[place].get(name)) is not None
+    ]
+
+
+def spread(count: int) -> list[int]:
+    """At most LINES of the numbers below `count`, evenly spaced, with the first and the last."""
+    if count <= LINES:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (LINES - 1)) for i in range(LINES)})
+
+
+def shades(count: int) -> list[float]:
+    """The shades of the first to the last; a single one is light."""
+    return [place / max(count - 1, 1) for place in range(count)]
+
+
+def step_name(history: History, place: int) -> str:
+    """A step's name in the legend."""
+    return f"step {history.steps[place]:,}"
+
+
+def layer_line(name: str, values: Sequence[Number], shade: float, end: str) -> Series:
+    """Values over layers; dotted with the meaning of its `end` as the name, if it has one."""
+    x = {"x": [float(place) for place in range(len(values))]}
+    style = "dotted" if end else "both"
+    return Series(DOTTED.get(end, name), x, values, style=style, shade=shade)
+
+
+def over_steps(name: str, end: str, history: History) -> list[Series]:
+    """A line per layer, over steps."""
+    labels = history.scenes[-1][name]["labels"]
+    chosen = spread(len(labels))
+    lines = []
+    for shade, place in zip(shades(len(chosen)), chosen, strict=True):
+        points = [
+            (float(step), value)
+            for step, values in zip(history.steps, history.scenes, strict=True)
+            if (value := value_at(values.get(name), labels[place])) is not None
+        ]
+        x, y = ([point[i] for point in points] for i in (0, 1))
+        label = DOTTED.get(end) or (f"layer {labels[place]}" if labels[place] else "all")
+        lines.append(Series(label, {"x": x}, y, style="dotted" if end else "line", shade=shade))
+    return lines
+
+
+def value_at(series: Mapping[str, Any] | None, label: str) -> float | None:
+    """A series' value at a label, if it has one."""
+    if series is None or label not in series["labels"]:
+        return None
+    return series["values"][series["labels"].index(label)]
+
+
+def boxes(name: str, end: str, history: History) -> list[Series]:
+    """For each layer 5–95% as a line, 25–75% as a bar, the median as a dot: first and last step.
+
+    A dotted series: a line of its medians at the last step.
+    """
+    last = history.scenes[-1][name]
+    if end:
+        return [layer_line(end, heights(last), 1.0, end)]
+    if len(history.scenes) == 1:
+        return [box(step_name(history, -1), last, 0.0, 1.0)]
+    first = history.scenes[0].get(name)
+    found = [] if first is None else [box(step_name(history, 0), first, -0.15, 0.0)]
+    return [*found, box(step_name(history, -1), last, 0.15, 1.0)]
+
+
+def box(name: str, series: Mapping[str, Any], shift: float, shade: float) -> Series:
+    """The boxes of one step, beside their layers' places."""
+    _, low, lower, middle, upper, high, _ = (
+        list(q) for q in zip(*series["quantiles"], strict=True)
+    )
+    x = {"x": [place + shift for place in range(len(middle))]}
+    ends = {"low": low, "high": high, "inner": (lower, upper)}
+    return Series(name, x, middle, style="points", shade=shade, **ends)
+
+
+def histograms(name: str, history: History) -> list[Series]:
+    """The outline of a histogram per step, each up to the same height: steps have other bins."""
+    places = spread(len(history.scenes))
+    if history.boxed:
+        places = sorted({places[0], places[-1]})
+    lines = []
+    for shade, place in zip(shades(len(places)), places, strict=True):
+        series = history.scenes[place].get(name)
+        if series is not None and series["counts"]:
+            most = max(series["counts"])
+            y = [0.0, *(count / most for count in series["counts"]), 0.0]
+            x = {"x": [series["edges"][0], *series["edges"]]}
+            label = step_name(history, place)
+            lines.append(Series(label, x, y, style="stairs", shade=shade))
+    return lines
+
+
+def film(document: Mapping[str, Any], run: str) -> list[Frame]:
+    """Some probes over layers, a frame per checkpoint: its line strong, those before it pale.
+
+    None of a single checkpoint, or if no probe that the film shows applies.
+    """
+    steps = document["checkpoints"]
+    panels = [
+        (name, series, document["probes"][name]["values"])
+        for name, most in FILMED.items()
+        if name in document["probes"] and document["probes"][name]["values"]["steps"]
+        for series in list(document["probes"][name]["values"]["series"][-1])[:most]
+    ]
+    if not panels or len(steps) < 2:
+        return []
+    return [
+        Frame(
+            f"{run}: step {step:,} of {steps[-1]:,}",
+            [film_figure(*panel, step) for panel in panels],
+        )
+        for step in steps
+    ]
+
+
+def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Figure:
+    """One panel of the film at a step; its vertical axis is that of all steps."""
+    scenes = {
+        at: scene[key]
+        for at, scene in zip(values["steps"], values["series"], strict=True)
+        if key in scene
+    }
+    known = [y for series in scenes.values() for y in heights(series) if y is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    log = values["log"] and low > 0
+    margin = 0.05 * (high - low or 1)
+    labels = next(iter(scenes.values()))["labels"]
+    before = [(series, "pale") for at, series in scenes.items() if at < step]
+    now = [(scenes[step], "both")] if step in scenes else []
+    return Figure(
+        name=f"film-{name}-{key}",
+        title=f"{name}: {key}",
+        y=values["unit"].partition(" (")[0],
+        xs={"x": "layer"},
+        series=[
+            Series(style, {"x": list(map(float, range(len(labels))))}, heights(series), style=style)
+            for series, style in [*before, *now]
+        ],
+        log_y=log,
+        limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
+        ticks=dict(enumerate(label or "all" for label in labels)),
+    )

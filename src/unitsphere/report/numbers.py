@@ -1,0 +1,62 @@
+"""Numbers as people read them."""
+
+import math
+from collections.abc import Sequence
+
+UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
+SPELLED = 1e4
+"""Numbers below it are written out."""
+
+
+def compact(value: float, digits: int = 6) -> str:
+    """A number in few characters: 246k, 2.5M, 1,500, 0.02, 3e-5.
+
+    >>> compact(245760, 3), compact(1e6), compact(1500), compact(0.02), compact(0.00003)
+    ('246k', '1M', '1,500', '0.02', '3e-5')
+    """
+    size = abs(value)
+    if size >= SPELLED:
+        unit, divisor = next(pair for pair in UNITS if size >= pair[1])
+        return f"{value / divisor:.{digits}g}{unit}"
+    return f"{value:,.{digits}g}".replace("e-0", "e-")
+
+
+def short(tokens: int) -> str:
+    """A number of tokens in few characters: 63.5k, 1.5M, 2B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if tokens >= size:
+            return f"{tokens / size:.3g}{unit}"
+    return str(tokens)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `42s`, `3m 05s` or `2h 07m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+
+
+def known(value: float | None, form: str) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def within(value: float, interval: Sequence[float] | None, form: str) -> str:
+    """A figure with its interval in brackets, if there is one."""
+    if interval is None:
+        return format(value, form)
+    return f"{value:{form}} [{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
+def half_range(values: Sequence[float], form: str) -> str:
+    """Half of the distance from the lowest to the highest, as ` ± 0.1`; empty if there is none."""
+    half = (max(values) - min(values)) / 2
+    return f" ± {half:{form}}" if half else ""
+
+
+def round_off(value: float | None) -> float | None:
+    """Six digits, which are enough for a plot; None for what is NaN or infinite."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,79 @@
+"""A page as text for a terminal: the answer, the tables of the results, and the notes."""
+
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unitsphere.report.document import Block, Page, Table, Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that change the direction of writing."""
+
+
+def print_page(page: Page) -> None:
+    """Print a page on stdout, as wide as the terminal; a file or a pipe has no width to fit."""
+    print(terminal(page, None if sys.stdout.isatty() else 200))
+
+
+def terminal(page: Page, width: int | None = None) -> str:
+    """A page as text; figures, and what a reader opens on the HTML page, are left out."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=width)
+    # Captured and printed by Python: rich would end the program if a pipe's reader has left.
+    with console.capture() as shown:
+        told = [page.answer, page.unfinished, *page.caveats]
+        console.print("\n".join(harmless(line) for line in told if line), markup=False)
+        for section in page.sections:
+            if not section.detail:
+                for block in section.blocks:
+                    print_block(console, block)
+    return shown.get().rstrip("\n")
+
+
+def print_block(console: "Console", block: Block) -> None:
+    """Print a table or text on a rich console."""
+    if isinstance(block, Table):
+        cut = 0 < block.most < len(block.rows)
+        more = f" (the first {block.most} of {len(block.rows)})" if cut else ""
+        console.print()
+        console.print(harmless(block.title) + more, markup=False)
+        places = block.brief or range(len(block.columns))
+        rows = block.rows[: block.most] if cut else block.rows
+        kept = [[row[place] for place in places] for row in rows]
+        console.print(rich_table([block.columns[place] for place in places], kept))
+    if isinstance(block, Text):
+        console.print()
+        console.print("\n".join(map(harmless, block.lines)), markup=False)
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> "RichTable":
+    """A table for a rich console; columns after the first are aligned to the right."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text as Plain
+
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        justify = "right" if index else "left"
+        table.add_column(Plain(harmless(column)), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Plain(harmless(cell)) for cell in row))
+    return table
+
+
+def harmless(text: str) -> str:
+    """A line in which U+FFFD replaces every control character.
+
+    For names from files that somebody else may have made: a terminal obeys escape sequences, and
+    shows text after a change of direction in another order.
+    """
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" or c in DIRECTIONS else c
+        for c in text
+    )

@@ -1,0 +1,211 @@
+"""The tensors of a run on the disk, as safetensors, by torch.distributed.checkpoint.
+
+Model tensors are named `model.<name>` and lie in one file, so that a reader of the model alone
+skips the rest; the optimizer's are `optim.<parameter>.<state>`. No pickle is written or read.
+"""
+
+import warnings
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+from unitsphere.errors import UserError
+from unitsphere.training.distributed.layout import SINGLE, Layout
+from unitsphere.training.states import check_states
+
+
+def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """The model's tensors into one safetensors file, the optimizer's into another."""
+    write_named(folder, named_tensors(model, optimizer))
+
+
+def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by their names there."""
+    return model_tensors(model) | optimizer_tensors(model, optimizer)
+
+
+def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> None:
+    """`write_tensors` of what `named_tensors` gave, or of a copy of it.
+
+    Of several processes each writes its shards into two files of its own: call it in all of them.
+    """
+    files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
+    several = layout.world > 1
+    with single_process():
+        writer = HuggingFaceStorageWriter(
+            str(folder), fqn_to_index_mapping=files, save_distributed=several
+        )
+        save(tensors, storage_writer=writer, no_dist=not several, process_group=layout.group)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """`model.<name>` -> tensor, each tensor once however often it is tied."""
+    named = model.state_dict(keep_vars=True)
+    first = {id(tensor): name for name, tensor in reversed(list(named.items()))}
+    return {f"model.{name}": named[name].detach() for name in named if name in first.values()}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """`optim.<parameter>.<state>` -> tensor, for every parameter that has been stepped."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"optimizer state '{key}' of {name} is not a tensor: {value!r}")
+            found[f"optim.{name}.{key}"] = value
+    return found
+
+
+def load_model(folder: Path, model: nn.Module) -> None:
+    """Fill the model's tensors, in place, from a complete checkpoint.
+
+    Raises UserError if the names or shapes are not those of the model.
+    """
+    tensors = model_tensors(model)
+    check_tensors(tensors, empty_tensors(folder, "model.", "meta"), f"checkpoint {folder}")
+    read_tensors(folder, tensors)
+
+
+def check_tensors(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError unless `stored` has the names and shapes of `wanted`, and holds floats.
+
+    where: what holds them, for the message.
+    """
+    odd = sorted(
+        name
+        for name in stored.keys() | wanted.keys()
+        if name not in stored
+        or name not in wanted
+        or stored[name].shape != wanted[name].shape
+        or not stored[name].is_floating_point()
+    )
+    if odd:
+        raise UserError(
+            f"{where} does not fit the model at {', '.join(odd[:3])}: its config declares another "
+            "one, or another version wrote it"
+        )
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give the optimizer the state that a complete checkpoint holds.
+
+    Raises UserError if that is not what such an optimizer keeps.
+    """
+    parameters = dict(model.named_parameters())
+    stored = empty_tensors(folder, "optim.", "meta")
+    check_states(folder, stored, parameters, optimizer)
+    tensors: dict[str, Tensor] = {}
+    for name, shape in stored.items():
+        parameter, _, _ = name.removeprefix("optim.").rpartition(".")
+        of = parameters[parameter].detach()
+        if of.shape == shape.shape:  # then it is spread over processes as the parameter is
+            tensors[name] = torch.empty_like(of, dtype=shape.dtype)
+        else:
+            tensors[name] = torch.empty_like(shape, device="cpu")
+    read_tensors(folder, tensors)
+    states: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parameter, _, key = name.removeprefix("optim.").rpartition(".")
+        states.setdefault(parameter, {})[key] = tensor
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    packed = optimizer.state_dict()
+    packed["state"] = {i: states[name] for i, name in enumerate(order) if name in states}
+    optimizer.load_state_dict(packed)
+
+
+def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, Tensor]:
+    """An empty tensor of the stored shape and dtype for each stored name with `prefix`.
+
+    Raises UserError if the files cannot be read, or claim more than they hold.
+    """
+    with readable(folder):
+        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        shapes = {
+            name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+            for name, found in stored.items()
+            if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+        }
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        if sum(tensor.nbytes for tensor in shapes.values()) > size:
+            raise ValueError("its tensors are larger than its files")
+        return {name: torch.empty_like(t, device=device) for name, t in shapes.items()}
+
+
+def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill `tensors` in place from a checkpoint's files; a UserError if they cannot be read."""
+    with readable(folder), single_process():
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Retell as a `UserError` whatever torch runs into in files that were not written here.
+
+    It looks up what a header says without asking whether it is there.
+    """
+    try:
+        yield
+    except (
+        SafetensorError,
+        CheckpointException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"checkpoint {folder} cannot be read: {first}") from error
+
+
+@contextmanager
+def single_process() -> Iterator[None]:
+    """Silence torch's remark that nothing is distributed: here that is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def rng_state(device: torch.device) -> tuple[str, str | None]:
+    """The generators' states as text: the CPU's and, if the device has its own, the device's."""
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return encode(torch.get_rng_state()), None if on_gpu is None else encode(on_gpu)
+
+
+def set_rng_state(cpu: str, gpu: str | None, device: torch.device) -> None:
+    """Put the generators where `rng_state` found them; a UserError if that is no state."""
+    try:
+        torch.set_rng_state(decode(cpu))
+        if gpu is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(decode(gpu), device)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"the checkpoint's random generator cannot be set: {error}") from error
+
+
+def encode(state: Tensor) -> str:
+    """Bytes as base64 text."""
+    return b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def decode(text: str) -> Tensor:
+    """`encode` undone."""
+    return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""Processes that share a run: their layout, tensor parallel and sharding, summed gradients."""

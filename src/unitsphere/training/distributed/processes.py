@@ -1,0 +1,234 @@
+"""The processes of a run, as torchrun starts them, and what they must know of each other.
+
+A mistake on one rank only would leave the others waiting in their next collective. So what may fail
+before training is done through `everywhere` or `on_first`, after which all ranks resume or all
+raise `SharedError`, with the rank where it went wrong. Messages are JSON text, never pickles.
+
+torch ends a collective that waits longer than `parallel.timeout`, but says only that it waited.
+Each process that it ends writes its name into the store that all share; the ranks that write none
+hang or have died (`watched`). NCCL ends the process itself; its own report names the collective.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from unitsphere.errors import UserError
+from unitsphere.training.device import pick_device
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
+
+T = TypeVar("T")
+
+
+class SharedError(UserError):
+    """A mistake that all processes raise at once; one of them tells it."""
+
+
+def gather(layout: Layout, message: Any) -> list[Any]:
+    """Every process's JSON-able message, by rank."""
+    if layout.world == 1:
+        return [message]
+    data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(layout.world)]
+    dist.all_gather(sizes, torch.tensor([len(data)]), group=layout.group)
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    padded[: len(data)] = data
+    texts = [torch.zeros_like(padded) for _ in range(layout.world)]
+    dist.all_gather(texts, padded, group=layout.group)
+    return [
+        json.loads(bytes(text[: int(size)].tolist()))
+        for text, size in zip(texts, sizes, strict=True)
+    ]
+
+
+def everywhere(layout: Layout, action: Callable[[], T]) -> T:
+    """`action()` in every process; raises SharedError in all if one raised UserError or OSError.
+
+    A single process raises its own.
+    """
+    return where(layout, True, action)[0]
+
+
+def where(layout: Layout, here: bool, action: Callable[[], T]) -> list[T]:
+    """[`action()`] in the processes where it is `here`, [] in the others; errs as `everywhere`."""
+    if layout.world == 1:
+        return [action()] if here else []
+    results, mistake = [], None
+    try:
+        if here:
+            results.append(action())
+    except UserError as error:
+        mistake = str(error)
+    except OSError as error:  # a file that may not be read on one machine
+        mistake = f"cannot use {error.filename or 'a file'}: {error.strerror}"
+    mistakes = gather(layout, mistake)
+    found = [(rank, text) for rank, text in enumerate(mistakes) if text is not None]
+    if found:
+        rank, text = found[0]
+        everyone = [text] * layout.world == mistakes
+        raise SharedError(text if everyone else f"rank {rank} of {layout.world}: {text}")
+    return results
+
+
+def on_first(layout: Layout, action: Callable[[], Any]) -> Any:
+    """What the first process's `action()` returned, JSON-able, in all of them."""
+    found = where(layout, layout.first, action)
+    return gather(layout, found)[0][0]
+
+
+def one_by_one(layout: Layout, action: Callable[[], T]) -> T:
+    """`action()` everywhere, but on each machine in its first process before the others.
+
+    What it prepares on a disk is then there for the others.
+    """
+    leads = layout.local_rank == 0
+    return (where(layout, leads, action) + where(layout, not leads, action))[0]
+
+
+def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
+    """Raise SharedError in all processes, naming rank and difference, unless all have one `facts`.
+
+    `facts`: setting -> JSON-able value; `what` names them as a whole.
+    """
+    found = gather(layout, dict(facts))
+    for rank, other in enumerate(found):
+        # As text: NaN is not equal to itself.
+        odd = [key for key in found[0] | other if repr(other.get(key)) != repr(found[0].get(key))]
+        if odd:
+            lines = [f"{key}: {found[0].get(key)!r} -> {other.get(key)!r}" for key in odd[:3]]
+            raise SharedError(
+                f"rank {rank} has another {what} than rank 0 ({'; '.join(lines)}): "
+                "start all processes with the same command, on the same files"
+            )
+
+
+TELL = 60
+"""Seconds for which a process with a mistake waits for the others, to tell them."""
+
+
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
+
+
+@contextmanager
+def processes(config: ParallelConfig, device: str) -> Iterator[Layout]:
+    """This process's place among those that torchrun started, with no degrees yet.
+
+    A process group that is there already is used and left. A single process has none. A collective
+    that fails within because a process hangs or died ends in a `UserError` that names it.
+    """
+    if dist.is_initialized():
+        layout = Layout(dist.get_rank(), dist.get_world_size(), local_rank())
+        with watched(layout):
+            yield layout
+        return
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Layout()
+        return
+    if "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            f"WORLD_SIZE is {world}, but nothing says where the others are: start the processes "
+            "by torchrun --nproc-per-node N -m unitsphere train …"
+        )
+    try:
+        kind = own_device(device).type
+    except UserError as mistake:
+        tell_others(mistake)
+        raise
+    with joined(kind, config.timeout) as layout:
+        yield layout
+
+
+@contextmanager
+def joined(kind: str, timeout: int) -> Iterator[Layout]:
+    """This process's place once all processes are there; `timeout` in seconds."""
+    dist.init_process_group(BACKENDS.get(kind, "gloo"), timeout=timedelta(seconds=timeout))
+    layout = Layout(dist.get_rank(), dist.get_world_size(), local_rank())
+    try:
+        with watched(layout):
+            yield layout
+    finally:
+        dist.destroy_process_group()
+
+
+def tell_others(mistake: UserError | OSError) -> None:
+    """Let the other processes of a run know of a mistake of this one's before it joins them.
+
+    They would wait for it until `parallel.timeout`. Does nothing where there are none.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        return
+
+    def fail() -> None:
+        raise mistake
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"  # as the others probably have it
+    # A UserError: all know. The other: nobody has come within the time who could be told.
+    with suppress(UserError, dist.DistError), joined(kind, TELL) as layout:
+        everywhere(layout, fail)
+
+
+def local_rank() -> int:
+    """The process's number on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def own_device(name: str) -> torch.device:
+    """`train.device` for this process: of several GPUs, that of its number on the machine."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and name in ("auto", "cuda") and torch.cuda.is_available():
+        device = pick_device(f"cuda:{local_rank()}")
+        torch.cuda.set_device(device)
+        return device
+    return pick_device(name)
+
+
+GRACE = timedelta(seconds=10)
+"""For the others to come to the same end: once one gives up, its connections close."""
+
+
+@contextmanager
+def watched(layout: Layout) -> Iterator[None]:
+    """Within: a collective that fails because of other processes ends in a `UserError` about them.
+
+    What fails for another reason is raised as it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if layout.world == 1 or not of_collective(error):
+            raise
+        gone = missing(layout)
+        if not gone:
+            raise
+        who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
+        raise UserError(
+            f"rank {layout.rank} waited in vain: {who} of {layout.world} hangs or has died; see "
+            "what it printed last. Complete checkpoints are kept: the same command goes on"
+        ) from error
+
+
+def of_collective(error: RuntimeError) -> bool:
+    """Whether an error comes from torch.distributed; gloo's are known by their source files."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def missing(layout: Layout) -> list[int]:
+    """The ranks that have not left their word within the grace period."""
+    names = {rank: f"unitsphere/waited/{rank}" for rank in range(layout.world)}
+    store = _get_default_store()
+    try:
+        store.set(names[layout.rank], "in vain")
+        store.wait(list(names.values()), GRACE)
+    except dist.DistStoreError:  # the wait is over, not all words are there
+        return [rank for rank, name in names.items() if not store.check([name])]
+    except dist.DistNetworkError:  # the process that holds the store is gone
+        return [0]
+    return []

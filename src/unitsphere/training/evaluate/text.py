@@ -1,0 +1,289 @@
+"""Loss, perplexity, and bits per byte or accuracy of a model on text or on prepared shards.
+
+The text is one stream: a separator before each document. It is cut into windows as the objective
+asks (`data.windows.Form`), in their order; separators are context but are not scored.
+
+- Causal: each token is predicted from those before it in its window, so the bytes are exactly the
+  UTF-8 bytes of the text and a uniform model over bytes scores 8 bits per byte.
+- Masked: the hidden tokens are predicted from all the others. Each window hides the same tokens
+  each time (`data.masking.EVALUATION_SEED`). The losses do not add up to a likelihood of the text:
+  there are no bits per byte, and the perplexity is a pseudo-perplexity, to be compared only with
+  that of models that hide as many tokens. Accuracy is the share of the hidden tokens whose
+  likeliest guess is right.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unitsphere.data.batch import (
+    EVALUATION_SEED,
+    IGNORED,
+    Batch,
+    Form,
+    Masked,
+    NextToken,
+    Window,
+    count_windows,
+)
+from unitsphere.data.batches import window
+from unitsphere.data.documents import Piece
+from unitsphere.data.shards import Shards
+from unitsphere.data.tokenizer import (
+    SAMPLED,
+    STRETCH,
+    STRETCHES,
+    Tokenizer,
+    text_lost,
+)
+from unitsphere.errors import UserError
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.loss import cross_entropy
+from unitsphere.training.config import RunConfig
+from unitsphere.training.device import Precision, autocast
+from unitsphere.training.distributed.layout import SINGLE, Layout
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model makes of a text: nats a scored token, and the text's size.
+
+    `tokens` counts those that were scored, `bytes` the text's. Causal models have
+    bits_per_byte, masked ones accuracy. text_lost is the tokenizer's (`data.tokenizer.text_lost`);
+    where it is above 0 there are no bits_per_byte.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    tokens: int
+    bytes: int
+    accuracy: float | None = None
+    text_lost: float = 0.0
+
+    def record(self) -> dict[str, float]:
+        """The figures of a validation as they stand in metrics.jsonl."""
+        found = {
+            "val_loss": self.loss,
+            "val_bits_per_byte": self.bits_per_byte,
+            "val_accuracy": self.accuracy,
+            "val_text_lost": self.text_lost or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass
+class Totals:
+    """Sums over batches: losses in nats, scored tokens, and right guesses where those count."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    right: int = 0
+
+
+def evaluate(
+    model: Transformer,
+    documents: Iterable[str | Piece],
+    tokenizer: Tokenizer,
+    form: Form,
+    rows: int,
+    precision: Precision = "fp32",
+) -> Evaluation:
+    """Score `documents` in the windows of `form`, `rows` of them at once.
+
+    A str is a whole document; a `Piece` (`data.sources.read_documents`) is a stretch of one, so
+    that a document of any size is never held as a whole. Raises UserError if there is no text.
+    """
+    size = 0
+    sample: list[str] = []
+
+    def counted() -> Iterator[str | Piece]:
+        nonlocal size
+        for document in documents:
+            text = document if isinstance(document, str) else document.text
+            size += len(text.encode("utf-8"))
+            if len(sample) < SAMPLED:
+                sample.append(text[: STRETCH * STRETCHES])
+            yield document
+
+    windows = stream_windows(counted(), tokenizer, form)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision)
+    return summary(totals, size, form.likelihood, text_lost(tokenizer, sample))
+
+
+def evaluate_shards(
+    model: Transformer,
+    shards: Shards,
+    form: Form,
+    rows: int,
+    max_tokens: int | None = None,
+    precision: Precision = "fp32",
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
+) -> Evaluation:
+    """Score a prepared split as `evaluate` scores text, `rows` windows at once.
+
+    `between` is called before each batch.
+
+    With `max_tokens` only as many windows as hold that number, spread evenly over the split;
+    their bytes are then their share of the split's bytes.
+    """
+    count = count_windows(shards.n_tokens, form)
+    chosen = range(count)
+    if max_tokens is not None:
+        wanted = min(max(max_tokens // form.stride, 1), count)
+        chosen = [i * count // wanted for i in range(wanted)]
+    windows = (window(shards, form, index) for index in chosen)
+    totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
+    text_tokens = shards.n_tokens - shards.n_documents
+    share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
+    return summary(totals, round(shards.n_bytes * share), form.likelihood, shards.text_lost)
+
+
+def perplexity(loss: float) -> float:
+    """e^loss; infinity where a float holds no more."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def summary(totals: Totals, size: int, likelihood: bool, lost: float = 0.0) -> Evaluation:
+    """The means of sums over the scored tokens of a text of `size` bytes.
+
+    lost: the tokenizer's `text_lost`.
+    """
+    if not totals.tokens:
+        raise UserError("there is no text to evaluate: the source holds no tokens")
+    loss = totals.nats / totals.tokens
+    return Evaluation(
+        loss=loss,
+        perplexity=perplexity(loss),
+        bits_per_byte=totals.nats / math.log(2) / size if likelihood and not lost else None,
+        tokens=totals.tokens,
+        bytes=size,
+        accuracy=None if likelihood else totals.right / totals.tokens,
+        text_lost=lost,
+    )
+
+
+def stream_windows(
+    documents: Iterable[str | Piece], tokenizer: Tokenizer, form: Form
+) -> Iterator[Window]:
+    """The windows of the documents' stream, as its tokens come in."""
+    held, current, index = np.empty(0, np.int64), None, 0
+    for document in documents:
+        text = document if isinstance(document, str) else document.text
+        begins = isinstance(document, str) or document.document != current
+        current = None if isinstance(document, str) else document.document
+        new = [tokenizer.separator] * begins + tokenizer.encode(text)
+        held = np.concatenate([held, np.asarray(new, np.int64)])
+        whole = max(len(held) - form.overlap, 0) // form.stride
+        for start in range(0, whole * form.stride, form.stride):
+            yield Window(held[start : start + form.stride + form.overlap], index)
+            index += 1
+        held = held[whole * form.stride :]
+    if len(held) > form.overlap:
+        yield Window(held, index)
+
+
+def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]:
+    """The windows in batches of up to `rows`."""
+    held: list[Window] = []
+    for one in windows:
+        held.append(one)
+        if len(held) == rows:
+            yield form.batch(held)
+            held = []
+    if held:
+        yield form.batch(held)
+
+
+@torch.no_grad()
+def score(
+    model: Transformer,
+    batches: Iterable[Batch],
+    likelihood: bool,
+    precision: Precision,
+    between: Callable[[], None] = lambda: None,
+    layout: Layout = SINGLE,
+) -> Totals:
+    """Sums over all batches, as an evaluating model scores them; each process takes some rows.
+
+    `between` is called before each batch.
+    """
+    totals = Totals()
+    with evaluating(model):
+        for batch in (own_rows(batch, layout) for batch in batches):
+            between()
+            here = batch.to(model.device)
+            with autocast(model.device, precision):
+                loss, right = losses(model, here) if likelihood else guesses(model, here)
+            totals.nats += float(loss)
+            totals.right += int(right)
+            totals.tokens += batch.scored
+    return sum_totals(totals, layout)
+
+
+def own_rows(batch: Batch, layout: Layout) -> Batch:
+    """This process's rows of a batch, near enough equally many; at least one, if need be unscored.
+
+    So all processes call the model equally often: what they share in it needs them all.
+    """
+    parts, rank = layout.degrees.data, layout.data_rank
+    if parts == 1:
+        return batch
+    first, end = rank * len(batch) // parts, (rank + 1) * len(batch) // parts
+    if first < end:
+        return batch.take(first, end)
+    one = batch.take(0, 1)
+    return replace(one, targets=torch.full_like(one.targets, IGNORED))
+
+
+def sum_totals(totals: Totals, layout: Layout) -> Totals:
+    """The sums over all processes."""
+    if layout.degrees.data == 1:
+        return totals
+    own = torch.tensor([totals.nats, totals.tokens, totals.right], dtype=torch.float64)
+    nats, tokens, right = layout.sum_(own).tolist()
+    return Totals(nats, round(tokens), round(right))
+
+
+def losses(model: Transformer, batch: Batch) -> tuple[Tensor, int]:
+    """Sum of a batch's losses; right guesses are not counted."""
+    return model.loss(batch.inputs, batch.targets, "sum", **batch.keywords()), 0
+
+
+def guesses(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Sum of a batch's losses, and how often the likeliest token is the target."""
+    logits = model(batch.inputs, **batch.keywords())
+    right = (logits.argmax(-1) == batch.targets).sum()  # no token is IGNORED, so that never counts
+    return cross_entropy(logits, batch.targets, "sum"), right
+
+
+@contextmanager
+def evaluating(model: Transformer) -> Iterator[None]:
+    """The model without dropout and the like; afterwards as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """`wanted` of the numbers below `count`, evenly spread; all of them if there are fewer."""
+    wanted = min(wanted, count)
+    return [i * count // wanted for i in range(wanted)]
+
+
+def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
+    """How a run's model is evaluated in windows of `context` tokens."""
+    separator = tokenizer.separator
+    if config.objective == "mlm":
+        masks = config.data.mask
+        return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
+    return NextToken(context, separator, False, apart=config.data.document_mask)

@@ -1,0 +1,269 @@
+"""How much memory a process will need, from shapes alone.
+
+| part | is |
+|---|---|
+| weights, gradients | what the process holds of every parameter, as it is stored |
+| optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
+| gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
+| activations | what a forward pass of the micro-batch keeps for the backward pass |
+| head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
+of which there is one chunk at a time (`ops.chunked_loss`), all of them where they fit it |
+
+Activations are counted tensor by tensor on tensors that have only a shape; in bf16 they are taken
+for half as large. What a library allocates for itself is not known, nor what the
+allocator wastes: expect a tenth more.
+"""
+
+import dataclasses
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unitsphere.models.constraint import roles
+from unitsphere.models.registry import build_from
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.chunked_loss import chunk_rows
+from unitsphere.ops.linear import unless_one
+from unitsphere.ops.project import own
+from unitsphere.training.config import RunConfig
+from unitsphere.training.distributed.layout import Layout, Recompute
+from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
+from unitsphere.training.distributed.tensor import share_matrices
+
+WITHIN = {"clm": 6, "mlm": 12, "seq2seq": 18}
+"""Operations of attention within sequences by L·d·T and objective: half of it seen, all of it, or
+an encoder's whole attention and a decoder's half."""
+
+
+ACROSS = {"clm": 0, "mlm": 0, "seq2seq": 12}
+"""Those of a decoder's attention across, all of it seen."""
+
+
+def flops_per_token(model: Transformer, context: int) -> int:
+    """Operations of one training token, forward and backward, in sequences of `context` tokens.
+
+    With seq2seq a token of the target together with one of a source of the same length.
+    """
+    role = roles(model)
+    tied = "head" not in role.values()
+    multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
+    weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
+    reach = min(model.config.window or context, context) / context
+    share = reach * (2 - reach)  # of the pairs of positions, those less than a window apart
+    attention = share * WITHIN[model.objective] + ACROSS[model.objective]
+    return 6 * weights + round(attention * model.config.n_layers * model.config.d_model * context)
+
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes in each process, and floating-point operations of a step in all of them."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    head: int
+    flops: int
+
+    @property
+    def memory(self) -> int:
+        """All bytes of a process at the peak."""
+        parts = dataclasses.astuple(self)[:-1]
+        return sum(parts)
+
+    def line(self) -> str:
+        """The memory in one line."""
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "gathered": self.gathered,
+            "activations": self.activations + self.head,
+        }
+        listed = ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
+        return f"predicted memory of each process: {size(self.memory)} ({listed})"
+
+
+def forecast(
+    config: RunConfig, model: Transformer, layout: Layout, device: torch.device | None = None
+) -> Forecast:
+    """What training `config` needs in each process, for its model as `parallelize` left it.
+
+    Weights, gradients and optimizer state are those of `model`; it may be on the meta device when
+    `device` says where it is to be trained.
+    """
+    rows = min(config.train.micro_batch or own_rows(config, layout), own_rows(config, layout))
+    weights = sum(held(parameter) for parameter in model.parameters())
+    blocks = [*model.blocks, *(model.encoder or [])]
+    kept = activations(config, layout)
+    if config.train.recompute != "none":  # the block that is being computed again
+        whole = activations(config, layout, recompute=False)
+        kept += max(whole - kept, 0) // len(blocks)
+    return Forecast(
+        weights=weights,
+        gradients=held_between_parts(config, model, layout, weights),
+        optimizer=optimizer_bytes(config, model),
+        gathered=gathered(config, model, blocks, layout),
+        activations=kept * rows,
+        head=head_bytes(config, model, layout, rows, device or model.device),
+        flops=flops_per_token(model, config.data.context) * config.train.batch_tokens,
+    )
+
+
+def own_rows(config: RunConfig, layout: Layout) -> int:
+    """Sequences of a batch that a process computes."""
+    return config.train.batch_tokens // config.data.context // layout.degrees.data
+
+
+def held(parameter: Tensor) -> int:
+    """Bytes of a parameter that this process holds."""
+    return own(parameter).numel() * parameter.element_size()
+
+
+def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
+    """Bytes of gradients: of whole matrices if FSDP2 reduces them only after several parts."""
+    several = 0 < (config.train.micro_batch or 0) < own_rows(config, layout)
+    if layout.degrees.dp_shard > 1 and several and config.parallel.reduce == "batch":
+        return sum(p.numel() * p.element_size() for p in model.parameters()) // layout.degrees.tp
+    return weights
+
+
+def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
+    """Bytes of the optimizer's state."""
+    role = roles(model)
+    of_muon = config.optim.roles_of_muon()
+    return sum(
+        own(p).numel() * FP32 * (1 if role[name] in of_muon else 2)
+        for name, p in model.named_parameters()
+    )
+
+
+def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
+    """Bytes of whole weights that FSDP2 has at once beside its shards."""
+    if layout.degrees.dp_shard == 1:
+        return 0
+
+    def whole(module: nn.Module, dtype: torch.dtype | None = None) -> int:
+        sizes = (p.numel() * (dtype or p.dtype).itemsize for p in module.parameters())
+        return sum(sizes) // layout.degrees.tp
+
+    dtype = policy_of(model, config.train.precision).param_dtype
+    outside = whole(model) - sum(whole(block) for block in blocks)
+    return outside + sum(sorted(whole(block, dtype) for block in blocks)[-2:])
+
+
+def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> int:
+    """Bytes that the forward pass of one sequence keeps for the backward pass, without the head.
+
+    All layers keep the same, so a model of one layer and one of two tell the rest.
+    """
+    how = config.train.recompute if recompute else "none"
+    one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
+    total = one + (config.model.n_layers - 1) * (two - one)
+    return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
+
+
+def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) -> int:
+    """Bytes that a forward pass in fp32 of so many layers keeps."""
+    changes: dict[str, Any] = {"n_layers": n_layers}
+    if hasattr(config.model, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
+        changes["attention_dropout"] = 0.0
+    sizes = dataclasses.replace(config.model, **changes)
+    model = build_from(config.architecture, sizes, "meta", objective=config.objective)
+    if layout.degrees.tp > 1:
+        share_matrices(model, layout)
+    recompute_blocks(model, how)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        part = own(tensor)
+        kept[part.untyped_storage()._cdata] = part.numel() * part.element_size()
+        return tensor
+
+    kept_again = Repeated() if how == "selective" else nullcontext()
+    # Not the meta device, whose attention would keep all scores.
+    with FakeTensorMode(allow_non_fake_inputs=True), kept_again:
+        model.to_empty(device="cpu")
+        weights = {own(p).untyped_storage()._cdata for p in model.parameters()}
+        tokens = torch.zeros((1, config.data.context), dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            memory = model.encode(tokens) if config.objective == "seq2seq" else None
+            features = model.features(tokens, memory=memory)
+    assert features.requires_grad  # and so the graph, which keeps the storages apart, is alive
+    total = sum(count for storage, count in kept.items() if storage not in weights)
+    return total + (kept_again.bytes if isinstance(kept_again, Repeated) else 0)
+
+
+class Repeated(TorchDispatchMode):
+    """Counts what selective recomputation keeps on its own account: autograd does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            outputs = found if isinstance(found, tuple) else (found,)
+            self.bytes += sum(
+                t.numel() * t.element_size() for t in outputs if isinstance(t, Tensor)
+            )
+        return found
+
+
+def head_bytes(
+    config: RunConfig, model: Transformer, layout: Layout, rows: int, device: torch.device
+) -> int:
+    """Bytes of what the loss makes of `rows` sequences, at the higher of its two peaks.
+
+    In its forward pass: gradients of h and W, the scaled W, its copy in 16 bits, a chunk's logits.
+    In its backward pass: these gradients twice, and again for a scaled W.
+    """
+    head = model.head()
+    vocabulary, width = len(head.weight) // layout.degrees.tp, head.weight.shape[1]
+    tokens = rows * config.data.context
+    h, W = FP32 * tokens * width, FP32 * vocabulary * width
+    narrow = config.train.precision != "fp32"
+    scaled = W if unless_one(head.scale) is not None else 0
+    logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
+    # In 16 bits the product is there, for a moment, beside the same in fp32.
+    chunk = (FP32 + 2) * logits if narrow else FP32 * logits
+    forward = h + W + scaled + (W // 2 if narrow else 0) + chunk
+    return max(forward, 2 * h + W + scaled)
+
+
+SPARE = 0.9
+"""Share of a device's free memory that a forecast may fill."""
+
+
+def fitting_rows(config: RunConfig, model: Transformer, layout: Layout, free: int) -> int:
+    """The most rows at once that divide a process's part of the batch and fit `free` bytes.
+
+    `free` counts from before the gradients: the weights are there. 1 if no number fits.
+    """
+    rows = own_rows(config, layout)
+    for count in (n for n in range(rows, 0, -1) if rows % n == 0):
+        train = dataclasses.replace(config.train, micro_batch=count)
+        found = forecast(dataclasses.replace(config, train=train), model, layout)
+        if found.memory - found.weights <= SPARE * free:
+            return count
+    return 1
+
+
+def size(count: int) -> str:
+    """Bytes in a unit that suits."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"

@@ -1,0 +1,209 @@
+"""What a run's config leaves open, decided; the same in all of its processes."""
+
+import math
+import re
+from dataclasses import replace
+from itertools import chain, count
+from os.path import exists
+from pathlib import Path
+
+from unitsphere.config import differences, flatten, read_json, to_dict
+from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build_from
+from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
+from unitsphere.training.corpus import model_vocabulary
+from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.processes import check_alike, everywhere
+from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.load import check_start, data_of_start
+from unitsphere.training.plan import decide_precision
+from unitsphere.training.recipes import load_recipe
+from unitsphere.training.sized import settled
+
+OWN = ("data.cache", "init")
+"""Further keys that name a place on a machine; where the first weights come from, the first says.
+"""
+
+
+def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
+    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+
+    Raises UserError where it is not.
+    """
+
+    def decide() -> RunConfig:
+        saved = saved_config(out)
+        resolved = resolve(config, saved)
+        if saved is not None:
+            check_same(out, saved, resolved, resize=True)
+        return resolved
+
+    resolved = everywhere(layout, decide)
+    # Each machine may have the data at another place: their contents are compared later.
+    same = flatten(to_dict(resolved))
+    check_alike(layout, "config", {k: v for k, v in same.items() if k not in (*PLACES, *OWN)})
+    return resolved
+
+
+def own_folder(config: RunConfig, usual: Path) -> tuple[Path, str]:
+    """The folder of a run for which nobody names one, and why it is not `usual`, or "".
+
+    If `usual` or one of `usual`-2, -3, … holds the run of `config`, it is that one; else the first
+    of them that is free. Raises UserError for a damaged config.json among them.
+    """
+    name = re.compile(re.escape(usual.name) + r"-(\d+)")
+    found = [(name.fullmatch(path.name), path) for path in usual.parent.glob("*")]
+    numbered = sorted((int(match[1]), path) for match, path in found if match)
+    odd = {path: obstacle(path, config) for path in [usual, *(path for _, path in numbered)]}
+    names = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
+    own = next((path for path, why in odd.items() if why == ""), None)
+    own = own or next(path for path in names if odd.get(path) is None)
+    return own, "" if own == usual else odd[usual] or ""
+
+
+def obstacle(out: Path, config: RunConfig) -> str | None:
+    """Why the run of `config` cannot be in `out`; "" if it is there, None if nothing is."""
+    if (out / CONFIG).is_file():
+        saved = load_recipe(out / CONFIG)
+        odd = other_settings(out, saved, resolve(config, saved))
+        more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
+        return f"{out} holds another run ({odd[0]}{more})" if odd else ""
+    free = not out.exists() or (out.is_dir() and is_empty(out))
+    return None if free else f"{out} holds something else"
+
+
+def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """`config` with what it leaves open decided; a run that goes on keeps what it decided.
+
+    Paths are written from the root on. The precision "auto" depends on the device, and
+    `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
+    the digits that the run has.
+    Raises UserError for values that do not go together.
+    """
+    for key, value in flatten(to_dict(config)).items():
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{key} must be a number, not nan")
+    config = with_new_tokenizer(config, saved)
+    if config.init is not None:
+        config = replace(config, data=data_of_start(config.init, config.data))
+    config = at_places(config)
+    tokens, context = config.train.batch_tokens, config.data.context
+    if context < 1:
+        raise UserError(f"data.context must be at least 1: {context}")
+    if tokens % context:
+        raise UserError(
+            f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
+            f"{max(round(tokens / context), 1) * context} is the nearest that is"
+        )
+    precision = decide_precision(config, saved)
+    model = settled(config.model, None if saved is None else saved.model)
+    model = replace(model, vocab_size=model_vocabulary(config))
+    check_model(replace(config, model=model))
+    if config.init is not None and saved is None:
+        check_start(config.init, replace(config, model=model))
+    return replace(
+        config,
+        model=model,
+        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
+        train=replace(config.train, precision=precision),
+    )
+
+
+def with_new_tokenizer(config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """Without the tokenizer of the prepared folder that the run had, if another one is asked for.
+
+    The new folder brings its own; whether they are equal is checked with the data.
+    """
+    if saved is None or config.data.tokenizer != saved.data.tokenizer:
+        return config
+    brought = str(Path(saved.data.source) / "tokenizer.json")
+    if config.data.source == saved.data.source or config.data.tokenizer != brought:
+        return config
+    return replace(config, data=replace(config.data, tokenizer=None))
+
+
+def check_model(config: RunConfig) -> None:
+    """Raise UserError for a model that cannot be, or that is larger than any memory."""
+    try:
+        build_from(config.architecture, config.model, "meta", objective=config.objective)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
+        said = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes cannot be built: {said}") from error
+
+
+def saved_config(out: Path) -> RunConfig | None:
+    """The config of the run in `out`; None for an empty folder, a `UserError` for any other."""
+    if (out / CONFIG).is_file():
+        return load_recipe(out / CONFIG)
+    if not is_empty(out):
+        raise UserError(f"{out} is not empty and holds no run: give --out another folder")
+    return None
+
+
+def is_empty(out: Path) -> bool:
+    """Whether a folder holds nothing but hidden files."""
+    return all(path.name.startswith(".") for path in out.iterdir())
+
+
+def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = False) -> None:
+    """Raise UserError unless `config` may resume the run of `saved`.
+
+    With `resize` the keys of a run's length may differ, if nothing else does.
+    """
+    odd = other_settings(out, saved, config)
+    if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
+        raise UserError(
+            f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
+            "go on with it, or another --out"
+        )
+
+
+def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
+    """What makes `config` another run than that of `saved`, in `out`: `key: saved -> asked` each.
+
+    Keys in FREE_KEYS may differ, and those in PLACES if the same data are at both. All others
+    decide what is learned; `train.steps` too, since the schedule is stretched over them.
+    """
+    if saved.architecture != config.architecture:
+        return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
+    saved, config = at_places(saved), at_places(config)
+    changed = {line.partition(":")[0]: line for line in differences(saved, config)}
+    odd = {key: line for key, line in changed.items() if key not in FREE_KEYS}
+    others = [line for key, line in odd.items() if key not in PLACES]
+    if len(others) == len(odd) or (not others and holds_data_of(out, saved, config)):
+        return others
+    return list(odd.values())
+
+
+def at_places(config: RunConfig) -> RunConfig:
+    """The config with paths that mean the same from any working directory."""
+    init = None if config.init is None else absolute(config.init)
+    return replace(config, init=init, data=located(config.data))
+
+
+def holds_data_of(out: Path, saved: RunConfig, config: RunConfig) -> bool:
+    """Whether the data of `config` are, to the byte, those of the run `saved` in `out`.
+
+    A run that has not recorded what it read is asked for its source as it is now.
+    """
+    recorded = last_data(out)
+    if recorded is None and exists(saved.data.source):
+        recorded = input_of(saved)
+    return recorded is not None and recorded == input_of(config)
+
+
+def input_of(config: RunConfig) -> str:
+    """The fingerprint of what a run's tokens are made from."""
+    return input_fingerprint(config.data, pairs=config.objective == "seq2seq")
+
+
+def last_data(out: Path) -> str | None:
+    """The fingerprint of the data that the run in `out` read last; None if it is not recorded."""
+    path = out / ENVIRONMENT
+    found = read_json(path) if path.is_file() else None
+    resumed = found.get("resumed") if isinstance(found, dict) else None
+    last = resumed[-1] if isinstance(resumed, list) and resumed else found
+    data = last.get("data") if isinstance(last, dict) else None
+    fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
+    return fingerprint if isinstance(fingerprint, str) else None

@@ -1,0 +1,539 @@
+"""GPT, nGPT, anGPT, NormFormer, ReZero, LN-scaling and DyT for transformers, in folded form.
+
+Written by `unitsphere export`; needs PyTorch and transformers (5.17 or newer) alone. Constants and
+scales of the training are part of the weights, so three kinds of block are left (h [batch, time,
+d]; F is attention, then the MLP; Norm(x) = x/‖x‖):
+
+| block | formula | architectures |
+|---|---|---|
+| pre_norm | h = h + F(norm(h)) | gpt, lnscaling, dyt, rezero |
+| step | a step of h by α towards Norm(F(h)), or along F(h), perhaps gated: `STEPS` | ngpt, angpt |
+| normformer | h = h + LN_a(attention(LN_1(h))); h = λ⊙h + MLP(LN_2(h)); or post-norm | normformer |
+
+Nothing is kept in buffers: positions are computed in each forward pass.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+
+class UnitsphereConfig(PreTrainedConfig):
+    """Shapes under transformers' names; what the blocks are made of under this file's."""
+
+    model_type = "unitsphere"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    architecture: str = "gpt"  # where the weights come from; decides nothing
+    vocab_size: int = 256
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    max_position_embeddings: int = 2048
+    sliding_window: int | None = None  # tokens that one sees, itself included; None: all
+    layer_types: list[str] | None = None  # where transformers and vLLM look for windows
+    is_causal: bool = True
+    block: str = "pre_norm"
+    step: str = "lerp_norm"  # with block "step"
+    residual_gate: bool = False  # with block "step": F(h) times 2σ(⟨w, h⟩)
+    norm: str = "rms"  # of a pre_norm block and of the last h: rms, dyt, layer or none
+    norm_eps: float = 1e-6
+    norm_bias: bool = False  # with dyt
+    hidden_act: str = "silu"
+    positions: str = "rotary"  # or sinusoidal or learned, added to the embeddings
+    rope_theta: float = 10000.0
+    rotary_dim: int = 0  # dimensions of a head that RoPE rotates
+    embedding_scale: float = 1.0
+    attention_scale: float = 1.0  # of q kᵀ
+    qk_norm: bool = False
+    qk_scale: bool = False  # nGPT's s_qk
+    logit_gain: bool = False  # g of GPT+ and anGPT
+    qkv_norm: bool = False  # the rest with block "normformer"
+    head_scale: bool = False
+    attention_output_norm: bool = False
+    mlp_norm: bool = False
+    residual_scale: bool = False
+    post_norm: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0  # of attention's weights
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in fp32, or as it is if that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def unit_norm(x: Tensor) -> Tensor:
+    """x/‖x‖ along the last axis, computed in fp32 or wider and returned so; a zero stays zero."""
+    x = wide(x)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """ReLU(x)²."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "geglu": F.gelu, "relu2": relu2}
+
+
+class RMSNorm(nn.Module):
+    """weight ⊙ x/rms(x)."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.variance_epsilon = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = wide(x) * torch.rsqrt(
+            wide(x).square().mean(-1, keepdim=True) + self.variance_epsilon
+        )
+        return (scaled * self.weight).to(x.dtype)
+
+
+class DyT(nn.Module):
+    """weight ⊙ tanh(alpha·x) (+ bias): stands in for a norm."""
+
+    def __init__(self, hidden_size: int, bias: bool) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(0.5))
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.weight * torch.tanh(self.alpha * x)
+        return y if self.bias is None else y + self.bias
+
+
+def make_norm(config: UnitsphereConfig, width: int | None = None) -> nn.Module:
+    """The norm that the config names, `hidden_size` wide unless said otherwise."""
+    width = width or config.hidden_size
+    if config.norm == "rms":
+        return RMSNorm(width, config.norm_eps)
+    if config.norm == "layer":
+        return nn.LayerNorm(width, config.norm_eps)
+    return DyT(width, config.norm_bias) if config.norm == "dyt" else nn.Identity()
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first dimensions of the heads x; dimension i pairs with i + rotary_dim/2."""
+    half = cos.shape[-1]
+    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)
+
+
+def rope_table(position_ids: Tensor, rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of the angles, [batch, 1, time, rotary_dim/2] each."""
+    steps = torch.arange(0, rotary_dim, 2, device=position_ids.device, dtype=torch.float32)
+    angles = position_ids[:, None, :, None].float() * base ** -(steps / rotary_dim)
+    return angles.cos(), angles.sin()
+
+
+def sinusoid(position_ids: Tensor, width: int) -> Tensor:
+    """[sin ‖ cos] of positions, [batch, time, width]; an odd width ends in a zero."""
+    half = width // 2
+    steps = torch.arange(half, device=position_ids.device, dtype=torch.float32)
+    angles = position_ids[..., None].float() * torch.exp(
+        steps * (-math.log(10000.0) / max(half - 1, 1))
+    )
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, width - 2 * half))
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ·scaling + mask) v as [batch, time, heads, head_dim], and the weights."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        logits = logits + attention_mask
+    weights = F.dropout(wide(logits).softmax(-1), dropout).to(query.dtype)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class Attention(nn.Module):
+    """Heads of q, k, v of x; how they are scaled and normalised is the config's."""
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.is_causal, self.scaling = config.is_causal, config.attention_scale
+        self.head_dim, heads = config.head_dim, config.num_attention_heads
+        self.num_key_value_groups = heads // config.num_key_value_heads
+        width, bias = config.hidden_size, config.block == "normformer"
+        kv_width = config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias)
+        self.k_proj, self.v_proj = (nn.Linear(width, kv_width, bias) for _ in range(2))
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias)
+        if config.qkv_norm:
+            self.q_norm = make_norm(config, width)
+            self.k_norm, self.v_norm = make_norm(config, kv_width), make_norm(config, kv_width)
+        if config.qk_scale:
+            self.qk_scale = nn.Parameter(torch.ones(config.num_key_value_heads, 1, self.head_dim))
+        if config.logit_gain:
+            self.logit_gain = nn.Parameter(torch.full((heads, 1, 1), math.sqrt(self.head_dim)))
+        if config.head_scale:
+            self.head_scale = nn.Parameter(torch.ones(heads, 1, 1))
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [batch, heads, time, head_dim] before their positions."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.config.qkv_norm:
+            q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        return tuple(y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k, v))
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention_mask: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self.heads(x)
+        if self.config.rotary_dim:
+            q, k = rope(q, *rotation), rope(k, *rotation)
+        if self.config.qk_norm:
+            q, k = unit_norm(q), unit_norm(k)
+        if self.config.qk_scale:
+            q = q * self.qk_scale.repeat_interleave(self.num_key_value_groups, dim=0)
+            k = k * self.qk_scale
+        if self.config.logit_gain:
+            q = q * self.logit_gain
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention
+        )
+        kwargs |= {"scaling": self.scaling, "sliding_window": self.config.sliding_window}
+        kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
+        y, weights = attend(self, q, k, v, attention_mask, **kwargs)
+        y = y.reshape(*x.shape[:-1], -1, self.head_dim)
+        if self.config.head_scale:
+            y = y * self.head_scale[..., 0]
+        return self.o_proj(y.flatten(-2)), weights
+
+
+class GatedMLP(nn.Module):
+    """down(up(x) ⊙ f(gate(x)))."""
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__()
+        d, d_ff = config.hidden_size, config.intermediate_size
+        self.up_proj, self.gate_proj = (nn.Linear(d, d_ff, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(d_ff, d, bias=False)
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.up_proj(x) * self.activation(self.gate_proj(x)))
+
+
+class PlainMLP(nn.Module):
+    """down(LN_f(f(up(x)))), or down(LN_f(GELU(up(x)) ⊙ gate(x))) with geglu; with biases."""
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__()
+        d, d_ff = config.hidden_size, config.intermediate_size
+        self.up_proj, self.down_proj = nn.Linear(d, d_ff), nn.Linear(d_ff, d)
+        self.gate_proj = nn.Linear(d, d_ff) if config.hidden_act == "geglu" else None
+        self.norm = make_norm(config, d_ff) if config.mlp_norm else nn.Identity()
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        units = self.activation(self.up_proj(x))
+        units = units if self.gate_proj is None else units * self.gate_proj(x)
+        return self.down_proj(self.norm(units))
+
+
+class PreNormBlock(GradientCheckpointingLayer):
+    """h = h + attention(norm(h)); h = h + MLP(norm(h))."""
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
+        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+
+    def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+        h = h + self.self_attn(self.attention_norm(h), rotation, **kwargs)[0]
+        return h + self.mlp(self.mlp_norm(h))
+
+
+def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """Norm(h + α ⊙ (Norm(x) − h)): nGPT, equation 10."""
+    return unit_norm(torch.lerp(wide(h), unit_norm(x), wide(alpha))).to(h.dtype)
+
+
+def lerp_nu(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """(h + α ⊙ (Norm(x) − h))·ν(α), ν(α) = (1 − 2α + 2α²)^(−1/2): anGPT, Table 1."""
+    alpha = wide(alpha)
+    step = torch.lerp(wide(h), unit_norm(x), alpha)
+    return (step * torch.rsqrt((1 - alpha).square() + alpha.square())).to(h.dtype)
+
+
+def lerp(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """h + α ⊙ (Norm(x) − h): anGPT without ν(α)."""
+    return torch.lerp(wide(h), unit_norm(x), wide(alpha)).to(h.dtype)
+
+
+def add_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+    """Norm(h + α ⊙ x): nGPT with residual "add"."""
+    return unit_norm(wide(h) + wide(alpha) * wide(x)).to(h.dtype)
+
+
+def gated(h: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
+    """2σ(⟨w, h⟩)·x, or x where there is no w: nGPT with residual "gated"."""
+    if w is None:
+        return x
+    return (2 * torch.sigmoid((wide(h) * wide(w)).sum(-1, keepdim=True)) * x).to(x.dtype)
+
+
+STEPS = {"lerp_norm": lerp_norm, "lerp_nu": lerp_nu, "lerp": lerp, "add_norm": add_norm}
+
+
+class StepBlock(GradientCheckpointingLayer):
+    """h steps by attention(h), then by MLP(h), as `step` says; there is no norm before.
+
+    With `residual_gate` each output is taken times 2σ(⟨w, h⟩) first, one number a token.
+    """
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.step = STEPS[config.step]
+        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+        self.alpha_attention, self.alpha_mlp = (
+            nn.Parameter(torch.full((config.hidden_size,), 0.05)) for _ in range(2)
+        )
+        self.gate_attention = self.gate_mlp = None
+        if config.residual_gate:
+            self.gate_attention, self.gate_mlp = (
+                nn.Parameter(torch.zeros(config.hidden_size)) for _ in range(2)
+            )
+
+    def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+        x = gated(h, self.self_attn(h, rotation, **kwargs)[0], self.gate_attention)
+        h = self.step(h, x, self.alpha_attention)
+        return self.step(h, gated(h, self.mlp(h), self.gate_mlp), self.alpha_mlp)
+
+
+class NormFormerBlock(GradientCheckpointingLayer):
+    """Pre-norm, or post-norm: h = LN_1(h + LN_a(attention(h))); h = LN_2(λ⊙h + MLP(h))."""
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.post_norm, self.dropout = config.post_norm, nn.Dropout(config.dropout)
+        self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
+        self.self_attn, self.mlp = Attention(config, layer_idx), PlainMLP(config)
+        extra = config.attention_output_norm
+        self.attention_output_norm = make_norm(config) if extra else nn.Identity()
+        self.residual_scale = None
+        if config.residual_scale:
+            self.residual_scale = nn.Parameter(torch.ones(config.hidden_size))
+
+    def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+        x = h if self.post_norm else self.attention_norm(h)
+        x = self.attention_output_norm(self.self_attn(x, rotation, **kwargs)[0])
+        h = h + self.dropout(x)
+        h = self.attention_norm(h) if self.post_norm else h
+        x = self.dropout(self.mlp(h if self.post_norm else self.mlp_norm(h)))
+        h = (h if self.residual_scale is None else self.residual_scale * h) + x
+        return self.mlp_norm(h) if self.post_norm else h
+
+
+BLOCKS = {"pre_norm": PreNormBlock, "step": StepBlock, "normformer": NormFormerBlock}
+
+
+class UnitspherePreTrainedModel(PreTrainedModel):
+    """What transformers asks of every model."""
+
+    config_class = UnitsphereConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = [block.__name__ for block in BLOCKS.values()]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {
+        "hidden_states": tuple(BLOCKS.values()),
+        "attentions": Attention,
+    }
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        starts = {"qk_scale": 1.0, "logit_gain": math.sqrt(self.config.head_dim), "alpha": 0.5}
+        starts |= {"alpha_attention": 0.05, "alpha_mlp": 0.05, "head_scale": 1.0}
+        starts |= {"residual_scale": 1.0, "gate_attention": 0.0, "gate_mlp": 0.0}
+        for name, parameter in module.named_parameters(recurse=False):
+            if name in starts:
+                init.constant_(parameter, starts[name])
+            elif isinstance(module, RMSNorm | DyT):
+                init.constant_(parameter, float(name == "weight"))
+
+
+class UnitsphereModel(UnitspherePreTrainedModel):
+    """Embeddings, blocks, the last norm."""
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.positions == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(BLOCKS[config.block](config, layer) for layer in layers)
+        last = config.block != "step" and not config.post_norm
+        self.norm = make_norm(config) if last else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None and self.config.is_causal:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = self.positions(h, attention_mask, past_key_values)
+        mask = self.mask(h, attention_mask, past_key_values, position_ids)
+        h = self.with_positions(h * self.config.embedding_scale, position_ids)
+        rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
+        for layer in self.layers:
+            h = layer(
+                h,
+                rotation,
+                attention_mask=mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(self.norm(h), past_key_values)
+
+    def positions(self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """[batch or 1, time]: after what is cached, and after the padding that the mask shows."""
+        past = 0 if cache is None else cache.get_seq_length()
+        time = h.shape[1]
+        if attention_mask is not None and attention_mask.shape[1:] == (past + time,):
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+        return torch.arange(past, past + time, device=h.device)[None]
+
+    def mask(
+        self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None, positions: Tensor
+    ) -> Any:
+        """Who looks at whom, in the form that the attention implementation takes."""
+        window = self.config.sliding_window
+        if self.config.is_causal:
+            make = create_causal_mask if window is None else create_sliding_window_causal_mask
+            return make(self.config, h, attention_mask, cache, positions)
+
+        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query - key).abs() < window
+
+        within = None if window is None else near
+        return create_bidirectional_mask(self.config, h, attention_mask, and_mask_function=within)
+
+    def with_positions(self, h: Tensor, position_ids: Tensor) -> Tensor:
+        """h and what is added for its positions; nothing if RoPE carries them."""
+        if self.config.positions == "sinusoidal":
+            return h + sinusoid(position_ids, h.shape[-1]).to(h.dtype)
+        return h + self.embed_positions(position_ids) if self.config.positions == "learned" else h
+
+
+class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
+    """Predicts the next token."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__(config)
+        self.model = UnitsphereModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        out = self.model(input_ids, **kwargs)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss, logits, out.past_key_values, out.hidden_states, out.attentions
+        )
+
+
+class UnitsphereForMaskedLM(UnitspherePreTrainedModel):
+    """Predicts masked tokens from all the others."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__(config)
+        self.model = UnitsphereModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> MaskedLMOutput:
+        out = self.model(input_ids, **kwargs)
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss, logits, out.hidden_states, out.attentions)

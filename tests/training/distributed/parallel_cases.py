@@ -1,0 +1,150 @@
+"""Tiny runs of every architecture, made the same way on any layout.
+
+Batches are a function of the step alone. Targets are scored unevenly: the rows of the first half
+have few that count, so a process that averaged over its own rows would be wrong.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.models.trunk import Objective
+from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint.store import State
+from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, named_tensors
+from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
+from unitsphere.training.constraint import ConstraintConfig
+from unitsphere.training.cpr import CPRConfig
+from unitsphere.training.distributed.layout import Degrees, Layout
+from unitsphere.training.optim import OptimConfig
+from unitsphere.training.plan import build_job
+from unitsphere.training.step import Job, update
+
+VOCABULARY, CONTEXT, ROWS, WIDTH = 64, 12, 4, 32
+ONE = Degrees()
+SIZES = {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 2, "n_heads": 2, "d_ff": 48}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: an architecture, its objective and numbers, and settings of optimizer and training."""
+
+    architecture: str
+    objective: Objective = "clm"
+    model: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+ARCHITECTURES = {
+    "gpt": Case("gpt"),
+    "gpt-plus": Case("gpt", model={"qk_norm": True, "rotary_fraction": 0.5}),
+    "ngpt": Case("ngpt"),
+    "angpt": Case("angpt"),
+    "normformer": Case("normformer"),
+    "lnscaling": Case("lnscaling"),
+    "dyt": Case("dyt"),
+    "rezero": Case("rezero"),
+}
+SMALL = {"n_layers": 1}
+SCALAR = {"s_qk": "scalar", "s_u": "scalar", "s_z": "scalar"}
+VARIANTS = {
+    "angpt-mlm-accumulated": Case("angpt", "mlm", SMALL, train={"micro_batch": 1}),
+    "dyt-mlm-accumulated": Case("dyt", "mlm", SMALL, train={"micro_batch": 1}),
+    "ngpt-seq2seq": Case("ngpt", "seq2seq", SMALL),
+    "gpt-plus-seq2seq": Case("gpt", "seq2seq", SMALL | {"qk_norm": True}),
+    "ngpt-tied-scalar": Case(
+        "ngpt", model=SMALL | {"tied": True, "s_qk": "scalar", "s_z": "scalar"}
+    ),
+    "ngpt-grouped": Case("ngpt", model=SMALL | {"n_heads": 4, "n_kv_heads": 2}),
+    "ngpt-best": Case(
+        "ngpt",
+        model=SMALL | {"residual": "gated"},
+        optim={"name": "muon", "muon_head": True, "head_by_frequency": True},
+    ),
+    "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
+    "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
+    "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
+    "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
+    "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
+}
+
+
+class Random:
+    """Random batches by step, of tokens that differ in how common they are."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+    def batch(self, step: int) -> Batch:
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(VOCABULARY, (ROWS, CONTEXT + 1), generator=generator)
+        tokens = tokens.square() // VOCABULARY  # some are rare, others common
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+        if self.objective != "clm":
+            targets[: ROWS // 2, 2:] = IGNORED
+        if self.objective != "seq2seq":
+            return Batch(inputs, targets)
+        source = torch.randint(VOCABULARY, (ROWS, CONTEXT), generator=generator)
+        lengths = torch.tensor([CONTEXT, 3, 5, 7])
+        return Batch(inputs, targets, source, torch.arange(CONTEXT) < lengths[:, None])
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        return self.batch(step).take(first, first + count)
+
+
+def config_of(case: Case, steps: int = 20) -> RunConfig:
+    kind = run_config_type(case.architecture)
+    model = kind().model
+    numbers = {
+        name: dataclasses.replace(getattr(model, name), form=value)
+        if dataclasses.is_dataclass(getattr(model, name))
+        else value
+        for name, value in case.model.items()
+    }
+    optim = dict(case.optim)
+    kind_of, riemannian = optim.pop("constraint", "declared"), optim.pop("riemannian", False)
+    optim["constraint"] = ConstraintConfig(kind_of, riemannian, CPRConfig(warm_steps=2))
+    return kind(
+        architecture=case.architecture,
+        objective=case.objective,
+        model=dataclasses.replace(model, **(SIZES | numbers)),
+        optim=OptimConfig(lr=3e-3, **optim),
+        data=dataclasses.replace(kind().data, context=CONTEXT),
+        train=TrainConfig(
+            steps=steps,
+            batch_tokens=ROWS * CONTEXT,
+            **{"precision": "fp32", "device": "cpu", "compile": False} | case.train,
+        ),
+    )
+
+
+def job_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Job:
+    """The run's objects on a layout of these degrees, in this process."""
+    world = found.data * found.tp
+    layout = Layout(rank, world, rank).with_degrees(found, "cpu")
+    return build_job(config_of(case), Random(case.objective), layout)
+
+
+def save(root: Path, job: Job, step: int) -> Path:
+    """A checkpoint of the job as it is, written by all of its processes."""
+    state = State(step, 0, 0.0, 0, "", torch.__version__)
+    return checkpoint.write(root, state, named_tensors(job.model, job.optimizer), job.layout)
+
+
+def resumed(case: Case, folder: Path, found: Degrees = ONE, rank: int = 0) -> Job:
+    """A new job on a layout, with what a checkpoint holds."""
+    job = job_of(case, found, rank)
+    load_model(folder, job.model)
+    load_optimizer(folder, job.model, job.optimizer)
+    return job
+
+
+def losses(job: Job, steps: range) -> Tensor:
+    """Loss and gradient norm of each step, [steps, 2]."""
+    return torch.stack([torch.stack(update(job, step)[:2]) for step in steps])

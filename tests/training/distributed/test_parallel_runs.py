@@ -1,0 +1,155 @@
+"""Whole runs in two processes: what one of them gets wrong or is told, all of them know."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel_launch import launch
+from run_folders import figures, weights
+
+from unitsphere.errors import Preempted, UserError
+from unitsphere.inference.samples import write_sample
+from unitsphere.training.config import RunConfig
+from unitsphere.training.distributed import processes
+from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.processes import SharedError, everywhere, on_first
+from unitsphere.training.folder import write_config
+from unitsphere.training.recipes import load_recipe
+from unitsphere.training.run import train
+from unitsphere.training.stop import Stop
+
+
+def refused(config: RunConfig, out: Path) -> str:
+    """What both processes say when they refuse to train."""
+    with pytest.raises(SharedError) as error:
+        train(config, out)
+    assert not (out / "config.json").exists()
+    return str(error.value)
+
+
+def two_processes(rank: int, folder: Path) -> None:
+    """Everything below that needs two processes, in an order that is the same in both."""
+    config = load_recipe(folder / "config.json")
+    said = {}
+    faster = dataclasses.replace(config.optim, lr=config.optim.lr * (1 + rank))
+    said["config"] = refused(dataclasses.replace(config, optim=faster), folder / "refused")
+
+    own = folder / str(rank)
+    own.mkdir()
+    (own / "text.txt").write_text("a few words, and again. " * (100 + rank))
+    os.chdir(own)
+    data = dataclasses.replace(config.data, source="text.txt", cache="cache")
+    said["data"] = refused(dataclasses.replace(config, data=data), folder / "refused")
+
+    gone = dataclasses.replace(config.data, source=f"missing-{rank}" if rank else "text.txt")
+    layout = Layout(rank, 2, rank)
+    with pytest.raises(SharedError) as error:
+        everywhere(layout, partial(open_or_refuse, gone.source))
+    said["mistake"] = str(error.value)
+    assert on_first(layout, lambda: {"rank": rank}) == {"rank": 0}
+
+    with pytest.raises(Preempted):
+        interrupted(config, rank, folder / "run")
+    train(config, folder / "whole", sampler=write_sample)
+    said["hang"] = hang(layout)
+    (folder / f"said-{rank}.json").write_text(json.dumps(said))
+
+
+def open_or_refuse(name: str) -> None:
+    """A mistake of one process alone."""
+    if not Path(name).exists():
+        raise UserError(f"there is no {name}")
+
+
+def interrupted(config: RunConfig, rank: int, out: Path) -> None:
+    """A run of which the second process alone is told to stop, after some steps."""
+    asked = 0
+
+    def due(self: Stop) -> bool:
+        nonlocal asked
+        asked += 1
+        return rank == 1 and asked == 5
+
+    original, Stop.due = Stop.due, due
+    try:
+        train(config, out)
+    finally:
+        Stop.due = original
+
+
+def hang(layout: Layout) -> str:
+    """What the first process says when the second one does not come."""
+    impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    processes.GRACE = timedelta(seconds=2)
+    if layout.rank == 1:
+        time.sleep(6)
+        return ""
+    with pytest.raises(UserError) as error, processes.watched(layout):
+        dist.all_reduce(torch.zeros(1), group=impatient)
+    return str(error.value)
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_are_one_run(tiny, tmp_path):
+    config = tiny("ngpt", steps=8, eval_every=4, save_every=3)
+    shards = dataclasses.replace(config.parallel, dp_shard=2)
+    write_config(tmp_path, dataclasses.replace(config, parallel=shards))
+    printed = launch(two_processes, 2, tmp_path)
+
+    assert printed.count("step 1/8") == 2  # each run says it once
+    said = [json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in (0, 1)]
+    assert said[0] | {"hang": ""} == said[1]
+    assert "rank 1 has another config than rank 0 (optim.lr: 0.01 -> 0.02)" in said[0]["config"]
+    assert "rank 1 has another data than rank 0" in said[0]["data"]
+    assert said[0]["mistake"] == "rank 1 of 2: there is no missing-1"
+    assert "rank 1 of 2 hangs or has died" in said[0]["hang"]
+
+    stopped_at = figures(tmp_path / "run")[-1]["step"]
+    assert 0 < stopped_at < 8
+    train(config, tmp_path / "run")
+    train(config, tmp_path / "alone")
+    alone = figures(tmp_path / "alone")
+    for name in ("run", "whole"):
+        found = figures(tmp_path / name)
+        assert [record.keys() for record in found] == [record.keys() for record in alone]
+        for record, expected in zip(found, alone, strict=True):
+            assert record == pytest.approx(expected, abs=1e-5), name
+    assert (tmp_path / "whole/samples.txt").read_text().startswith("--- step 8")
+    for name, tensor in weights(tmp_path / "alone").items():
+        assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
+
+
+def test_torchrun_starts_them(tiny, tmp_path):
+    config = tiny("gpt", steps=4, eval_every=0, save_every=0)
+    write_config(tmp_path, config)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json"), "--parallel.tp", "2"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 4/4") == 1
+    assert "predicted memory of each process" in done.stderr
+    train(config, tmp_path / "alone")
+    alone = figures(tmp_path / "alone")
+    for record, expected in zip(figures(tmp_path / "run"), alone, strict=True):
+        assert record == pytest.approx(expected, abs=1e-5)
+    assert (tmp_path / "run/samples.txt").read_text().startswith("--- step 4")
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["processes"] == {"dp_replicate": 1, "dp_shard": 1, "tp": 2}
