@@ -12,8 +12,9 @@ from rich.console import Console
 from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
-from unitsphere.report.ablation import ablation_table, interval, notes, printed
+from unitsphere.report.kinds.ablate import changes_table, flags, interval, notes, printed
 from unitsphere.report.registry import page_of
+from unitsphere.report.render.terminal import rich_table
 from unitsphere.studies.ablate import (
     KIND,
     Ablation,
@@ -113,12 +114,13 @@ def test_the_document_has_the_papers_figures_and_ours(case):
 def test_table_notes_and_files(case):
     console = Console(width=80)
     with console.capture() as rendered:
-        console.print(ablation_table(case.document))
+        table = changes_table(case.document)
+        console.print(rich_table(table.columns[:5], [row[:5] for row in table.rows]))
     text = rendered.get()
     assert max(map(len, text.splitlines())) <= 80
     assert "NormFormer, lr 0.006" in text
     assert "-2.17" in text
-    said = " ".join(notes(case.document))
+    said = " ".join([*notes(case.document), *flags(case.document)])
     assert "one rate for all rows, tuned on row 03-baseline-lr-3e-3" in said
     assert "is at the edge of those tried" in said
     files = write_study(KIND, case.study, case.found, case.out).files
@@ -146,7 +148,7 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert failures(found) == ["1-no-qk-norm seed 0: the disk is full"]
     signs = {row["name"]: row["sign"] for row in made["rows"]}
     assert signs == {"0-baseline": None, "1-no-qk-norm": "not finished", "2-slerp": "one seed"}
-    said = " ".join(notes(made))
+    said = " ".join([*notes(made), *flags(made)])
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
@@ -182,7 +184,7 @@ def test_failed_tuning_runs_are_shown_and_the_exit_status_tells(toy, tmp_path):
     assert {row["lr"] for row in made["rows"]} == {None}
     assert len(failures(found)) == 2
     assert all(line.endswith("tune: the disk is full") for line in failures(found))
-    assert f"A tuning run failed, and its rate was left out: {failures(found)[0]}" in notes(made)
+    assert f"A tuning run failed, and its rate was left out: {failures(found)[0]}" in flags(made)
 
 
 def test_rows_that_are_not_alike_are_refused_by_name_unless_allowed(toy, tmp_path):

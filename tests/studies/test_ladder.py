@@ -13,7 +13,7 @@ from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.document import Text
-from unitsphere.report.ladder import ladder_tables
+from unitsphere.report.kinds.ladder import ladder_tables
 from unitsphere.report.registry import page_of
 from unitsphere.studies import ladder as module
 from unitsphere.studies.core import rates as tune

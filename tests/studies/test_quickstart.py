@@ -11,7 +11,6 @@ from unitsphere.cli import main
 from unitsphere.cli.study import report
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.curves import Curve
 from unitsphere.studies.core import execute as module
 from unitsphere.studies.core.jobs import Interrupted, State
 from unitsphere.studies.core.plan import size_of, with_overrides
@@ -149,7 +148,7 @@ def test_ctrl_c_says_how_to_go_on(copy, monkeypatch):
 
 
 def test_steps_to_the_baseline_are_never_interpolated():
-    curve = Curve("ngpt", [10, 20, 30, 40], [1, 2, 3, 4], [4.0, 3.0, 2.0, 1.9])
+    curve = {10: 4.0, 20: 3.0, 30: 2.0, 40: 1.9}
     assert first_step_below(curve, 2.5) == 30
     assert first_step_below(curve, 3.0) == 20
     assert first_step_below(curve, 1.8) is None

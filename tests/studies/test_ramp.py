@@ -93,7 +93,8 @@ def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
     said = capsys.readouterr()
     assert "runs to train: 1 (5 finished earlier)" in said.err
     found = json.loads(said.out)
-    assert found == document(study[0], climbs) == read_json(out / "results.json")
+    assert found == {"kind": "lr-ramp", **document(study[0], climbs)}
+    assert found == read_json(out / "results.json")
     assert main(words) == 0
     said = capsys.readouterr().out
     assert f"{found['arms']['ngpt']['lr']:.3g}" in said

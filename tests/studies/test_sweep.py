@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from inprocess import InProcess
-from rich.console import Console
 from tiny import recipes
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report.kinds.sweep import findings, reported
 from unitsphere.report.registry import page_of
-from unitsphere.report.sweep import findings, reported, trials_table
+from unitsphere.report.render.terminal import terminal
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.search import MedianRule
@@ -103,7 +103,8 @@ def test_the_document_says_what_was_found(case):
 
 
 def test_files_and_table(case):
-    files = write_study(KIND, case.study, case.found, case.out).files
+    outcome = write_study(KIND, case.study, case.found, case.out)
+    files = outcome.files
     assert [path.name for path in files] == [
         "results.json",
         "results.md",
@@ -115,10 +116,7 @@ def test_files_and_table(case):
     best = load_recipe(str(files[3]))
     assert best.optim.lr == case.found["ngpt"].best.params["optim.lr"]
     assert best.model.alpha.init == case.found["ngpt"].best.params["model.alpha.init"]
-    console = Console(width=80, record=True, file=None)
-    with console.capture() as rendered:
-        console.print(trials_table(case.document["arms"]["ngpt"]))
-    assert max(map(len, rendered.get().splitlines())) <= 80
+    assert max(map(len, terminal(outcome.page, 80).splitlines())) <= 80
     assert failures(case.found) == []
 
 
