@@ -1,5 +1,5 @@
 # The two commands are `make quickstart` and `make test`; `make help` lists the rest.
-# Everything that these rules write lies in this folder: .venv, runs and tool caches.
+# Everything that these rules write is in this folder: .venv, runs, build and tool caches.
 
 .DEFAULT_GOAL := help
 
@@ -9,48 +9,52 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 SOURCES := src tests benchmarks examples
 
-# An interpreter of your own choice: make quickstart PYTHON=/path/to/python3.12
+# Choose an interpreter: make quickstart PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# More words for the command behind a rule: make test ARGS="-k resume"
+# Extra arguments for the command of a rule: make test ARGS="-k resume"
 ARGS ?=
 
-# Caches of matplotlib, pip and the like stay in the environment, not in the home folder.
+# Keep the caches of matplotlib, pip and others out of the home folder.
 export XDG_CACHE_HOME := $(CURDIR)/$(VENV)/cache
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
-# pyright would ask PyPI whether it is the newest.
+# Keep pyright from asking PyPI for a newer version.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# Compiling all of torch takes longer than unpacking it: what is imported is compiled when it is.
+# Compiling all of torch takes longer than unpacking it: modules are compiled when they are imported.
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
-# One thread a worker, asleep when idle: busy waiting stalls whoever shares the core.
+# One thread per worker, and no busy waiting, which would slow down other programs on the core.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 \
 	--basetemp=$(VENV)/pytest
 
 .PHONY: help
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: $(CORE) ## train four small arms on the standard library's source and compare them
+quickstart: $(CORE) ## train four small models on the standard library's source and compare them
 	@$(BIN)/unitsphere quickstart $(ARGS)
 
+.PHONY: pages
+pages: $(CORE) ## build the HTML pages of docs/results from their JSON, in build/pages
+	@$(BIN)/python benchmarks/pages.py $(ARGS)
+
 .PHONY: test
-test: lint ## lint, import contract, types and the whole CPU test suite
+test: lint ## run lint, import contract, type checks and the CPU test suite
 	@echo "tests"
 	@$(PYTEST) -m "not data and not gpu and not browser" $(ARGS)
 
 .PHONY: test-data
-test-data: $(DEV) ## tests on real corpora, in the folder UNITSPHERE_DATA
+test-data: $(DEV) ## run the tests on real corpora, in the folder UNITSPHERE_DATA
 	@test -d "$(UNITSPHERE_DATA)" || { \
 		echo "make test-data: set UNITSPHERE_DATA to the folder of the corpora" >&2; exit 2; }
 	@echo "tests on real data in $(UNITSPHERE_DATA)"
 	@$(PYTEST) -m data $(ARGS)
 
 .PHONY: test-browser
-test-browser: $(DEV) ## the report's page in headless Chromium, installed first if it is missing
+test-browser: $(DEV) ## test the report's page in headless Chromium, which is installed if it is missing
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		{ echo "installing Debian's chromium (about 1 minute)" && apt-get update -qq && \
 		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || { \
@@ -59,11 +63,11 @@ test-browser: $(DEV) ## the report's page in headless Chromium, installed first 
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
 .PHONY: torture
-torture: $(DEV) ## the long form of tests/torture: kills, faults, fuzz; half an hour to an hour
+torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 30 to 60 minutes
 	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
 
 .PHONY: lint
-lint: $(DEV) ## ruff, import contract, types
+lint: $(DEV) ## run ruff, the import contract and the type checks
 	@echo "ruff"
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -78,7 +82,7 @@ format: $(DEV) ## format the code and apply ruff's safe fixes
 	@$(BIN)/ruff format $(SOURCES)
 
 .PHONY: clean
-clean: ## remove the environment and tool caches; runs/ stays
+clean: ## remove the environment and tool caches, but not runs/
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
@@ -93,7 +97,7 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ $(CORE)
 
-# A name on the path may be a shim without an interpreter behind it: ask each for its version.
+# A name on the path may be a shim without an interpreter: ask each for its version.
 $(BIN)/python:
 	@for python in $(PYTHONS); do \
 		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \

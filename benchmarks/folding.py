@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unitsphere.bench.measure import timed
-from unitsphere.ops.linear import fold
+from unitsphere.ops.linear import scale_rows
 from unitsphere.report.table import markdown
 
 WIDTHS = (128, 256, 512)
@@ -31,7 +31,7 @@ def ratio(d: int, tokens: int) -> float:
         torch.autograd.grad(y, (x, weight, scale), gradient)
 
     forms = (
-        lambda: backward(F.linear(x, fold(weight, scale))),
+        lambda: backward(F.linear(x, scale_rows(weight, scale))),
         lambda: backward(F.linear(x, weight) * scale),
     )
     rounds = [[timed(form, 1, x.device)[0] for form in forms] for _ in range(ROUNDS + 2)][2:]

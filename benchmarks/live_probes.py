@@ -16,7 +16,7 @@ import torch
 from unitsphere.inspection.live import InspectConfig, Live
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.device import autocast
-from unitsphere.training.plan import build_job
+from unitsphere.training.plan import build_trainer
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
 from unitsphere.training.step import update
@@ -29,13 +29,13 @@ def measure(recipe: str, steps: int) -> tuple[float, float]:
     config = resolve(load_recipe(recipe), None)
     corpus = open_corpus(config)
     live = Live(InspectConfig(every=2))
-    job = dataclasses.replace(build_job(config, corpus.batches), live=live)
+    trainer = dataclasses.replace(build_trainer(config, corpus.batches), live=live)
     spent: dict[bool, list[float]] = {False: [], True: []}
     for step in range(2 * steps + 2):
         begun = time.process_time()
-        update(job, step)
-        precision = autocast(job.model.device, job.precision)
-        live.record(step + 1, job.model, job.optimizer, corpus.example, precision)
+        update(trainer, step)
+        precision = autocast(trainer.model.device, trainer.plan.precision)
+        live.record(step + 1, trainer.model, trainer.optimizer, corpus.example, precision)
         if step >= 2:
             spent[live.due(step + 1)].append(time.process_time() - begun)
     plain = statistics.median(spent[False])

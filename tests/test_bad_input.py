@@ -12,44 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_recipe import tiny_recipe
 from typed import refused
 
 from unitsphere.cli import main
-
-RECIPE = """
-architecture = "{architecture}"
-[model]
-d_model = 32
-n_layers = 2
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 32
-cache = "cache"
-[optim]
-lr = 1e-2
-[train]
-steps = 6
-batch_tokens = 128
-save_every = 2
-log_every = 1
-device = "cpu"
-precision = "fp32"
-"""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with a text, a recipe, shards of another tokenizer, and a finished run of it."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 200)
-        Path("tiny.toml").write_text(RECIPE.format(architecture="ngpt"))
-        assert main(["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "shards"]) == 0
-        assert main(["train", "tiny.toml", "--out", "run"]) == 0
-    return folder
 
 
 @pytest.fixture
@@ -219,9 +185,9 @@ def test_a_device_that_is_not_supported(trained, monkeypatch, capfd, device):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (RECIPE.format(architecture="ngtp"), ["mine.toml", "'ngtp'", "did you mean 'ngpt'"]),
-        (RECIPE.format(architecture="ngpt") + "stepz = 3\n", ["train.stepz", "'steps'"]),
-        (RECIPE.format(architecture="ngpt") + "seed = 'x'\n", ["train.seed", "int"]),
+        (tiny_recipe("ngtp"), ["mine.toml", "'ngtp'", "did you mean 'ngpt'"]),
+        (tiny_recipe() + "stepz = 3\n", ["train.stepz", "'steps'"]),
+        (tiny_recipe() + "seed = 'x'\n", ["train.seed", "int"]),
         ("steps = 3", ["mine.toml", "architecture"]),
         ("= 3", ["mine.toml", "TOML"]),
     ],

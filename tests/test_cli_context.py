@@ -5,30 +5,13 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.report.context import by_context, by_position, columns, rows
 
-RECIPE = """
-architecture = "ngpt"
-[model]
-d_model = 16
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 16
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 4
-batch_tokens = 128
-device = "cpu"
-precision = "fp32"
-"""
+RECIPE = tiny_recipe("ngpt", model={"d_model": 16}, lr=2e-2, steps=4)
 TEXT = "The cat sat on the mat, and that was that.\n" * 100
 DATA = ["--data", "text.txt", "--context", "16", "64"]
 

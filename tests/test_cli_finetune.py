@@ -1,46 +1,27 @@
 """`unitsphere finetune` through the command line: its table, its JSON, and its mistakes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from unitsphere.cli import main
 
-RECIPE = """
-architecture = "angpt"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 32
-cache = "cache"
-[train]
-steps = 2
-batch_tokens = 128
-device = "cpu"
-precision = "fp32"
-"""
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(trained, tmp_path_factory) -> Path:
     """A small run, and labelled texts: pairs and single ones."""
     folder = tmp_path_factory.mktemp("finetune")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 100)
-        Path("tiny.toml").write_text(RECIPE)
         rows = [f"text number {i}\t{'yes' if i % 3 else 'no'}\n" for i in range(60)]
         Path("mine.tsv").write_text("body\tkind\n" + "".join(rows))
         pairs = (
             {"sentence1": f"a {i}", "sentence2": f"b {i}" * 9, "label": i % 2} for i in range(40)
         )
         Path("rte.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-        assert main(["train", "tiny.toml", "--out", "run"]) == 0
     return folder
 
 
@@ -89,7 +70,7 @@ def test_help_has_an_example(capfd):
 
 MISTAKES = {
     "no data": (["run"], "finetune needs --data"),
-    "no run": (["none", *MINE], "none is no run folder"),
+    "no run": (["none", *MINE], "none is not a run folder"),
     "no file": (["run", "--task", "sst2", "--data", "none.tsv"], "cannot read none.tsv"),
     "no fields": (["run", "--data", "mine.tsv"], "--task"),
     "a wrong field": (["run", "--task", "sst2", "--data", "mine.tsv"], "line 1 of mine.tsv"),

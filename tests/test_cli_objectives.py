@@ -5,30 +5,13 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
 from unitsphere.training.recipes import load_recipe
 
-RECIPE = """
-architecture = "ngpt"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bpe:300"
-context = 16
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 20
-batch_tokens = 128
-device = "cpu"
-precision = "fp32"
-"""
+RECIPE = tiny_recipe("ngpt", data={"tokenizer": "bpe:300"}, lr=2e-2, steps=20)
 TEXT = "The cat sat on the mat, and that was that.\n"
 
 

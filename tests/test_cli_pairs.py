@@ -6,35 +6,27 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
 
-RECIPE = """
-architecture = "ngpt"
-objective = "seq2seq"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "pairs.jsonl"
-source_field = "en"
-target_field = "de"
-tokenizer = "bytes"
-context = 32
-cache = "cache"
-val_fraction = 0.3
-[optim]
-lr = 2e-2
-[train]
-steps = 60
-batch_tokens = 256
-label_smoothing = 0.1
-device = "cpu"
-precision = "fp32"
-save_every = 0
-"""
+RECIPE = tiny_recipe(
+    "ngpt",
+    data={
+        "source": "pairs.jsonl",
+        "source_field": "en",
+        "target_field": "de",
+        "context": 32,
+        "val_fraction": 0.3,
+    },
+    lr=2e-2,
+    objective="seq2seq",
+    steps=60,
+    batch_tokens=256,
+    label_smoothing=0.1,
+    save_every=0,
+)
 WORDS = {"one": "eins", "two": "zwei", "three": "drei und", "four": "vier", "five": "fünf"}
 
 

@@ -6,27 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 
 from unitsphere.cli import main, output
 
-RECIPE = """
-architecture = "ngpt"
-[model]
-d_model = 16
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 16
-cache = "cache"
-[train]
-steps = 3
-batch_tokens = 32
-log_every = 1
-device = "cpu"
-precision = "fp32"
-"""
+RECIPE = tiny_recipe("ngpt", model={"d_model": 16}, steps=3, batch_tokens=32, log_every=1)
 
 SAYS = """
 import contextlib, os, sys

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 
 from unitsphere.cli import job, main
 from unitsphere.cli.submit import take_submission
@@ -17,28 +18,15 @@ from unitsphere.errors import UserError
 from unitsphere.training.stop import Stop
 
 pytest.importorskip("submitit")
-RECIPE = """
-architecture = "ngpt"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 32
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 2
-batch_tokens = 256
-device = "cpu"
-precision = "fp32"
-save_every = 0
-eval_every = 0
-sample_every = 0
-"""
+RECIPE = tiny_recipe(
+    "ngpt",
+    data={"context": 32},
+    lr=2e-2,
+    batch_tokens=256,
+    save_every=0,
+    eval_every=0,
+    sample_every=0,
+)
 
 
 @pytest.fixture(autouse=True)

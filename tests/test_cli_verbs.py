@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
@@ -16,25 +17,7 @@ from unitsphere.training.corpus import open_corpus
 from unitsphere.training.recipes import recipe_names
 from unitsphere.training.run import load_run
 
-RECIPE = """
-architecture = "angpt"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bpe:300"
-context = 16
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 20
-batch_tokens = 128
-device = "cpu"
-precision = "fp32"
-"""
+RECIPE = tiny_recipe("angpt", data={"tokenizer": "bpe:300"}, lr=2e-2, steps=20)
 TEXT = "The cat sat on the mat, and that was that.\n"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unitsphere.errors import UserError
     from unitsphere.models.constraint import project_ as project
-    from unitsphere.models.folding import fold_ as fold
+    from unitsphere.models.plans import fold_ as fold
     from unitsphere.models.registry import build
     from unitsphere.training.constraint import constrain
     from unitsphere.training.load import load_run as load
@@ -33,7 +33,7 @@ _HOMES = {
     "UserError": ("unitsphere.errors", "UserError"),
     "build": ("unitsphere.models.registry", "build"),
     "constrain": ("unitsphere.training.constraint", "constrain"),
-    "fold": ("unitsphere.models.folding", "fold_"),
+    "fold": ("unitsphere.models.plans", "fold_"),
     "load": ("unitsphere.training.load", "load_run"),
     "project": ("unitsphere.models.constraint", "project_"),
 }

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.kernels import lerp_norm
 from unitsphere.models import ngpt, parts
+from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import Bound, Declaration, Declares, normalize_
 from unitsphere.models.context import SelfContext
-from unitsphere.models.parts import Resets, ScaleConfig, rotary_size
+from unitsphere.models.parts import Resets, ScaleConfig
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope_table
 
@@ -135,7 +136,7 @@ class NormalizedAttention(nn.Module):
     ) -> None:
         super().__init__()
         config = ngpt.NGPTConfig(d_model=d, n_heads=n_heads, n_kv_heads=n_kv_heads)
-        self.attention = ngpt.Attention(config, layer=0, std_out=1 / math.sqrt(d))
+        self.attention = ngpt.Attention(config, ngpt.matrices(config, 1 / math.sqrt(d)))
         self.causal, self.rope_base = causal, rope_base
         self.d_rot = rotary_size(self.attention.d_k, rotary_fraction)
         _start(self)
@@ -149,7 +150,7 @@ class NormalizedAttention(nn.Module):
         positions = torch.arange(h.shape[1], device=h.device)
         wide = torch.promote_types(h.dtype, torch.float32)
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
-        return self.attention(h, SelfContext(positions, table, mask, self.causal, cache=None))
+        return self.attention(h, SelfContext(positions, table, mask, self.causal))
 
 
 class NormalizedMLP(nn.Module):
@@ -158,7 +159,7 @@ class NormalizedMLP(nn.Module):
     def __init__(self, d: int, d_ff: int | None = None) -> None:
         super().__init__()
         config = ngpt.NGPTConfig(d_model=d, d_ff=d_ff)
-        self.mlp = ngpt.MLP(config, std_out=1 / math.sqrt(d))
+        self.mlp = ngpt.MLP(config, ngpt.matrices(config, 1 / math.sqrt(d)))
         _start(self)
 
     def forward(self, h: Tensor) -> Tensor:

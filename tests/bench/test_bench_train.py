@@ -98,14 +98,14 @@ def test_people_are_told_the_same(report, tmp_path):
 def test_a_step_is_the_training_code_s_own():
     stepper = Stepper(arm_config("ngpt", TINY))
     mine = [stepper.step().item() for _ in range(3)]
-    job = Stepper(arm_config("ngpt", TINY)).job
+    trainer = Stepper(arm_config("ngpt", TINY)).trainer
     shown = []
-    short = dataclasses.replace(job.config.train, steps=3)
+    short = dataclasses.replace(trainer.config.train, steps=3)
     monitor = SimpleNamespace(
         after=lambda step, loss, norm, lr: shown.append(loss.item()), between=lambda: None
     )
-    job = dataclasses.replace(job, config=dataclasses.replace(job.config, train=short))
-    train_steps(job, 0, monitor)
+    trainer = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, train=short))
+    train_steps(trainer, 0, monitor)
     assert mine[:1] == shown[:1]
     assert mine == pytest.approx(shown, rel=1e-2)  # the schedule of a short run ends sooner
     times = timed(stepper.step, 2, CPU)
@@ -116,7 +116,7 @@ def test_a_step_is_the_training_code_s_own():
 
 def test_an_arm_has_its_kernels_while_it_steps(monkeypatch):
     seen = []
-    monkeypatch.setattr(steps, "update", lambda job, step: (seen.append(mode()), None, None))
+    monkeypatch.setattr(steps, "update", lambda trainer, step: (seen.append(mode()), None, None))
     Stepper(arm_config("ngpt", TINY), "off").step()
     Stepper(arm_config("ngpt", TINY)).step()
     assert [*seen, mode()] == ["off", "auto", "auto"]

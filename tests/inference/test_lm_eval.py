@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_recipe import tiny_recipe
 from typed import printed
 
 import unitsphere
@@ -24,26 +25,14 @@ from unitsphere.inference.lm_eval_model import HarnessLM, read_settings
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks, task_names
 
 CONTEXT = 96
-RECIPE = f"""
-architecture = "ngpt"
-[model]
-d_model = 32
-n_layers = 2
-n_heads = 4
-n_kv_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bpe:300"
-context = {CONTEXT}
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 30
-batch_tokens = 384
-device = "cpu"
-precision = "fp32"
-"""
+RECIPE = tiny_recipe(
+    "ngpt",
+    model={"n_layers": 2, "n_heads": 4, "n_kv_heads": 2},
+    data={"tokenizer": "bpe:300", "context": CONTEXT},
+    lr=2e-2,
+    steps=30,
+    batch_tokens=384,
+)
 WORDS = ["the cat", "a dog", "the old man", "my sister", "a bird", "the rain", "our house"]
 ENDS = ["sat on the mat.", "ran away.", "was green.", "sang a song."]
 LINES = [f"{word} = {end}\n" for word in WORDS for end in ENDS]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_recipe import tiny_recipe
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -160,27 +161,6 @@ def test_torchao_s_int8_and_nvfp4_agree():
     torch.testing.assert_close(theirs, back(weight, "nvfp4"), rtol=1e-5, atol=1e-6)
 
 
-RECIPE = """
-architecture = "{0}"
-[model]
-d_model = 32
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "bytes"
-context = 16
-cache = "cache"
-[optim]
-lr = 2e-2
-[train]
-steps = 30
-batch_tokens = 256
-device = "cpu"
-precision = "fp32"
-"""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("quantize")
@@ -188,7 +168,9 @@ def folder(tmp_path_factory) -> Path:
         patch.chdir(folder)
         Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 100)
         for architecture in ("gpt", "ngpt"):
-            Path("tiny.toml").write_text(RECIPE.format(architecture))
+            Path("tiny.toml").write_text(
+                tiny_recipe(architecture, lr=2e-2, steps=30, batch_tokens=256)
+            )
             assert main(["train", "tiny.toml", "--out", architecture]) == 0
     return folder
 

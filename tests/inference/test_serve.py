@@ -219,7 +219,7 @@ def test_refusals_are_one_line(folder, monkeypatch, capsys):
     assert "cannot listen" in refused("runs/cat", "--port", "99999")
     Path("empty/checkpoints").mkdir(parents=True)
     assert "has no complete checkpoint: train it first" in refused("empty", "--port", "0")
-    assert "is no run folder" in refused("nowhere", "--port", "0")
+    assert "is not a run folder" in refused("nowhere", "--port", "0")
     with pytest.raises(UserError, match="objective clm, and masked has mlm"):
         check_causal(Path("masked"), "mlm")
     found = importlib.util.find_spec

@@ -15,7 +15,6 @@ from unitsphere.inspection.probes import PROBES, inspect
 from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.trace import trace
 from unitsphere.models.constraint import roles
-from unitsphere.models.readers import Readers
 from unitsphere.models.registry import ARCHITECTURES, build
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -161,7 +160,7 @@ def test_matrices_and_embeddings_are_those_that_the_model_declares(name):
     found = list(matrices_of(model))
     assert {m.parameter for m in found} == {k for k, r in role.items() if r == "matrix"}
     assert all(m.vectors().shape[1] == 32 for m in found)
-    assert all(isinstance(layer.block, Readers) for layer in layers_of(model))
+    assert all(layer.sublayer_inputs for layer in layers_of(model))
     assert {E.shape for E in embeddings_of(model).values()} == {(50, 32)}
 
 

@@ -26,8 +26,8 @@ DESIGNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 SIZES = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
 SOURCE, TIME = 7, 6
-SIZE_CASES = {"n_kv_heads": [1], "window": [3]}
-"""Sizes that change what attention does: what they are set to."""
+SIZE_CASES = {"n_kv_heads": [1], "window": [3], "mixers": []}
+"""Sizes that change what attention does: what they are set to. Mixers: tests/protocols."""
 
 
 def start(config: type, field: dataclasses.Field[Any]) -> Any:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unitsphere.errors import UserError
+from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import constraints, declarations
-from unitsphere.models.parts import rotary_size
 from unitsphere.models.registry import ARCHITECTURES, architecture, build
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}

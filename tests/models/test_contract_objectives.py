@@ -106,7 +106,7 @@ def test_rows_of_cache_and_memory_can_be_chosen_anew(name):
     real, rows = torch.arange(11) < torch.tensor([[11], [6]]), torch.tensor([1, 1, 0])
     memory, cache = model.encode(source, real), model.new_cache(2, 7)
     model(x[:, :4], cache, memory=memory)
-    cache.select(rows)
+    cache.reorder(rows)
     chosen = model(x[rows, 4:], cache, memory=memory.select(rows))
     equal(chosen, model(x, memory=memory)[rows, 4:])
 

@@ -11,7 +11,7 @@ from unitsphere.errors import UserError
 from unitsphere.inference.hf import modeling_unitsphere as hf
 from unitsphere.inference.hf.export import config_fields
 from unitsphere.models.exported import exported_tensors, is_tied, load_exported
-from unitsphere.models.folding import fold_
+from unitsphere.models.plans import fold_
 
 CLASSES = {"clm": hf.UnitsphereForCausalLM, "mlm": hf.UnitsphereForMaskedLM}
 CASES = [

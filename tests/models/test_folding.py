@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.inference.generate import generate
 from unitsphere.models.constraint import constraints
-from unitsphere.models.folding import fold_
 from unitsphere.models.parts import Scale
+from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build
 from unitsphere.ops import linear
 

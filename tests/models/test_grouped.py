@@ -96,7 +96,9 @@ def test_the_cache_holds_the_heads_of_keys_alone_and_changes_nothing(design, n_k
     cache = model.new_cache(2, 9)
     parts = [model(part, cache) for part in (x[:, :4], x[:, 4:5], x[:, 5:8], x[:, 8:])]
     torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=0, atol=1e-11)
-    assert {k.shape for k in [*cache.keys, *cache.values]} == {(2, n_kv_heads, 9, 8)}
+    states = [layer.mixer for layer in cache.layers]
+    shapes = {x.shape for state in states for x in (state.keys, state.values)}
+    assert shapes == {(2, n_kv_heads, 9, 8)}
 
 
 @EVERY
@@ -105,7 +107,7 @@ def test_the_memory_is_cached_by_the_heads_of_keys(design):
     memory, cache = model.encode(tokens(2, 7)), model.new_cache(2, 5)
     parts = [model(part, cache, memory=memory) for part in (x[:, :3], x[:, 3:])]
     torch.testing.assert_close(torch.cat(parts, 1), model(x, memory=memory), rtol=0, atol=1e-11)
-    assert {k.shape for pair in cache.memory.values() for k in pair} == {(2, 2, 7, 8)}
+    assert {k.shape for layer in cache.layers for k in layer.memory} == {(2, 2, 7, 8)}
 
 
 @EVERY

@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_left_out_and_said(runs, tmp_path, capsys):
 
 
 def test_what_cannot_be_inspected_is_one_line(runs, tmp_path):
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         film(tmp_path)
     with pytest.raises(UserError, match=r"no checkpoint of step 3 \(it has: 2, 4\)"):
         film(runs / "gpt", steps=[3])

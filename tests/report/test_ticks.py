@@ -52,9 +52,9 @@ def test_axes_have_plain_numbers_and_no_offset(x, scale, shown):
 
 
 def test_ticks_that_were_set_stay():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    drawn = Figure()
+    FigureCanvasAgg(drawn)
+    axes = drawn.subplots()
     axes.set_xscale("log")
     axes.plot([245760, 983040], [1, 2])
     places = {"tokens": [245760, 491520, 983040]}
@@ -62,5 +62,5 @@ def test_ticks_that_were_set_stay():
         axes, Plot("some", "Some", "loss", {"tokens": ""}, [], places=places), "tokens", False
     )
     plain_ticks(axes)
-    figure.canvas.draw()
+    drawn.canvas.draw()
     assert [label.get_text() for label in axes.get_xticklabels()] == ["246k", "492k", "983k"]

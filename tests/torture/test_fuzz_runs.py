@@ -230,7 +230,7 @@ def test_what_is_no_file_is_never_read(copy):
         (newest / "COMPLETE").write_text(json.dumps(marker))
         found, (said,) = checkpoint.newest(copy / "checkpoints")
         assert found == copy / "checkpoints/step-00000003"
-        assert "x.safetensors cannot be read: it is no file" in said
+        assert "x.safetensors cannot be read: it is not a file" in said
         odd_one = newest / "x.safetensors"
         odd_one.rmdir() if odd_one.is_dir() else odd_one.unlink()
 

@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 from unitsphere.data import Batch
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES
-from unitsphere.training.compile_cache import CACHE, SEAL, check_private, compiles, kept_cache
+from unitsphere.training.compile_cache import CACHE, SEAL, check_private, kept_cache
 from unitsphere.training.config import run_config_type
-from unitsphere.training.plan import build_job
+from unitsphere.training.plan import build_trainer, compiles
 from unitsphere.training.step import train_steps
 
 
@@ -53,7 +53,7 @@ def trained(name, steps, compile):
         train=dataclasses.replace(start.train, steps=steps, compile=compile, device="cpu"),
     )
     watcher = Watcher()
-    train_steps(build_job(config, Windows()), 0, watcher)
+    train_steps(build_trainer(config, Windows()), 0, watcher)
     return watcher
 
 

@@ -109,14 +109,14 @@ def test_a_gradient_that_is_not_finite_ends_it_too_and_without_the_switch_is_an_
 ):
     from unitsphere.training import step as training_step
 
-    clip = training_step.clip
+    clip = training_step.clip_gradients
     calls = iter(range(1000))
 
     def broken(*arguments):
         norm = clip(*arguments)
         return norm * math.nan if next(calls) == 4 else norm
 
-    monkeypatch.setattr(training_step, "clip", broken)
+    monkeypatch.setattr(training_step, "clip_gradients", broken)
     result = train(ramp(tiny), tmp_path / "run")
     assert result.step == 5
     assert figures(tmp_path / "run")[-1]["diverged"] == 5

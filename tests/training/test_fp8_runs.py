@@ -17,11 +17,12 @@ from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build
 from unitsphere.ops.fp8 import Bounded
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.device import autocast, computes_in_fp8, emulated_fp8, pick_precision
-from unitsphere.training.plan import build_job, use_fp8
+from unitsphere.training.plan import build_trainer, use_fp8
 from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
 from unitsphere.training.step import train_steps
@@ -130,14 +131,14 @@ class Kept:
 
 
 def watched(config, precision, steps=30):
-    """A job and the losses of its steps."""
+    """A trainer and the losses of its steps."""
     config = dataclasses.replace(
         config, train=dataclasses.replace(config.train, precision=precision, steps=steps)
     )
     config = resolve(config, None)
-    job, kept = build_job(config, open_corpus(config).batches), Kept()
-    train_steps(job, 0, kept)
-    return job, kept.losses
+    trainer, kept = build_trainer(config, open_corpus(config).batches), Kept()
+    train_steps(trainer, 0, kept)
+    return trainer, kept.losses
 
 
 # At this rate anGPT's stored α, 0.01, crosses zero, where |α| makes much of a small difference.
@@ -153,14 +154,14 @@ def test_thirty_steps_lose_little_and_keep_the_constraint(architecture, numbers,
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **numbers))
     last = {}
     for precision in ("fp32", "bf16", "fp8"):
-        job, losses = watched(config, precision)
+        trainer, losses = watched(config, precision)
         assert losses[-1] < 0.8 * losses[0]
         last[precision] = sum(losses[-10:]) / 10
     assert last["fp8"] == pytest.approx(last["fp32"], abs=0.02)
     assert last["fp8"] == pytest.approx(last["bf16"], abs=0.02)
     assert last["fp8"] != last["bf16"]
-    for constraint in constraints(job.model):
-        weight = job.model.get_parameter(constraint.parameter)
+    for constraint in constraints(trainer.model):
+        weight = trainer.model.get_parameter(constraint.parameter)
         again = constraint.project_(weight.detach().clone())
         assert torch.allclose(weight, again, rtol=0, atol=1e-6)
 
@@ -169,16 +170,17 @@ def test_thirty_steps_lose_little_and_keep_the_constraint(architecture, numbers,
 @pytest.mark.parametrize("architecture", ["ngpt", "angpt"])
 def test_inputs_with_a_static_scale_stay_far_from_its_end(architecture, tiny, emulated):
     """What is clamped is beyond 1.75 times the bound."""
-    job, _ = watched(tiny(architecture), "fp8")
+    trainer, _ = watched(tiny(architecture), "fp8")
     largest = {}
 
     def look(layer, inputs, name):
         largest[name] = inputs[0].abs().amax().item()
 
-    for name, layer in job.model.named_modules():
-        if isinstance(layer, Linear) and layer.input_bound:
+    for name, bound in input_bounds(trainer.model).items():
+        if bound:
+            layer = trainer.model.get_submodule(name)
             layer.register_forward_pre_hook(functools.partial(look, name=name))
-    job.model(open_corpus(job.config).batches.batch(0).inputs)
+    trainer.model(open_corpus(trainer.config).batches.batch(0).inputs)
     assert len(largest) == 2 * (6 if architecture == "ngpt" else 5)
     assert 0.1 < max(largest.values()) < 1  # the length is the bound, an element is less
 
@@ -226,7 +228,7 @@ def test_a_run_in_fp8_resumes_bit_for_bit_and_nowhere_else(tiny, tmp_path):
         again = dataclasses.replace(
             config, train=dataclasses.replace(config.train, precision=precision)
         )
-        with pytest.raises(UserError, match="begun in fp8 goes on in it alone"):
+        with pytest.raises(UserError, match="started in fp8 resumes only in fp8"):
             train(again, out)
     with emulated_fp8():
         assert train(again, out).trained

@@ -42,8 +42,7 @@ def step(keeper, number, model, optimizer, loss=FINE, harm=False):
     if harm:
         for parameter in model.parameters():
             parameter.grad.fill_(float("nan"))
-    keeper.step(optimizer, number, loss, NAN if harm else FINE)
-    optimizer.zero_grad()
+    training_step.train_step(model, optimizer, lambda: loss, number, 1.0, guard=keeper)
 
 
 def held(model, optimizer):
@@ -94,7 +93,7 @@ def test_without_a_spike_the_host_does_not_wait(on_spike):
     step(keeper, 0, model, optimizer)
     model.loss(TOKENS, TOKENS).backward()
     with NoSync():
-        keeper.step(optimizer, 1, FINE, FINE)
+        training_step.train_step(model, optimizer, lambda: FINE, 1, 1.0, guard=keeper)
     with pytest.raises(AssertionError, match="the host waits"), NoSync():
         bool(FINE.isfinite())
 
@@ -120,11 +119,11 @@ def harm(monkeypatch, updates, factor=float("nan")):
     backward = training_step.backward
     updates = list(updates)
 
-    def harmed(job, batch, *rest):
-        loss = backward(job, batch, *rest)
-        if any(torch.equal(batch.inputs, job.batches.batch(u).inputs) for u in updates):
+    def harmed(trainer, batch, *rest):
+        loss = backward(trainer, batch, *rest)
+        if any(torch.equal(batch.inputs, trainer.batches.batch(u).inputs) for u in updates):
             loss = loss * factor
-            for parameter in job.model.parameters():
+            for parameter in trainer.model.parameters():
                 parameter.grad.mul_(factor)
         return loss
 
@@ -199,7 +198,9 @@ def test_an_unwelcome_last_step_ends_the_run_all_the_same(tiny, tmp_path, monkey
 def test_too_many_stop_the_run(on_spike, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "MOST", 2)
     harm(monkeypatch, [4, 6, 7])
-    with pytest.raises(UserError, match=r"step 8: loss nan.* the last of 3 of late; start a new"):
+    with pytest.raises(
+        UserError, match=r"step 8: loss nan.* the last of 3 recent ones; start a new"
+    ):
         train(tiny(on_spike=on_spike), tmp_path / "run")
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_recipe import tiny_recipe
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typed import printed, refused
 
@@ -12,23 +13,6 @@ from unitsphere.data.manifest import read_manifest
 from unitsphere.data.tokenizer import ByteTokenizer, load_tokenizer, text_lost
 
 TEXT = "The cat sat on the mat, and that was that.\n" * 60
-RECIPE = """
-architecture = "gpt"
-[model]
-d_model = 16
-n_layers = 1
-n_heads = 2
-[data]
-source = "text.txt"
-tokenizer = "{tokenizer}"
-context = 16
-cache = "cache"
-[train]
-steps = 2
-batch_tokens = 32
-device = "cpu"
-precision = "fp32"
-"""
 
 
 def lossy() -> Tokenizer:
@@ -48,7 +32,7 @@ def place(tmp_path_factory) -> Path:
         Path("text.txt").write_text(TEXT)
         lossy().save("lossy.json")
         for name, tokenizer in (("lossy", "lossy.json"), ("bytes", "bytes")):
-            Path(f"{name}.toml").write_text(RECIPE.format(tokenizer=tokenizer))
+            Path(f"{name}.toml").write_text(tiny_recipe("gpt", data={"tokenizer": tokenizer}))
             assert main(["train", f"{name}.toml", "--out", name]) == 0
     return folder
 

@@ -12,7 +12,7 @@ from unitsphere.cli import main
 from unitsphere.data.prepare import prepare
 from unitsphere.errors import UserError
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.resolve import last_data, own_folder
+from unitsphere.training.resolve import default_folder, last_data
 from unitsphere.training.run import train
 
 
@@ -100,9 +100,9 @@ def test_moved_data_resume_and_are_recorded(config, broken, tmp_path, capsys):
 
 def test_the_folder_of_a_run_is_found_by_its_data(config, broken, tmp_path):
     shutil.copy("a.jsonl", "b.jsonl")
-    assert own_folder(on(config, source="b.jsonl"), broken) == (broken, "")
+    assert default_folder(on(config, source="b.jsonl"), broken) == (broken, "")
     Path("b.jsonl").write_text(Path("a.jsonl").read_text().replace("Document", "document"))
-    out, why = own_folder(on(config, source="b.jsonl"), broken)
+    out, why = default_folder(on(config, source="b.jsonl"), broken)
     assert out == tmp_path / "run-2"
     assert "data.source: " in why
 

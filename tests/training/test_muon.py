@@ -13,8 +13,10 @@ from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.muon import Muon, MuonAdam, orthogonalise
 from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
+from unitsphere.training.plan import Trainer, make_plan
 from unitsphere.training.run import train
-from unitsphere.training.step import Job, set_rate
+from unitsphere.training.schedule import factor
+from unitsphere.training.step import set_rates
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
 MUON = OptimConfig(name="muon", lr=1e-2, adam_lr=3e-3, weight_decay=0.1)
@@ -158,16 +160,18 @@ def test_without_a_rate_of_its_own_adam_has_the_same():
 def test_the_schedule_keeps_the_two_rates_apart(tiny):
     model = build("gpt", **SMALL)
     config = dataclasses.replace(tiny(steps=10), optim=MUON)
-    job = Job(config, model, model.loss, build_optimizer(model, MUON), None, "fp32")
-    assert set_rate(job, 5) == pytest.approx(0.5e-2)
-    rates = [g["lr"] for g in job.optimizer.param_groups]
+    trainer = Trainer(
+        config, make_plan(config), model, model.loss, build_optimizer(model, MUON), None
+    )
+    set_rates(trainer.optimizer, factor(config.schedule, 5, 10))
+    rates = [g["lr"] for g in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.5e-2, 1.5e-3, 1.5e-3])
-    step(model, job.optimizer)
-    set_rate(job, 0)
+    step(model, trainer.optimizer)
+    set_rates(trainer.optimizer, factor(config.schedule, 0, 10))
     before = [p.detach().clone() for p in model.parameters()]
-    for group in job.optimizer.param_groups:
+    for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0
-    step(model, job.optimizer)
+    step(model, trainer.optimizer)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 

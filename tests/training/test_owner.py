@@ -13,37 +13,6 @@ from unitsphere.cli import main
 from unitsphere.data.config import DataConfig
 from unitsphere.training.folder import ENVIRONMENT, is_everybodys, key_file
 
-RECIPE = """
-architecture = "ngpt"
-[model]
-d_model = 16
-n_layers = 1
-n_heads = 2
-[data]
-source = "{source}"
-tokenizer = "bytes"
-context = 16
-cache = "{cache}"
-[train]
-steps = 2
-batch_tokens = 32
-save_every = 1
-device = "cpu"
-precision = "fp32"
-"""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """`run`, of text.txt; and `whole`, which holds its own text and shards."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("text.txt").write_text("The cat sat on the mat.\n" * 40)
-        Path("tiny.toml").write_text(RECIPE.format(source="text.txt", cache="cache"))
-        assert main(["train", "tiny.toml", "--out", "run"]) == 0
-    return folder
-
 
 @pytest.fixture
 def place(trained, tmp_path, monkeypatch, capsys) -> Path:
@@ -62,7 +31,7 @@ def contents(folder: Path) -> set[str]:
 
 ASKING = (
     ("eval", "run"),
-    ("eval", "run/checkpoints/step-00000002"),
+    ("eval", "run/checkpoints/step-00000006"),
     ("eval", "run", "--by-position"),
     ("inspect", "run", "--probes", "attention_entropy"),
     ("context", "run", "--out", "out"),
@@ -90,9 +59,9 @@ def test_with_data_it_reads_those_alone(place, capsys, argv):
 
 
 def test_inspect_looks_at_a_prepared_split(place, capsys):
-    assert main(["prepare", "text.txt", "--tokenizer", "bytes", "--out", "shards"]) == 0
+    assert main(["prepare", "text.txt", "--tokenizer", "bytes", "--out", "own"]) == 0
     capsys.readouterr()
-    found = printed(capsys, "inspect", "run", "--data", "shards", "--probes", "attention_entropy")
+    found = printed(capsys, "inspect", "run", "--data", "own", "--probes", "attention_entropy")
     assert found["batch"]["tokens"] > 0
 
 
@@ -115,7 +84,7 @@ def test_a_signature_is_of_the_data_settings_alone(place, trained, monkeypatch, 
 
 
 def test_resuming_a_run_makes_it_one_s_own(place, capsys):
-    shutil.rmtree("run/checkpoints/step-00000002")
+    shutil.rmtree("run/checkpoints/step-00000006")
     assert main(["train", "run"]) == 0
     capsys.readouterr()
     assert printed(capsys, "eval", "run")["loss"] > 0

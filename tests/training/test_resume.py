@@ -127,8 +127,8 @@ def test_sigkill_of_a_process_loses_nothing(tiny, tmp_path):
     program = (
         "import sys, time; from unitsphere.training.run import train;"
         "from unitsphere.training.recipes import load_recipe;"
-        "import unitsphere.training.step as step; rate = step.set_rate;"
-        "step.set_rate = lambda *a: (time.sleep(0.02), rate(*a))[1];"
+        "import unitsphere.training.step as step; rate = step.set_rates;"
+        "step.set_rates = lambda *a: (time.sleep(0.02), rate(*a))[1];"
         "train(load_recipe(sys.argv[1]), sys.argv[2])"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

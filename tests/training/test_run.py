@@ -101,7 +101,7 @@ def test_a_loaded_run_has_the_trained_weights(finished):
 
 
 def test_loading_what_is_no_run_is_one_line(tmp_path, tiny, finished):
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text((finished / "config.json").read_text())
     with pytest.raises(UserError, match="has no complete checkpoint"):
@@ -164,7 +164,7 @@ def test_a_file_system_without_locks_is_told(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train.batch_tokens": 100}, "no multiple of data.context 32: 96"),
+        ({"train.batch_tokens": 100}, "not a multiple of data.context 32: 96"),
         ({"train.device": "gpu"}, "'gpu' is not supported: use cpu, cuda"),
         ({"train.device": "cuda:99"}, "usable GPUs"),
         ({"model.n_heads": 3}, "not divisible"),

@@ -13,7 +13,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
-from unitsphere.training.plan import build_job
+from unitsphere.training.plan import build_trainer
 from unitsphere.training.run import last_state, train
 from unitsphere.training.schedule import ScheduleConfig, steps_alike
 
@@ -67,7 +67,7 @@ def test_the_constraint_holds_for_the_first_weights(tiny, tmp_path):
     newest = chosen_checkpoint(tmp_path / "free")
 
     def lengths(kind):
-        model = build_job(constrained(config, kind), batches, start=newest).model
+        model = build_trainer(constrained(config, kind), batches, start=newest).model
         of = [(model.get_parameter(c.parameter), c.dim) for c in constraints(model)]
         return torch.cat([weight.detach().norm(dim=dim).flatten() for weight, dim in of])
 
@@ -103,7 +103,7 @@ def test_it_resumes_bit_for_bit_without_the_weights_it_started_with(tiny, first,
         ({"objective": "mlm"}, "objective: 'clm' -> 'mlm'"),
         ({"d_model": 16}, "model.d_model: 32 -> 16"),
         ({"tokenizer": "bpe:300"}, "add --data.tokenizer"),
-        ({"init": "nowhere"}, "nowhere is no run folder"),
+        ({"init": "nowhere"}, "nowhere is not a run folder"),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )

@@ -87,7 +87,7 @@ def test_what_fails_there_is_one_line_and_the_run_goes_on(fake, tiny, tmp_path, 
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert fake.logged == [1, 2]
     printed = capsys.readouterr().err
-    assert printed.count("W&B: ConnectionError: the service is gone; the run goes on") == 1
+    assert printed.count("W&B: ConnectionError: the service is gone; the run continues") == 1
     assert "Traceback" not in printed
 
 

@@ -20,7 +20,7 @@ def test_a_hang_shows_where_and_a_beat_ends_it(capfd):
     said = capfd.readouterr().err
     assert said.count("no headway for") == 1
     assert "in stuck_here" in said
-    assert "it went on after" in said
+    assert "it continued after" in said
 
 
 def test_a_run_beats_and_without_a_timeout_there_is_no_thread(tiny, tmp_path, capfd, monkeypatch):

@@ -27,7 +27,7 @@ from unitsphere.bench.measure import (
 )
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate
-from unitsphere.models.folding import fold_
+from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.environment import environment

@@ -19,8 +19,8 @@ from unitsphere.kernels.registry import Mode, using_kernels
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, pick_precision
-from unitsphere.training.plan import build_job
-from unitsphere.training.step import Job, update
+from unitsphere.training.plan import Trainer, build_trainer
+from unitsphere.training.step import update
 
 POOL = 4
 """Batches that are drawn in advance and used in turn: drawing is not part of a step."""
@@ -65,19 +65,19 @@ class Stepper:
         batches = RandomBatches(
             config.model.vocab_size, data.context, rows, apart=data.document_mask
         )
-        self.job: Job = build_job(config, batches)
+        self.trainer: Trainer = build_trainer(config, batches)
         self.kernels: Mode = kernels
         self.done = 0
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self.job.model.device
+        return self.trainer.model.device
 
     def step(self) -> Tensor:
         """One update; its loss."""
         with using_kernels(self.kernels):
-            loss, _, _ = update(self.job, self.done)
+            loss, _, _ = update(self.trainer, self.done)
         self.done += 1
         return loss
 

@@ -107,8 +107,8 @@ def measure(arms: Sequence[Arm], protocol: Protocol, device: torch.device) -> No
     times = take_turns(list(by_name), protocol.rounds, median, warmup=0, tell=True)
     for arm in arms:
         arm.times = times[arm.name]
-        job = arm.stepper.job
-        arm.peak = held_bytes(job.model, job.optimizer) + peak_of(arm.stepper.step, device)
+        trainer = arm.stepper.trainer
+        arm.peak = held_bytes(trainer.model, trainer.optimizer) + peak_of(arm.stepper.step, device)
         arm.kernels = kernels_of(arm.stepper.step, device)
 
 
@@ -128,7 +128,7 @@ def report(
     return {
         "environment": environment(device)
         | {
-            "sizes": dataclasses.asdict(sizes) | {"precision": base.stepper.job.precision},
+            "sizes": dataclasses.asdict(sizes) | {"precision": base.stepper.trainer.plan.precision},
             "protocol": dataclasses.asdict(protocol),
             "clock": clock_name(device),
             "memory": METHODS[device.type],
@@ -147,11 +147,11 @@ def report(
 
 def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
     """What one arm showed; None for what is not known of the device."""
-    job = arm.stepper.job
+    trainer = arm.stepper.trainer
     ms = statistics.median(arm.times)
     tokens_per_second = sizes.tokens / (ms / 1e3)
-    operations = tokens_per_second * flops_per_token(job.model, sizes.context)
-    peak = peak_flops(job.model.device, job.precision)
+    operations = tokens_per_second * flops_per_token(trainer.model, sizes.context)
+    peak = peak_flops(trainer.model.device, trainer.plan.precision)
     return {
         "ms": ms,
         "tokens_per_second": tokens_per_second,
@@ -159,8 +159,8 @@ def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
         "mfu": None if peak is None else operations / peak,
         "peak_bytes": arm.peak,
         "kernels": arm.kernels,
-        "precision": job.precision,
-        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "precision": trainer.plan.precision,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "off_by": arm.off,
         "rounds_ms": arm.times,
     }

@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     """Take turns until the input ends."""
     args = parse(Chat, argv, "chat")
     from unitsphere.inference.decode import check_sampling
-    from unitsphere.models.folding import fold_
+    from unitsphere.models.plans import fold_
     from unitsphere.training.load import load_run
 
     check_sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)

@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     check_contexts(args.context)
     check_task_options(args)
     from unitsphere.data.prepare import check_scored
-    from unitsphere.models.folding import fold_
+    from unitsphere.models.plans import fold_
     from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
 

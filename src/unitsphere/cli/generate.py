@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
     for prompt in args.prompt:
         if any("\ud800" <= c <= "\udfff" for c in prompt):  # Python's form of undecodable bytes
             raise UserError(f"--prompt {prompt!r} is not valid UTF-8: check its encoding")
-    from unitsphere.models.folding import fold_
+    from unitsphere.models.plans import fold_
     from unitsphere.training.load import load_run
 
     if args.stream and (args.json or len(args.prompt) > 1):

@@ -153,12 +153,12 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
     A run folder in the place of the recipe is that run's own.
     """
     from unitsphere.training.recipes import is_run
-    from unitsphere.training.resolve import own_folder
+    from unitsphere.training.resolve import default_folder
 
     usual = default_out(name)
     if is_run(name):
         return usual
-    out, why = own_folder(config, usual)
+    out, why = default_folder(config, usual)
     if say and out != usual:
         print(f"{why}{': ' if why else ''}this run is in {out}", file=sys.stderr)
     return out

@@ -176,19 +176,20 @@ class Record:
             hint = did_you_mean(field, self.values)
             fields = "" if "known:" in hint else f"; its fields: {', '.join(self.values)}"
             raise UserError(f"{self.where} has no field '{field}'{hint}{fields}")
-        text = self.values[field]
-        if not isinstance(text, str):
-            kind = type(text).__name__
-            raise UserError(f"{self.where}: field '{field}' is not text but {kind}")
-        if "\0" in text:
-            raise UserError(
-                f"{self.where}: field '{field}' holds a NUL character: only text is prepared"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{self.where}: field '{field}' holds half a surrogate pair") from error
-        return text
+        return checked_text(self.values[field], field, self.where)
+
+
+def checked_text(value: Any, field: str, where: str) -> str:
+    """A field's value, which must be text that a tokenizer can take; a `UserError` if it is not."""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: field '{field}' is not text but {type(value).__name__}")
+    if "\0" in value:
+        raise UserError(f"{where}: field '{field}' holds a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: field '{field}' holds half a surrogate pair") from error
+    return value
 
 
 def json_records(
@@ -210,12 +211,13 @@ def json_records(
             refuse_binary(line, path, offset)
             if not line.isspace():
                 # Nothing but the record is kept while it is used: lines may be long.
-                yield Record(_object(_decoded(line, path, offset), where, example), where)
+                yield Record(json_object(_decoded(line, path, offset), where, example), where)
             offset += len(line)
             on_bytes(len(line))
 
 
-def _object(line: str, where: str, example: str) -> dict[str, Any]:
+def json_object(line: str, where: str, example: str) -> dict[str, Any]:
+    """The object in a line of JSON; a `UserError` that shows an `example` if there is none."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

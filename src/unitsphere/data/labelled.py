@@ -8,7 +8,6 @@ pair the second text and a separator follow.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from unitsphere.config import did_you_mean
+from unitsphere.data.documents import checked_text, json_object
 from unitsphere.data.tasks import Fields
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
@@ -117,12 +117,7 @@ def _json_rows(
         if not line.strip():
             continue
         where = f"line {number} of {path}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not valid JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{where} is not a JSON object")
+        record = json_object(line, where, '{"text": "...", "label": 1}')
         if fields.reshape is not None:
             record = dict(fields.reshape(record))
         yield number, tuple(record[_field(names, record, where)] for names in fields.names())
@@ -175,18 +170,11 @@ def _field(names: Sequence[str], known: Sequence[str] | dict[str, Any], where: s
 
 
 def _text(value: Any, names: Sequence[str], where: str) -> str:
-    """A field's text; UserError for what is none, and for what a tokenizer cannot take."""
-    if not isinstance(value, str):
-        raise UserError(f"{where}: field '{names[0]}' is not text but {type(value).__name__}")
-    if not value.strip():
+    """A field's text; UserError for what a tokenizer cannot take, or for an empty one."""
+    text = checked_text(value, names[0], where)
+    if not text.strip():
         raise UserError(f"{where}: field '{names[0]}' is empty")
-    if "\0" in value:
-        raise UserError(f"{where}: field '{names[0]}' holds a NUL character")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where}: field '{names[0]}' holds half a surrogate pair") from error
-    return value
+    return text
 
 
 def _label(value: Any, fields: Fields, where: str) -> str:

@@ -221,7 +221,7 @@ class _Search:
         left = [row for row, source in enumerate(self.open) if not self.done(source, best[row])]
         index = torch.tensor(left, dtype=torch.int64, device=origin_BK.device)
         rows = (index[:, None] * self.beam + origin_BK[index]).flatten()
-        self.cache.select(rows)
+        self.cache.reorder(rows)
         self.memory = self.memory.select(rows)
         self.open = [self.open[row] for row in left]
         self.tokens_BKt, self.totals_BK = self.tokens_BKt[index], self.totals_BK[index]

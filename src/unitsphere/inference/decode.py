@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
-from unitsphere.models.context import Cache, KeysValues, SelfContext
+from unitsphere.models.context import Cache, LayerState, SelfContext
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.mask import MaskRule
 from unitsphere.ops.rope import rope_table
@@ -47,7 +47,8 @@ def compiled(model: Transformer, batch: int, length: int, padding_B: Tensor | No
             f"a text of {length} tokens, but the model has learned positions for "
             f"{model.max_length}: ask for less, or leave out compiling"
         )
-    cache = model.new_cache(batch, rounded(length))
+    length = rounded(length)
+    cache = model.new_cache(batch, length)
     if padding_B is None:
         padding_B = torch.zeros(batch, dtype=torch.int64, device=model.device)
     step = compiled_step()
@@ -57,7 +58,7 @@ def compiled(model: Transformer, batch: int, length: int, padding_B: Tensor | No
             return last_logits(model, tokens_BT, cache, padding_B)
         at = torch.tensor(cache.length, device=model.device)
         cache.length += 1
-        return step(model, tokens_BT, at, padding_B, cache.keys, cache.values)
+        return step(model, tokens_BT, at, length, padding_B, cache.layers)
 
     return following
 
@@ -74,39 +75,30 @@ def last_logits(
     return model.logits(model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1])
 
 
-class Buffers(Cache):
-    """Keys and values of a fixed length, written at a position that is a tensor."""
-
-    def __init__(self, keys: list[Tensor], values: list[Tensor], at: Tensor) -> None:
-        self.keys, self.values, self.at = keys, values, at
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Write k, v [B, H_kv, 1, d_k]; all of the layer's, those not written yet too."""
-        self.keys[layer].index_copy_(2, self.at[None], k)
-        self.values[layer].index_copy_(2, self.at[None], v)
-        return self.keys[layer], self.values[layer]
-
-
 def one_token(
     model: Transformer,
     tokens_B1: Tensor,
     at: Tensor,
+    length: int,
     padding_B: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
+    layers: list[LayerState],
 ) -> Tensor:
-    """Logits [B, V] after one more token a row, the `at`-th [] of them, padding included."""
-    seen = torch.arange(keys[0].shape[2], device=at.device)
-    see = MaskRule(causal=True, window=model.config.window).function()(at, at, at, seen)
-    see = see & (seen >= padding_B[:, None, None, None])
+    """Logits [B, V] after one more token per row, the `at`-th [] of them, padding included.
+
+    The states of the layers have room for `length` tokens.
+    """
+    keys = torch.arange(length, device=at.device)
+    see = MaskRule(causal=True, window=model.config.window).function()(at, at, at, keys)
+    see = see & (keys >= padding_B[:, None, None, None])
     positions = (at[None] - padding_B[:, None]).clamp(min=0)
-    wide = torch.promote_types(keys[0].dtype, torch.float32)
+    wide = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     cos, sin = rope_table(positions, model.d_rot, model.rope_base, wide)
     table = cos[:, None], sin[:, None]
-    context = SelfContext(positions, table, see, True, Buffers(keys, values, at))
+    real = at >= padding_B[:, None]
+    context = SelfContext(positions, table, see, causal=True, past=at, real=real)
     h = model.embed(tokens_B1, positions)
-    for block in model.blocks:
-        h = block(h, context)
+    for block, layer in zip(model.blocks, layers, strict=True):
+        h = block(h, context.of(layer))
     return model.logits(model.norm(h)[:, -1])
 
 

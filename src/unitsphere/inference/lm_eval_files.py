@@ -12,8 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import lm_eval.api.metrics  # fills the registries
-import lm_eval.filters  # noqa: F401  fills its registry
 import yaml
 from lm_eval.api.registry import (
     aggregation_registry,
@@ -21,7 +19,7 @@ from lm_eval.api.registry import (
     metric_agg_registry,
     metric_registry,
 )
-from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.api.task import ConfigurableTask, Task  # imports what fills the registries
 from lm_eval.tasks import TaskManager
 
 from unitsphere.config import did_you_mean
@@ -296,10 +294,7 @@ def task_files(name: str) -> list[Path]:
         if not Path(name).exists():
             raise UserError(f"no such task file: {name}")
         return [Path(name)]
-    tags = {path: read_task(path).get("tag", []) for path in shipped.values()}
-    tagged = [
-        path for path, tag in tags.items() if name in ([tag] if isinstance(tag, str) else tag)
-    ]
+    tagged = [path for path in shipped.values() if name in tags_of(read_task(path))]
     if not tagged:
         known = [*shipped, "zero_shot", "ngpt2024", "normformer2021"]
         raise UserError(f"unknown task '{name}'{did_you_mean(name, known)}: give a name or a file")

@@ -67,6 +67,7 @@ def begin_task(task: Any, *arguments: Any, **settings: Any) -> None:
     """The harness's constructor, which tries the first item; if that fails, say what is wrong."""
     try:
         harness_begins(task, *arguments, **settings)
+    # Whatever failed goes on its way, unless the item itself explains it in one line.
     except Exception:
         if hasattr(task, "multiple_target"):  # the last that it sets before
             check_items(task, 1)

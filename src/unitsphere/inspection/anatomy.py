@@ -1,7 +1,7 @@
 """Where a model has what probes look at: layers, matrices, embeddings, scales.
 
-Everything comes from what the model's modules declare (`cuts`, `readers`, roles), so it holds for
-any architecture of the registry.
+Everything comes from what is declared of the model's modules (`tp_plan`, `sublayer_inputs`, roles),
+so it holds for any architecture of the registry.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from unitsphere.inspection.values import DoesNotApply, whole
 from unitsphere.models.constraint import Role, declarations
-from unitsphere.models.cuts import Cuts
+from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear
-from unitsphere.models.readers import Readers
+from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
 Place = Literal["in", "out"]
@@ -29,10 +29,10 @@ class Layer:
     block: nn.Module
 
     @property
-    def readers(self) -> dict[str, str]:
+    def sublayer_inputs(self) -> dict[str, str]:
         """Sublayer -> the module that is given h, for those that the block has."""
-        assert isinstance(self.block, Readers)
-        return {k: v for k, v in self.block.readers.items() if hasattr(self.block, k)}
+        declared: dict[str, str] = getattr(self.block, "sublayer_inputs")  # noqa: B009
+        return {k: v for k, v in declared.items() if hasattr(self.block, k)}
 
 
 def layers_of(model: Transformer) -> list[Layer]:
@@ -80,12 +80,11 @@ class Matrix:
 def matrices_of(model: Transformer) -> Iterator[Matrix]:
     """Every matrix of every layer, layer by layer."""
     for layer in layers_of(model):
-        for sublayer in layer.readers:
+        for sublayer in layer.sublayer_inputs:
             module = layer.block.get_submodule(sublayer)
-            assert isinstance(module, Cuts)
             places = {"columns": "in", "rows": "out"}
             counts = {"in": 0, "out": 0}
-            for local, cut in module.cuts.items():
+            for local, cut in tp_plan(module).items():
                 linear = getattr(module, local)
                 if cut not in places or not isinstance(linear, Linear):
                     continue
@@ -99,7 +98,7 @@ def matrices_of(model: Transformer) -> Iterator[Matrix]:
                     order=counts[place],
                     parameter=f"{layer.path}.{sublayer}.{local}.weight",
                     linear=linear,
-                    heads=1 if sublayer == "mlp" else size // model.d_k,
+                    heads=size // model.d_k if isinstance(module, AttentionMixer) else 1,
                 )
                 counts[place] += 1
 
@@ -111,8 +110,7 @@ def second_matrices(model: Transformer) -> list[Matrix]:
 
 def embeddings_of(model: Transformer) -> dict[str, Tensor]:
     """ "input" and "output" embedding, [V, d] each; one "tied" where they are the same."""
-    assert isinstance(model, Cuts)
-    found = [getattr(model, n) for n, cut in model.cuts.items() if cut == "vocabulary"]
+    found = [getattr(model, n) for n, cut in tp_plan(model).items() if cut == "vocabulary"]
     inputs = next(module for module in found if isinstance(module, Embedding))
     if model.config.tied:
         return {"tied": whole(inputs.matrix())}

@@ -73,7 +73,7 @@ class Subject:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The model's parameters by name."""
-        return dict(self.model.named_parameters())
+        return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @property
     def earlier(self) -> Mapping[str, Tensor]:

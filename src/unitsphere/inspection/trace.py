@@ -13,7 +13,8 @@ from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection.anatomy import Layer, layers_of
 from unitsphere.inspection.values import entropy
 from unitsphere.models.context import Context, KeysValues
-from unitsphere.models.cuts import Cuts
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
 
@@ -102,7 +103,7 @@ def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContext
 
     def leaves(module: nn.Module, arguments: tuple[Any, ...], h: Tensor) -> None:
         ends = [*seen[1:], h]
-        for sublayer, before, after in zip(layer.readers, seen, ends, strict=True):
+        for sublayer, before, after in zip(layer.sublayer_inputs, seen, ends, strict=True):
             move = Move(layer.label, sublayer, before[count].float(), after[count].float())
             found.moves.append(move)
         if not layer.label.startswith("enc"):
@@ -112,7 +113,7 @@ def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContext
 
     handles = [
         layer.block.get_submodule(reader).register_forward_pre_hook(reads)
-        for reader in layer.readers.values()
+        for reader in layer.sublayer_inputs.values()
     ]
     return hooked([*handles, layer.block.register_forward_hook(leaves)])
 
@@ -120,10 +121,10 @@ def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContext
 def watched_attention(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the layer's attentions tell the entropy of their weights."""
     handles = []
-    for sublayer in layer.readers:
-        if sublayer != "mlp":
+    for sublayer in layer.sublayer_inputs:
+        module = layer.block.get_submodule(sublayer)
+        if isinstance(module, AttentionMixer):
             told = tell_entropy(found, (layer.label, sublayer), count)
-            module = layer.block.get_submodule(sublayer)
             handles.append(module.register_forward_pre_hook(watching(told)))
     return hooked(handles)
 
@@ -173,10 +174,10 @@ class Watched:
         return self.context.rotate_norm(x, scale)
 
     def keys_values(
-        self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
     ) -> KeysValues:
         """The context's."""
-        return self.context.keys_values(layer, h, project)
+        return self.context.keys_values(h, project)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """The context's, after its weights were told, of which none is dropped."""
@@ -193,10 +194,8 @@ class Watched:
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the layer's MLP tells how strong each hidden unit is, before a norm over them."""
     mlp = layer.block.get_submodule("mlp")
-    assert isinstance(mlp, Cuts)
-    assert isinstance(mlp, nn.Module)
-    cuts = {cut: local for local, cut in mlp.cuts.items()}
-    reader = mlp.get_submodule(cuts.get("gathered", cuts["rows"]))
+    local = {shard: name for name, shard in tp_plan(mlp).items()}
+    reader = mlp.get_submodule(local.get("gathered", local["rows"]))
 
     def reads(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         units = arguments[0][count].float()

@@ -31,49 +31,24 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
+from unitsphere.models.config import ModelConfig, head_size, mlp_size, rotary_size, vocabulary
 from unitsphere.models.constraint import Bound
 from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.parts import (
-    Embedding,
-    Linear,
-    LogitGain,
-    Scale,
-    ScaleConfig,
-    head_size,
-    kv_heads,
-    logit_gain,
-    mlp_size,
-    rotary_size,
-    vocabulary,
-)
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, Linear, LogitGain, Scale, ScaleConfig, logit_gain
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import LONGEST, lerp, nu
+from unitsphere.ops.residual import lerp, nu
 
 
 @dataclass(frozen=True)
-class ANGPTConfig:
+class ANGPTConfig(ModelConfig):
     """anGPT's numbers; the defaults are the paper's (Table F.2), or nGPT's where it gives none."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05, scale=0.01)
     """interpolation rates α_A and α_M (and α_X across), [d] per layer; init: nGPT's (its §2.6)"""
     signed_alpha: bool = False
@@ -98,46 +73,32 @@ class ANGPTConfig:
     """share of each head that RoPE rotates, from its front"""
     rope_base: float = 10000.0
     """base of RoPE's frequencies"""
-    tied: bool = False
-    """use the input embedding as output head"""
 
 
-def h_bound(config: ANGPTConfig) -> float | None:
-    """Beyond what no element of h lies: how long h becomes, unless ν(α) is left out."""
-    return LONGEST if config.nu_alpha else None
+def matrices(config: ANGPTConfig) -> Matrices:
+    """Matrices of a sublayer: rows of length 1 or less, also where they write to h (§4.2)."""
+    d, std, in_axis = config.d_model, 1 / math.sqrt(config.d_model), Bound(dim=1, kind="ball")
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=in_axis),
+        to_h=lambda d_in: Linear(d_in, d, std=std, bound=in_axis),
+    )
 
 
-class Attention(nn.Module):
+class Attention(AttentionMixer):
     """h_A before its norm: h looks at itself, or across at a memory."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_q": "columns",
-        "W_k": "columns",
-        "W_v": "columns",
-        "W_p": "rows",
-        "g": "heads",
-    }
-
-    def __init__(self, config: ANGPTConfig, layer: int) -> None:
-        super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        self.n_kv_heads = kv_heads(config.n_heads, config.n_kv_heads)
-        self.d_k, self.attention_factor = head_size(d, config.n_heads), config.attention_factor
+    def __init__(self, config: ANGPTConfig, W: Matrices) -> None:
+        super().__init__(config)
+        d, self.attention_factor = config.d_model, config.attention_factor
         self.nu_qkv, self.nu_p = math.sqrt(d / self.d_k), math.sqrt(self.d_k / d)
-        std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-
-        def of_h(d_out: int) -> Linear:
-            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
-
-        d_kv = self.n_kv_heads * self.d_k
-        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
-        self.W_p = Linear(d, d, std=std, bound=in_axis)
-        self.g = logit_gain(config.g, config.g_init, config.n_heads, self.d_k)
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_p = W.to_h(self.d_q)
+        self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = context.rotate_norm(split_heads(self.W_q(h, self.nu_qkv), self.n_heads), self.g())
-        k, v = context.keys_values(self.layer, h, self.keys_values)
+        k, v = context.keys_values(h, self.keys_values)
         heads = context.attend(q, k, v, scale=1.0)
         if self.attention_factor:
             heads = heads * context.keys_seen(k).to(heads.dtype).sqrt()
@@ -148,51 +109,26 @@ class Attention(nn.Module):
         k, v = (split_heads(W(h, self.nu_qkv), self.n_kv_heads) for W in (self.W_k, self.W_v))
         return context.rotate_norm(k), v
 
-    def fold(self) -> None:
-        """ν_qkv and ν_p into the matrices."""
-        for W in (self.W_q, self.W_k, self.W_v):
-            W.absorb(self.nu_qkv)
-        self.W_p.absorb(self.nu_p)
-        self.nu_qkv = self.nu_p = 1.0
-
 
 class MLP(nn.Module):
     """h_M before its norm."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_u": "columns",
-        "W_z": "columns",
-        "W_d": "rows",
-    }
-
-    def __init__(self, config: ANGPTConfig) -> None:
+    def __init__(self, config: ANGPTConfig, W: Matrices) -> None:
         super().__init__()
-        d = config.d_model
-        d_ff = mlp_size(config.d_ff, d)
+        d, d_ff = config.d_model, mlp_size(config.d_ff, config.d_model)
         self.nu_uz, self.nu_d = math.sqrt(d / d_ff), math.sqrt(d_ff / d)
         self.z_gain = math.sqrt(d) if config.z_gain == "sqrt_d" else 1.0
         self.activation = ACTIVATIONS[config.activation]
         z_std = self.nu_uz * self.z_gain / math.sqrt(d)  # unit rows, ‖h‖ = 1
         computed = nu_acf(config.activation, z_std)
         self.nu_acf = computed if config.nu_acf is None else config.nu_acf
-        std, in_axis = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
-        self.W_u, self.W_z = (
-            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
-        )
-        self.W_d = Linear(d_ff, d, std=std, bound=in_axis)
+        self.W_u, self.W_z, self.W_d = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
 
     def forward(self, h: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
         u = self.W_u(h, self.nu_uz * self.nu_acf)  # ν_acf scales the product; here it folds
         z = self.W_z(h, self.nu_uz * self.z_gain)
         return self.W_d(u * self.activation(z), self.nu_d)
-
-    def fold(self) -> None:
-        """The ν's and z's gain into the matrices."""
-        self.W_u.absorb(self.nu_uz * self.nu_acf)
-        self.W_z.absorb(self.nu_uz * self.z_gain)
-        self.W_d.absorb(self.nu_d)
-        self.nu_uz = self.nu_acf = self.z_gain = self.nu_d = 1.0
 
 
 class Rate(Scale):
@@ -203,7 +139,7 @@ class Rate(Scale):
     def __init__(self, config: ANGPTConfig) -> None:
         super().__init__(config.alpha, (config.d_model,), config.d_model)
         self.restores, self.signed = config.nu_alpha, config.signed_alpha
-        self.register_buffer("kept", None, persistent=False)
+        self.register_buffer("kept", None, persistent=False)  # ν(α) of a folded model
 
     def forward(self) -> Tensor | float:
         """[d], a scalar tensor, or the constant."""
@@ -216,47 +152,42 @@ class Rate(Scale):
             return 1.0
         return nu(self()) if self.kept is None else self.kept
 
-    @torch.no_grad()
-    def fold(self) -> None:
-        """|α| in place of a learned α, and its ν(α), once for every token."""
-        if self.stored is None:
-            return
-        self.stored.copy_(self())
-        self.factor, self.signed, self.kept = 1.0, True, None
-        if self.restores:
-            self.kept = torch.as_tensor(self.nu())
-
 
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP; h is interpolated with each."""
 
-    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
+    sublayer_inputs: ClassVar[dict[str, str]] = {
+        "attention": "attention",
+        "cross": "cross",
+        "mlp": "mlp",
+    }
     cross: Attention
     alpha_X: Rate
 
     def __init__(self, config: ANGPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        self.attention, self.alpha_A = Attention(config, layer), Rate(config)
-        self.mlp, self.alpha_M = MLP(config), Rate(config)
+        W = matrices(config)
+        self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
+        self.mlp, self.alpha_M = MLP(config, W), Rate(config)
         if cross:
-            self.cross, self.alpha_X = Attention(config, layer), Rate(config)
+            self.cross, self.alpha_X = Attention(config, W), Rate(config)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
-        """[batch, time, d] -> [batch, time, d], of length 1 in expectation."""
-        h = lerp(h, self.attention(h, context), self.alpha_A(), self.alpha_A.nu())
+        """[batch, time, d] -> [batch, time, d], of length 1 in expectation.
+
+        `lerp(h, x, α, ν)` is (h + α ⊙ (Norm(x) − h))·ν: h_A and h_M end with that Norm.
+        """
+        h_A = self.attention(h, context)
+        h = lerp(h, h_A, self.alpha_A(), self.alpha_A.nu())  # (h + α_A ⊙ (h_A − h))·ν(α_A)
         if across is not None:
-            h = lerp(h, self.cross(h, across), self.alpha_X(), self.alpha_X.nu())
-        return lerp(h, self.mlp(h), self.alpha_M(), self.alpha_M.nu())
+            h_X = self.cross(h, across)
+            h = lerp(h, h_X, self.alpha_X(), self.alpha_X.nu())  # (h + α_X ⊙ (h_X − h))·ν(α_X)
+        h_M = self.mlp(h)
+        return lerp(h, h_M, self.alpha_M(), self.alpha_M.nu())  # (h + α_M ⊙ (h_M − h))·ν(α_M)
 
 
 class ANGPT(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E_in": "vocabulary",
-        "W_h": "vocabulary",
-        "s_z": "vocabulary",
-    }
 
     def __init__(self, config: ANGPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)
@@ -277,9 +208,3 @@ class ANGPT(Transformer):
     def head(self) -> Head:
         """z = s_z ⊙ (W_h h)."""
         return Head((self.W_h or self.E_in).matrix(), self.s_z())
-
-    def fold(self) -> None:
-        """s_z into an output head of its own; a tied one is the embedding too."""
-        if self.W_h is not None:
-            self.W_h.absorb(self.s_z())
-            self.s_z.spend()

@@ -1,12 +1,12 @@
-"""What attention sees: positions, who looks at whom, and the keys and values kept so far.
+"""What a token mixer sees beside h: positions, the mask, and the state kept while decoding.
 
-A block's attention is written once. Within a sequence it is given a `SelfContext`; across, from
-a decoder to the encoder's output, a `CrossContext`, which has no positions.
+An architecture's attention is written once. Within a sequence it is given a `SelfContext`; across,
+from a decoder to the encoder's output, a `CrossContext`, which has no positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,38 +21,31 @@ from unitsphere.ops.rope import rope
 KeysValues = tuple[Tensor, Tensor]
 
 
+@dataclass
+class LayerState:
+    """What a layer keeps while a model decodes."""
+
+    mixer: Any
+    """made by the layer's token mixer; mixers of other kinds keep other states"""
+    memory: KeysValues | None = None
+    """keys and values of an encoder's output, in a decoder: computed once"""
+
+
 class Cache:
-    """Keys (after RoPE and norm) and values of every layer: [layers, batch, H_kv, length, d_k].
+    """The decoding state of a model, layer by layer, and how many tokens it has seen."""
 
-    Of a decoder that looks at a memory also the memory's, computed once.
-    """
-
-    def __init__(self, shape: tuple[int, int, int, int, int], device: torch.device) -> None:
-        self.shape, self.device = shape, device
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.memory: dict[int, KeysValues] = {}
+    def __init__(self, mixers: Sequence[Any], batch: int, length: int) -> None:
+        self.mixers = mixers
+        self.layers = [LayerState(mixer.init_state(batch, length)) for mixer in mixers]
         self.length = 0
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Append k, v [batch, H_kv, new, d_k] to a layer; all of its keys and values so far."""
-        if layer == len(self.keys):
-            # The heads that are here: processes may share them.
-            shape = (self.shape[1], k.shape[1], *self.shape[3:])
-            self.keys.append(torch.zeros(shape, dtype=k.dtype, device=self.device))
-            self.values.append(torch.zeros(shape, dtype=v.dtype, device=self.device))
-        end = self.length + k.shape[-2]
-        self.keys[layer][:, :, self.length : end] = k
-        self.values[layer][:, :, self.length : end] = v
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
-
-    def select(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         """Keep these rows [n] int64 of the batch, in this order: a row may occur twice."""
-        layers, _, *rest = self.shape
-        self.shape = (layers, len(rows), *rest)
-        self.keys = [k[rows] for k in self.keys]
-        self.values = [v[rows] for v in self.values]
-        self.memory = {layer: (k[rows], v[rows]) for layer, (k, v) in self.memory.items()}
+        for mixer, layer in zip(self.mixers, self.layers, strict=True):
+            layer.mixer = mixer.reorder(layer.mixer, rows)
+            if layer.memory is not None:
+                k, v = layer.memory
+                layer.memory = k[rows], v[rows]
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ class Context(Protocol):
         ...
 
     def keys_values(
-        self, layer: int, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
+        self, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
     ) -> KeysValues:
         """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`."""
         ...
@@ -95,13 +88,32 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class SelfContext:
-    """A sequence that looks at itself, and at the tokens that its cache holds."""
+    """A sequence that looks at itself, and at the tokens before it that a model has decoded."""
 
     positions: Tensor
     table: tuple[Tensor, Tensor]
     mask: Tensor | BlockMask | None
     causal: bool
-    cache: Cache | None
+    past: int | Tensor = 0
+    """tokens before these: a tensor, where the compiler must not depend on their number"""
+    real: Tensor | None = None
+    """bool [batch, time], false for padding on the left; None: there is none"""
+    documents: Tensor | None = None
+    """int [batch, time]: a token sees only its own document; None: one per row"""
+    layer: LayerState | None = None
+    """the state of the layer that reads this, while a model decodes"""
+
+    @property
+    def state(self) -> Any:
+        """What the layer's mixer keeps while a model decodes; None otherwise."""
+        return None if self.layer is None else self.layer.mixer
+
+    def of(self, layer: LayerState) -> "SelfContext":
+        """The same for the layer with that state."""
+        return SelfContext(
+            self.positions, self.table, self.mask, self.causal,
+            self.past, self.real, self.documents, layer,
+        )  # fmt: skip
 
     def rotate(self, x: Tensor) -> Tensor:
         """RoPE."""
@@ -112,12 +124,12 @@ class SelfContext:
         return rope_norm(x, self.table, scale)
 
     def keys_values(
-        self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
     ) -> KeysValues:
-        """Those of h, after the cached ones."""
+        """Those of h, after those of the tokens before."""
         k, v = project(h, self)
         k = cast(k, v.dtype)
-        return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
+        return (k, v) if self.layer is None else self.layer.mixer.extend(k, v, self.past)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """Causal attention, or as the mask says. A single query is the last: it sees every key."""
@@ -133,10 +145,10 @@ class SelfContext:
 
 @dataclass(frozen=True)
 class CrossContext:
-    """A sequence that looks at a memory: no positions, every real token is seen."""
+    """A sequence that looks at a memory: it has no positions, and every real token is seen."""
 
     memory: Memory
-    cache: Cache | None
+    layer: LayerState | None = None
 
     def rotate(self, x: Tensor) -> Tensor:
         """x: two sequences have no common positions."""
@@ -147,15 +159,15 @@ class CrossContext:
         return unit_norm(x) if scale is None else cast(unit_norm(x) * scale, x.dtype)
 
     def keys_values(
-        self, layer: int, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
     ) -> KeysValues:
-        """Those of the memory, computed once where there is a cache."""
-        if self.cache is not None and layer in self.cache.memory:
-            return self.cache.memory[layer]
+        """Those of the memory, computed once while a model decodes."""
+        if self.layer is not None and self.layer.memory is not None:
+            return self.layer.memory
         k, v = project(self.memory.h, self)
         found = cast(k, v.dtype), v
-        if self.cache is not None:
-            self.cache.memory[layer] = found
+        if self.layer is not None:
+            self.layer.memory = found
         return found
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:

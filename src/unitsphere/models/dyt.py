@@ -6,10 +6,10 @@ The anGPT paper compares with it (arXiv 2505.22014, Appendix A, Figure A.1).
 |---|---|---|
 | norm | DyT(h) = γ ⊙ tanh(α h) (+ β); a scalar α, γ [d] and β [d] for each | `DyT.forward` |
 | embed | h = s·E_in[token], a learned scalar s that starts at √d | `DyTGPT.embed` |
-| attention | x = DyT(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `gpt.Attention` |
+| attention | x = DyT(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Attention` |
 | | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
 | residual | h = h + W_o(heads) | `Block.forward` |
-| MLP | x = DyT(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `gpt.MLP` |
+| MLP | x = DyT(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
 | logits | z = E_out DyT(h) | `DyTGPT.head` |
 
 γ starts at 1, β at 0, α at ½ (the anGPT paper uses 1). β is off by default: the anGPT paper
@@ -23,42 +23,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from unitsphere.models.constraint import Declaration
-from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.gpt import MLP, Attention
-from unitsphere.models.parts import (
-    Embedding,
-    Linear,
-    LogitGain,
-    Scale,
-    ScaleConfig,
+from unitsphere.models.config import (
+    ModelConfig,
     head_size,
+    mlp_size,
     output_std,
     rotary_size,
     vocabulary,
 )
+from unitsphere.models.constraint import Declaration
+from unitsphere.models.context import Context
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, Linear, LogitGain, Scale, ScaleConfig, logit_gain
 from unitsphere.models.trunk import Head, Objective, Transformer
+from unitsphere.ops.activations import swiglu
+from unitsphere.ops.attention import merge_heads, split_heads
 
 
 @dataclass(frozen=True)
-class DyTConfig:
+class DyTConfig(ModelConfig):
     """DyT's numbers; the rest of the defaults are those of GPT+."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     alpha_init: float = 0.5
     """where every α starts"""
     beta: bool = False
@@ -75,8 +61,6 @@ class DyTConfig:
     """base of RoPE's frequencies"""
     init_std: float = 0.02
     """standard deviation of the initial matrices; W_o and W_oMLP ÷√(2L)"""
-    tied: bool = False
-    """use the input embedding as output head"""
 
 
 class DyT(nn.Module):
@@ -110,34 +94,73 @@ class DyT(nn.Module):
         }
 
 
+def matrices(config: DyTConfig, std_out: float) -> Matrices:
+    """Matrices of a sublayer; nothing is constrained."""
+    d, std = config.d_model, config.init_std
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=None),
+        to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=None),
+    )
+
+
+class Attention(AttentionMixer):
+    """x looks at itself, or across at a memory; with g, q and k are normalised."""
+
+    def __init__(self, config: DyTConfig, W: Matrices) -> None:
+        super().__init__(config)
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_o = W.to_h(self.d_q)
+        self.g = None
+        if config.qk_norm:
+            self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        q = split_heads(self.W_q(x), self.n_heads)
+        k, v = context.keys_values(x, self.keys_values)
+        if self.g is None:
+            heads = context.attend(context.rotate(q), k, v, scale=1 / math.sqrt(self.d_k))
+        else:
+            heads = context.attend(context.rotate_norm(q, self.g()), k, v, scale=1.0)
+        return self.W_o(merge_heads(heads))
+
+    def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k after RoPE and norm, and v, [batch, H_kv, time, d_k] each."""
+        k, v = (split_heads(W(x), self.n_kv_heads) for W in (self.W_k, self.W_v))
+        return (context.rotate(k) if self.g is None else context.rotate_norm(k)), v
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x))."""
+
+    def __init__(self, config: DyTConfig, W: Matrices) -> None:
+        super().__init__()
+        d_ff = mlp_size(config.d_ff, config.d_model)
+        self.W_u, self.W_nu, self.W_oMLP = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
+
+
 class Block(nn.Module):
     """One layer as GPT+'s, with DyT where its norms are."""
 
-    readers: ClassVar[dict[str, str]] = {"attention": "norm_A", "cross": "norm_X", "mlp": "norm_M"}
+    sublayer_inputs: ClassVar[dict[str, str]] = {
+        "attention": "norm_A",
+        "cross": "norm_X",
+        "mlp": "norm_M",
+    }
     cross: Attention
     norm_X: DyT
 
     def __init__(self, config: DyTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, std = config.d_model, config.init_std
-        std_out = output_std(std, config.n_layers, cross)
-
-        def attention() -> Attention:
-            return Attention(
-                d,
-                config.n_heads,
-                config.n_kv_heads,
-                layer,
-                std=std,
-                std_out=std_out,
-                g=config.g if config.qk_norm else None,
-                g_init=config.g_init,
-            )
-
-        self.norm_A, self.attention = DyT(config), attention()
-        self.norm_M, self.mlp = DyT(config), MLP(d, config.d_ff, std=std, std_out=std_out)
+        W = matrices(config, output_std(config.init_std, config.n_layers, cross))
+        self.norm_A, self.attention = DyT(config), build_mixer(config, layer, W, Attention)
+        self.norm_M, self.mlp = DyT(config), MLP(config, W)
         if cross:
-            self.norm_X, self.cross = DyT(config), attention()
+            self.norm_X, self.cross = DyT(config), Attention(config, W)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
@@ -149,11 +172,6 @@ class Block(nn.Module):
 
 class DyTGPT(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E_in": "vocabulary",
-        "E_out": "vocabulary",
-    }
 
     def __init__(self, config: DyTConfig, objective: Objective) -> None:
         super().__init__(config, objective)
@@ -178,9 +196,3 @@ class DyTGPT(Transformer):
     def head(self) -> Head:
         """z = E_out x of x = DyT(h)."""
         return Head((self.E_out or self.E_in).matrix())
-
-    def fold(self) -> None:
-        """s into an embedding of its own; a tied one is the head too."""
-        if self.E_out is not None:
-            self.E_in.absorb(self.s())
-            self.s.spend()

@@ -1,6 +1,6 @@
 """A folded model's tensors under the names of its exported form, and back, bit for bit.
 
-Exported folders (inference/hf) hold the weights of a folded model (`models.folding`) under the
+Exported folders (inference/hf) hold the weights of a folded model (`plans.fold_`) under the
 names that transformers' own models use. Both ways go through the twin: the model, on the meta
 device, that is left when everything that can be folded is, every scale that remains has one value
 an element, and the head is one matrix.
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
-from unitsphere.models.folding import fold_
+from unitsphere.models.mixers import ATTENTION
 from unitsphere.models.parts import Scale, ScaleConfig
+from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.linear import fold, unless_one
+from unitsphere.ops.linear import scale_rows, unless_one
 
 NAMES = {
     "E": "model.embed_tokens",
@@ -87,6 +88,7 @@ def check_exportable(model: Transformer) -> None:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
+        "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
     }
@@ -94,6 +96,8 @@ def check_exportable(model: Transformer) -> None:
     steps = ("lerp", "lerp_nu", "add", "gated")
     carried = {"residual": steps, "attention_factor": (False,)}
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
+    if {*config.mixers.split()} != {ATTENTION}:
+        wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")
     if wrong:
@@ -147,7 +151,7 @@ def exported_tensors(architecture: str, model: Transformer) -> tuple[dict[str, T
 def _values(model: Transformer) -> dict[str, Tensor]:
     """The folded model's tensors by name; scales as they act, the head as one matrix."""
     head, first = model.head(), next(model.parameters())
-    matrix = fold(head.weight, head.scale)
+    matrix = scale_rows(head.weight, head.scale)
     values = model.state_dict() | {f"{name}.weight": matrix for name in HEADS}
     for name, module in model.named_modules():
         if isinstance(module, Scale):

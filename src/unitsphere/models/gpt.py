@@ -24,44 +24,27 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.parts import (
-    Embedding,
-    Linear,
-    LogitGain,
-    RMSNorm,
+from unitsphere.models.config import (
+    ModelConfig,
     head_size,
-    kv_heads,
-    logit_gain,
     mlp_size,
     output_std,
     rotary_size,
     vocabulary,
 )
+from unitsphere.models.context import Context
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, logit_gain
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(ModelConfig):
     """GPT's numbers; with `qk_norm` and `rotary_fraction` 0.5 it is GPT+."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     qk_norm: bool = False
     """GPT+: q and k normalised per head after RoPE, their product scaled by a learned g"""
     g: LogitGain = "head"
@@ -76,46 +59,32 @@ class GPTConfig:
     """standard deviation of the initial matrices"""
     norm_eps: float = 1e-6
     """added to the mean square in RMSNorm"""
-    tied: bool = False
-    """use the input embedding as output head"""
 
 
-class Attention(nn.Module):
+def matrices(config: GPTConfig, std_out: float) -> Matrices:
+    """Matrices of a sublayer; nothing is constrained."""
+    d, std = config.d_model, config.init_std
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=None),
+        to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=None),
+    )
+
+
+class Attention(AttentionMixer):
     """x looks at itself, or across at a memory; with g, q and k are normalised."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_q": "columns",
-        "W_k": "columns",
-        "W_v": "columns",
-        "W_o": "rows",
-        "g": "heads",
-    }
-
-    def __init__(
-        self,
-        d: int,
-        n_heads: int,
-        n_kv_heads: int | None,
-        layer: int,
-        *,
-        std: float,
-        std_out: float,
-        g: LogitGain | None = None,
-        g_init: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.n_heads, self.n_kv_heads = n_heads, kv_heads(n_heads, n_kv_heads)
-        self.layer, self.d_k = layer, head_size(d, n_heads)
-        self.W_q = Linear(d, d, std=std, bound=None)
-        d_kv = self.n_kv_heads * self.d_k
-        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=None) for _ in range(2))
-        self.W_o = Linear(d, d, std=std_out, bound=None)
-        self.g = None if g is None else logit_gain(g, g_init, n_heads, self.d_k)
+    def __init__(self, config: GPTConfig, W: Matrices) -> None:
+        super().__init__(config)
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_o = W.to_h(self.d_q)
+        self.g = None
+        if config.qk_norm:
+            self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = split_heads(self.W_q(x), self.n_heads)
-        k, v = context.keys_values(self.layer, x, self.keys_values)
+        k, v = context.keys_values(x, self.keys_values)
         if self.g is None:
             heads = context.attend(context.rotate(q), k, v, scale=1 / math.sqrt(self.d_k))
         else:
@@ -129,19 +98,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x)), d_ff wide; none: 4·d."""
+    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x))."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_u": "columns",
-        "W_nu": "columns",
-        "W_oMLP": "rows",
-    }
-
-    def __init__(self, d: int, d_ff: int | None, *, std: float, std_out: float) -> None:
+    def __init__(self, config: GPTConfig, W: Matrices) -> None:
         super().__init__()
-        d_ff = mlp_size(d_ff, d)
-        self.W_u, self.W_nu = (Linear(d, d_ff, std=std, bound=None) for _ in range(2))
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=None)
+        d_ff = mlp_size(config.d_ff, config.d_model)
+        self.W_u, self.W_nu, self.W_oMLP = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
@@ -151,31 +113,22 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One pre-norm layer: attention, across if there is a memory, MLP, each added to h."""
 
-    readers: ClassVar[dict[str, str]] = {"attention": "norm_A", "cross": "norm_X", "mlp": "norm_M"}
+    sublayer_inputs: ClassVar[dict[str, str]] = {
+        "attention": "norm_A",
+        "cross": "norm_X",
+        "mlp": "norm_M",
+    }
     cross: Attention
     norm_X: RMSNorm
 
     def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, eps, std = config.d_model, config.norm_eps, config.init_std
-        std_out = output_std(std, config.n_layers, cross)
-
-        def attention() -> Attention:
-            return Attention(
-                d,
-                config.n_heads,
-                config.n_kv_heads,
-                layer,
-                std=std,
-                std_out=std_out,
-                g=config.g if config.qk_norm else None,
-                g_init=config.g_init,
-            )
-
-        self.norm_A, self.attention = RMSNorm(d, eps), attention()
-        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(d, config.d_ff, std=std, std_out=std_out)
+        d, eps = config.d_model, config.norm_eps
+        W = matrices(config, output_std(config.init_std, config.n_layers, cross))
+        self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
+        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(config, W)
         if cross:
-            self.norm_X, self.cross = RMSNorm(d, eps), attention()
+            self.norm_X, self.cross = RMSNorm(d, eps), Attention(config, W)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
@@ -187,11 +140,6 @@ class Block(nn.Module):
 
 class GPT(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E_in": "vocabulary",
-        "E_out": "vocabulary",
-    }
 
     def __init__(self, config: GPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)

@@ -17,70 +17,43 @@ their in axis (dim 1), W_o and W_oMLP along their out axis (dim 0). Scales: §2.
 Matrices start at N(0, 1/d), output matrices ÷√(2L), then are normalised (A.6). Cross-attention is
 an extension of this project by the paper's own rule; the encoder's h, a unit vector, is its memory.
 
-The anGPT paper (arXiv 2505.22014, Figure 5) takes two of the norms away: `residual = "lerp_nu"`
-puts the constant ν(α) in place of the outer Norm, `bound = "ball"` is ‖w‖ ≤ 1 on the same axes.
-Two are this project's: `residual = "add"`, h = Norm(h + α ⊙ h_A), without Norm(h_A), and so for
-h_M; and `residual = "gated"`, which takes h_A times 2σ(⟨w_A, h⟩) in its place, one number a token.
-One scalar s_u cancels in Norm(h_M), so a scalar of its own or shared with s_ν is the same model
-(but for these two).
+`residual` has other rules for h's step (`models.variants`). `bound = "ball"` is ‖w‖ ≤ 1 on the same
+axes (the anGPT paper's nGPT with parameter bounding, arXiv 2505.22014, Figure 5). One scalar s_u
+cancels in Norm(h_M), so it makes no difference whether s_u and s_ν, as scalars, are shared
+(but for the residuals `add` and `gated`, which leave that norm out).
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from unitsphere.kernels import lerp_norm
-from unitsphere.models.constraint import Bound, Kind
-from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.parts import (
-    Embedding,
-    Linear,
-    Scale,
-    ScaleConfig,
+from unitsphere.models import variants
+from unitsphere.models.config import (
+    ModelConfig,
     head_size,
-    kv_heads,
     mlp_size,
     output_std,
     rotary_size,
     vocabulary,
 )
+from unitsphere.models.constraint import Bound, Kind
+from unitsphere.models.context import Context
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig
 from unitsphere.models.trunk import Head, Objective, Transformer
+from unitsphere.models.variants import Residual
 from unitsphere.ops.activations import swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
-from unitsphere.ops.residual import LONGEST, add_norm, gate, lerp, riemannian, slerp
-
-RESIDUALS = {
-    "lerp": lerp_norm,
-    "slerp": slerp,
-    "riemannian": riemannian,
-    "lerp_nu": lerp,
-    "add": add_norm,
-    "gated": add_norm,
-}
 
 
 @dataclass(frozen=True)
-class NGPTConfig:
+class NGPTConfig(ModelConfig):
     """nGPT's numbers; the defaults are the paper's (§2.6)."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     alpha: ScaleConfig = ScaleConfig(init=0.05)
     """eigen learning rates α_A and α_M (and α_X across), [d] per layer"""
     s_qk: ScaleConfig = ScaleConfig(init=1.0)
@@ -93,7 +66,7 @@ class NGPTConfig:
     """scale of the logits, [V]"""
     signed_alpha: bool = False
     """use α as it is instead of |α| (A.2)"""
-    residual: Literal["lerp", "slerp", "riemannian", "lerp_nu", "add", "gated"] = "lerp"
+    residual: Residual = "lerp"
     """how h moves: eq. 7, eq. 6, eq. 29 and 30 (A.4), by ν(α) instead of Norm (anGPT), by
     Norm(h + α ⊙ h_A) without Norm(h_A) (this project's), or so with h_A times 2σ(⟨w_A, h⟩)"""
     qk_norm: bool = True
@@ -106,8 +79,6 @@ class NGPTConfig:
     """share of each head that RoPE rotates; the anGPT paper's nGPT rotates the first half"""
     rope_base: float = 10000.0
     """base of RoPE's frequencies"""
-    tied: bool = False
-    """use the input embedding as output head"""
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
@@ -115,43 +86,30 @@ def bound(config: NGPTConfig, dim: int) -> Bound:
     return Bound(dim, config.bound, in_forward=config.normalize_in_forward)
 
 
-def h_bound(config: NGPTConfig) -> float:
-    """Beyond what no element of h lies, nor of v = W_v h and of means of v's, the heads."""
-    return LONGEST if config.residual == "lerp_nu" else 1.0
+def matrices(config: NGPTConfig, std_out: float) -> Matrices:
+    """Matrices of a sublayer: unit rows where they read h, unit columns where they write (§2.6)."""
+    d, std = config.d_model, 1 / math.sqrt(config.d_model)
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=bound(config, dim=1)),
+        to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=bound(config, dim=0)),
+    )
 
 
-class Attention(nn.Module):
+class Attention(AttentionMixer):
     """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_q": "columns",
-        "W_k": "columns",
-        "W_v": "columns",
-        "W_o": "rows",
-        "s_qk": "heads",
-    }
-
-    def __init__(self, config: NGPTConfig, layer: int, std_out: float) -> None:
-        super().__init__()
-        d, self.n_heads, self.layer = config.d_model, config.n_heads, layer
-        self.n_kv_heads = kv_heads(config.n_heads, config.n_kv_heads)
-        self.d_k, self.qk_norm = head_size(d, config.n_heads), config.qk_norm
-        in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
-        std = 1 / math.sqrt(d)
-
-        def of_h(d_out: int) -> Linear:
-            return Linear(d, d_out, std=std, bound=in_axis, input_bound=h_bound(config))
-
-        d_kv = self.n_kv_heads * self.d_k
-        self.W_q, self.W_k, self.W_v = of_h(d), of_h(d_kv), of_h(d_kv)
-        self.W_o = Linear(d, d, std=std_out, bound=out_axis, input_bound=h_bound(config))
-        self.s_qk = Scale(config.s_qk, (self.n_kv_heads, 1, self.d_k), d)
+    def __init__(self, config: NGPTConfig, W: Matrices) -> None:
+        super().__init__(config)
+        self.qk_norm = config.qk_norm
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_o = W.to_h(self.d_q)
+        self.s_qk = Scale(config.s_qk, (self.n_kv_heads, 1, self.d_k), config.d_model)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         s_qk = shared(self.s_qk(), self.n_heads // self.n_kv_heads)
         q = self.scaled(split_heads(self.W_q(h), self.n_heads), s_qk, context)
-        k, v = context.keys_values(self.layer, h, self.keys_values)
+        k, v = context.keys_values(h, self.keys_values)
         return self.W_o(merge_heads(context.attend(q, k, v, scale=math.sqrt(self.d_k))))
 
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
@@ -165,7 +123,7 @@ class Attention(nn.Module):
 
 
 def shared(s_qk: Tensor | float, group: int) -> Tensor | float:
-    """s_qk of the query heads, [H, 1, d_k], of that of their keys, [H_kv, 1, d_k]."""
+    """s_qk of the query heads, [H, 1, d_k], from that of their keys, [H_kv, 1, d_k]."""
     if group == 1 or not isinstance(s_qk, Tensor) or s_qk.dim() == 0:
         return s_qk
     return s_qk.repeat_interleave(group, dim=0)
@@ -174,24 +132,11 @@ def shared(s_qk: Tensor | float, group: int) -> Tensor | float:
 class MLP(nn.Module):
     """h_M before its norm (eq. 17–21)."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_u": "columns",
-        "W_nu": "columns",
-        "W_oMLP": "rows",
-        "s_u": "units",
-        "s_nu": "units",
-    }
-
-    def __init__(self, config: NGPTConfig, std_out: float) -> None:
+    def __init__(self, config: NGPTConfig, W: Matrices) -> None:
         super().__init__()
-        d = config.d_model
-        d_ff, self.root_d = mlp_size(config.d_ff, d), math.sqrt(d)
-        in_axis, out_axis = bound(config, dim=1), bound(config, dim=0)
-        std = 1 / math.sqrt(d)
-        self.W_u, self.W_nu = (
-            Linear(d, d_ff, std=std, bound=in_axis, input_bound=h_bound(config)) for _ in range(2)
-        )
-        self.W_oMLP = Linear(d_ff, d, std=std_out, bound=out_axis)
+        d, d_ff = config.d_model, mlp_size(config.d_ff, config.d_model)
+        self.root_d = math.sqrt(d)
+        self.W_u, self.W_nu, self.W_oMLP = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
         self.s_u, self.s_nu = Scale(config.s_u, (d_ff,), d), Scale(config.s_nu, (d_ff,), d)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -199,14 +144,6 @@ class MLP(nn.Module):
         u = self.W_u(h, self.s_u())
         nu = self.W_nu(h, self.s_nu() * self.root_d)
         return self.W_oMLP(swiglu(u, nu))
-
-    def fold(self) -> None:
-        """s_u and s_ν·√d into W_u and W_ν."""
-        self.W_u.absorb(self.s_u())
-        self.W_nu.absorb(self.s_nu() * self.root_d)
-        self.s_u.spend()
-        self.s_nu.spend()
-        self.root_d = 1.0
 
 
 class Rate(Scale):
@@ -221,61 +158,48 @@ class Rate(Scale):
         alpha = super().forward()
         return alpha if self.signed else abs(alpha)
 
-    @torch.no_grad()
-    def fold(self) -> None:
-        """|α| in place of α."""
-        if self.stored is not None:
-            self.stored.copy_(self())
-            self.factor, self.signed = 1.0, True
-
-
-def gate_vector(config: NGPTConfig) -> Scale | None:
-    """w [d] of a sublayer's gate, from 0, so that the gate starts at 1; none unless "gated"."""
-    d = config.d_model
-    return Scale(ScaleConfig(init=0.0, scale=0.0), (d,), d) if config.residual == "gated" else None
-
 
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each a step of h on the sphere."""
 
-    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
+    sublayer_inputs: ClassVar[dict[str, str]] = {
+        "attention": "attention",
+        "cross": "cross",
+        "mlp": "mlp",
+    }
     cross: Attention
     alpha_X: Rate
     w_X: Scale | None
 
     def __init__(self, config: NGPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        std_out = output_std(1 / math.sqrt(config.d_model), config.n_layers, cross)
-        self.residual = RESIDUALS[config.residual]
-        self.attention, self.alpha_A = Attention(config, layer, std_out), Rate(config)
-        self.mlp, self.alpha_M = MLP(config, std_out), Rate(config)
-        self.w_A, self.w_M = gate_vector(config), gate_vector(config)
+        d, self.residual = config.d_model, config.residual
+        W = matrices(config, output_std(1 / math.sqrt(d), config.n_layers, cross))
+        self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
+        self.mlp, self.alpha_M = MLP(config, W), Rate(config)
+        self.w_A, self.w_M = (variants.gate_vector(config.residual, d) for _ in range(2))
         if cross:
-            self.cross, self.alpha_X = Attention(config, layer, std_out), Rate(config)
-            self.w_X = gate_vector(config)
+            self.cross, self.alpha_X = Attention(config, W), Rate(config)
+            self.w_X = variants.gate_vector(config.residual, d)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
-        """[batch, time, d] -> [batch, time, d], unit vectors both."""
-        h = self.step(h, self.attention(h, context), self.alpha_A, self.w_A)  # eq. 10
-        if across is not None:
-            h = self.step(h, self.cross(h, across), self.alpha_X, self.w_X)
-        return self.step(h, self.mlp(h), self.alpha_M, self.w_M)  # eq. 11
+        """[batch, time, d] -> [batch, time, d], unit vectors both.
 
-    def step(self, h: Tensor, x: Tensor, alpha: Rate, w: Scale | None) -> Tensor:
-        """h moved by the output x of a sublayer that read h."""
-        if w is not None:
-            x = gate(h, x, torch.as_tensor(w()))
-        return self.residual(h, x, alpha())
+        `lerp_norm(h, x, α)` is Norm(h + α ⊙ (Norm(x) − h)), in one kernel where there is one.
+        """
+        if self.residual != "lerp":  # a rule that is not the paper's
+            return variants.forward(self, h, context, across)
+        h_A = self.attention(h, context)  # eq. 12–16
+        h = lerp_norm(h, h_A, self.alpha_A())  # eq. 10: h = Norm(h + α_A ⊙ (Norm(h_A) − h))
+        if across is not None:
+            h_X = self.cross(h, across)
+            h = lerp_norm(h, h_X, self.alpha_X())  # h = Norm(h + α_X ⊙ (Norm(h_X) − h))
+        h_M = self.mlp(h)  # eq. 17–21
+        return lerp_norm(h, h_M, self.alpha_M())  # eq. 11: h = Norm(h + α_M ⊙ (Norm(h_M) − h))
 
 
 class NGPT(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E_in": "vocabulary",
-        "E_out": "vocabulary",
-        "s_z": "vocabulary",
-    }
 
     def __init__(self, config: NGPTConfig, objective: Objective) -> None:
         super().__init__(config, objective)
@@ -296,9 +220,3 @@ class NGPT(Transformer):
     def head(self) -> Head:
         """z = s_z ⊙ (E_out h) (eq. 1, 3)."""
         return Head((self.E_out or self.E_in).matrix(), self.s_z())
-
-    def fold(self) -> None:
-        """s_z into an output head of its own; a tied one is the embedding too."""
-        if self.E_out is not None:
-            self.E_out.absorb(self.s_z())
-            self.s_z.spend()

@@ -26,26 +26,25 @@ shares of h's start and of each sublayer's output (`dropout`), and of attention'
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Declaration
-from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.parts import (
-    Embedding,
-    LayerNorm,
-    Linear,
+from unitsphere.models.config import (
+    ModelConfig,
     head_size,
-    kv_heads,
     mlp_size,
     output_std,
     rotary_size,
     vocabulary,
 )
+from unitsphere.models.constraint import Declaration
+from unitsphere.models.context import Context
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, LayerNorm, Linear
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS
 from unitsphere.ops.attention import merge_heads, split_heads
@@ -53,23 +52,9 @@ from unitsphere.ops.rope import sinusoid
 
 
 @dataclass(frozen=True)
-class NormFormerConfig:
+class NormFormerConfig(ModelConfig):
     """NormFormer's numbers; without the four additions it is the Pre-LN baseline."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     post_attn_ln: bool = True
     """LN_a: layer norm of the attention's output"""
     ffn_ln: bool = True
@@ -128,40 +113,33 @@ class Ones(nn.Module):
         return {"gain": Declaration("gain")}
 
 
-class Attention(nn.Module):
+def matrices(config: NormFormerConfig, std_out: float) -> Matrices:
+    """Matrices of a sublayer, each with a bias; nothing is constrained."""
+    d, std = config.d_model, config.init_std
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=None, bias=True),
+        to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=None, bias=True),
+    )
+
+
+class Attention(AttentionMixer):
     """HeadScaleMHA: x looks at itself, or across at a memory."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_q": "columns",
-        "W_k": "columns",
-        "W_v": "columns",
-        "W_o": "rows",
-        "gamma": "heads",
-        "LN_q": "gathered",
-        "LN_k": "gathered",
-        "LN_v": "gathered",
-    }
-
-    def __init__(self, config: NormFormerConfig, layer: int, std_out: float) -> None:
-        super().__init__()
-        d, H, std, self.layer = config.d_model, config.n_heads, config.init_std, layer
-        self.n_heads, self.n_kv_heads = H, kv_heads(H, config.n_kv_heads)
-        self.d_k = head_size(d, H)
-        d_kv = self.n_kv_heads * self.d_k
-        self.W_q = Linear(d, d, std=std, bound=None, bias=True)
-        self.W_k, self.W_v = (Linear(d, d_kv, std=std, bound=None, bias=True) for _ in range(2))
-        self.W_o = Linear(d, d, std=std_out, bound=None, bias=True)
-        self.gamma = Ones(H, 1, 1) if config.head_scale else nn.Identity()
+    def __init__(self, config: NormFormerConfig, W: Matrices) -> None:
+        super().__init__(config)
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_o = W.to_h(self.d_q)
+        self.gamma = Ones(self.n_heads, 1, 1) if config.head_scale else nn.Identity()
         self.LN_q, self.LN_k, self.LN_v = (
             LayerNorm(width, config.norm_eps) if config.qkv_ln else nn.Identity()
-            for width in (d, d_kv, d_kv)
+            for width in (self.d_q, self.d_kv, self.d_kv)
         )
         self.rotary, self.dropout = config.positions == "rotary", config.attention_dropout
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = self.placed(split_heads(self.LN_q(self.W_q(x)), self.n_heads), context)
-        k, v = context.keys_values(self.layer, x, self.keys_values)
+        k, v = context.keys_values(x, self.keys_values)
         dropout = self.dropout if self.training else 0.0
         heads = context.attend(q, k, v, scale=1 / math.sqrt(self.d_k), dropout=dropout)
         return self.W_o(merge_heads(self.gamma(heads)))
@@ -180,22 +158,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """W_2 LN_f(σ(W_1 x + b_1)) + b_2; with GeGLU W_3 makes the gate."""
 
-    cuts: ClassVar[dict[str, Cut]] = {
-        "W_1": "columns",
-        "W_3": "columns",
-        "W_2": "rows",
-        "LN_f": "gathered",
-    }
-
-    def __init__(self, config: NormFormerConfig, std_out: float) -> None:
+    def __init__(self, config: NormFormerConfig, W: Matrices) -> None:
         super().__init__()
-        d, std = config.d_model, config.init_std
-        d_ff = mlp_size(config.d_ff, d)
+        d_ff = mlp_size(config.d_ff, config.d_model)
         gated = config.activation == "geglu"
         self.activation = ACTIVATIONS["gelu" if gated else config.activation]
-        self.W_1 = Linear(d, d_ff, std=std, bound=None, bias=True)
-        self.W_3 = Linear(d, d_ff, std=std, bound=None, bias=True) if gated else None
-        self.W_2 = Linear(d_ff, d, std=std_out, bound=None, bias=True)
+        self.W_1 = W.from_h(d_ff)
+        self.W_3 = W.from_h(d_ff) if gated else None
+        self.W_2 = W.to_h(d_ff)
         self.LN_f = LayerNorm(d_ff, config.norm_eps) if config.ffn_ln else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,19 +188,19 @@ class Block(nn.Module):
     def __init__(self, config: NormFormerConfig, layer: int, cross: bool) -> None:
         super().__init__()
         d, eps = config.d_model, config.norm_eps
-        std_out = output_std(config.init_std, config.n_layers, cross)
+        W = matrices(config, output_std(config.init_std, config.n_layers, cross))
         self.post, self.dropout = config.norm == "post", nn.Dropout(config.dropout)
-        self.readers = (
+        self.sublayer_inputs = (
             {"attention": "attention", "cross": "cross", "mlp": "mlp"}
             if self.post
             else {"attention": "LN_1", "cross": "LN_X", "mlp": "LN_2"}
         )
-        self.LN_1, self.attention = LayerNorm(d, eps), Attention(config, layer, std_out)
+        self.LN_1, self.attention = LayerNorm(d, eps), build_mixer(config, layer, W, Attention)
         self.LN_a = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
-        self.LN_2, self.mlp = LayerNorm(d, eps), MLP(config, std_out)
+        self.LN_2, self.mlp = LayerNorm(d, eps), MLP(config, W)
         self.lambda_ = Ones(d) if config.res_scale else nn.Identity()
         if cross:
-            self.LN_X, self.cross = LayerNorm(d, eps), Attention(config, layer, std_out)
+            self.LN_X, self.cross = LayerNorm(d, eps), Attention(config, W)
             self.LN_aX = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
@@ -254,11 +224,6 @@ class Block(nn.Module):
 
 class NormFormer(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E": "vocabulary",
-        "E_out": "vocabulary",
-    }
 
     def __init__(self, config: NormFormerConfig, objective: Objective) -> None:
         super().__init__(config, objective)

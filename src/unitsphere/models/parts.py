@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.ops.linear import fold, scaled_linear
+from unitsphere.ops.linear import scale_rows, scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
 
 
@@ -32,9 +32,8 @@ def as_used(weight: Tensor, bound: Bound | None) -> Tensor:
 class Linear(nn.Module):
     """y = x Wᵀ (+ b), W [d_out, d_in] from N(0, std²), b from 0.
 
-    `bound` must be given: None says that W is free; its `dim` is an axis of W. `input_bound` says
-    beyond what no element of x lies, for FP8; `fp8`, set by `training.fp8.use_fp8`, makes the
-    products in FP8.
+    `bound` must be given: None says that W is free; its `dim` is an axis of W. With `fp8` set
+    (training does that) the products are made in FP8.
     """
 
     fp8: Bounded | None = None
@@ -47,14 +46,12 @@ class Linear(nn.Module):
         std: float,
         bound: Bound | None,
         bias: bool = False,
-        input_bound: float | None = None,
         role: Role = "matrix",
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
         self.std, self.bound = std, bound
-        self.input_bound = input_bound
         self.role: Role = role
 
     def forward(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
@@ -77,9 +74,9 @@ class Linear(nn.Module):
             nn.init.zeros_(self.bias)
 
     @torch.no_grad()
-    def absorb(self, scale: Tensor | float) -> None:
-        """W ← scale ⊙ W as it is used, no longer bounded: see `models.folding`."""
-        self.weight.copy_(fold(self.matrix(), scale))
+    def fold(self, scale: Tensor | float) -> None:
+        """W ← scale ⊙ W as it is used, no longer bounded: see `plans.fold_`."""
+        self.weight.copy_(scale_rows(self.matrix(), scale))
         self.bound = None
 
     def declare(self) -> dict[str, Declaration]:
@@ -104,9 +101,9 @@ class Embedding(nn.Module):
         return as_used(self.weight, self.bound)
 
     @torch.no_grad()
-    def absorb(self, scale: Tensor | float) -> None:
-        """E ← scale·E as it is used: see `models.folding`. A bound stays: E still may be unit."""
-        self.weight.copy_(fold(self.matrix(), scale))
+    def fold(self, scale: Tensor | float) -> None:
+        """E ← scale·E as it is used: see `plans.fold_`. A bound stays: E may still be unit."""
+        self.weight.copy_(scale_rows(self.matrix(), scale))
         if self.bound is not None:
             self.bound = replace(self.bound, in_forward=False)
 
@@ -163,14 +160,14 @@ class Scale(nn.Module):
         return self.stored if self.factor == 1 else self.stored * self.factor
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Store the effective value, so that using it costs nothing: see `models.folding`."""
+    def store_value(self) -> None:
+        """Store the effective value, so that using it costs nothing: see `plans.fold_`."""
         if self.stored is not None:
             self.stored.mul_(self.factor)
             self.factor = 1.0
 
-    def spend(self) -> None:
-        """Become the constant 1: a weight has absorbed the scale."""
+    def become_one(self) -> None:
+        """Become the constant 1, once a weight is multiplied by the scale: see `plans.fold_`."""
         self.stored, self.init = None, 1.0
 
     def reset(self, generator: torch.Generator) -> None:
@@ -209,8 +206,8 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.gain, self.eps)
 
     @torch.no_grad()
-    def absorb(self, scale: float) -> None:
-        """gain ← scale·gain: see `models.folding`."""
+    def fold(self, scale: float) -> None:
+        """gain ← scale·gain: see `plans.fold_`."""
         self.gain.mul_(scale)
 
     def reset(self, generator: torch.Generator) -> None:
@@ -243,52 +240,3 @@ class LayerNorm(nn.Module):
     def declare(self) -> dict[str, Declaration]:
         """Both are free of weight decay."""
         return {"gain": Declaration("gain"), "bias": Declaration("bias")}
-
-
-def output_std(std: float, n_layers: int, cross: bool) -> float:
-    """std/√(the number of sublayers that add to h), 2 a layer, or 3 with cross-attention."""
-    return std / math.sqrt((3 if cross else 2) * n_layers)
-
-
-def head_size(d_model: int, n_heads: int) -> int:
-    """d_k = d_model/H; a `UserError` unless H divides d_model."""
-    if n_heads < 1 or d_model < 1 or d_model % n_heads:
-        raise UserError(
-            f"model.d_model {d_model} is not divisible by model.n_heads {n_heads}: "
-            "change one of them"
-        )
-    return d_model // n_heads
-
-
-def kv_heads(n_heads: int, n_kv_heads: int | None) -> int:
-    """Heads of keys and values: n_heads if none are given; a `UserError` unless they divide it."""
-    if n_kv_heads is not None and (n_kv_heads < 1 or n_heads % n_kv_heads):
-        raise UserError(
-            f"model.n_heads {n_heads} is not divisible by model.n_kv_heads {n_kv_heads}: "
-            "change one of them"
-        )
-    return n_heads if n_kv_heads is None else n_kv_heads
-
-
-def mlp_size(d_ff: int | None, d_model: int) -> int:
-    """The MLP's width: 4·d_model if none is given; a `UserError` unless it is positive."""
-    if d_ff is not None and d_ff < 1:
-        raise UserError(f"model.d_ff must be at least 1: {d_ff}; leave it out for 4·d_model")
-    return 4 * d_model if d_ff is None else d_ff
-
-
-def rotary_size(d_k: int, fraction: float) -> int:
-    """How many dimensions of a head RoPE rotates: the largest even number up to d_k·fraction.
-
-    Raises UserError for a fraction that is not between 0 and 1.
-    """
-    if not 0 <= fraction <= 1:
-        raise UserError(f"model.rotary_fraction must be between 0 and 1: {fraction}")
-    return 2 * int(round(d_k * fraction, 6) // 2)  # 100 · 0.58 is a little less than 58
-
-
-def vocabulary(size: int | None) -> int:
-    """V; a `UserError` if it is still to be taken from a tokenizer."""
-    if size is None or size < 1:
-        raise UserError(f"model.vocab_size is {size}: give the number of tokens")
-    return size

@@ -1,7 +1,5 @@
 """The architectures by name. A new one is a file beside this and a line in `ARCHITECTURES`."""
 
-import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,22 +81,13 @@ def build_from(
 
 
 def count_parameters(name: str, config: Any, objective: Objective = "clm") -> dict[Role, int]:
-    """Exact number of parameters by role, from shapes alone.
-
-    All layers hold the same, so a model of one layer and one of two tell the rest.
-    """
-
-    def counts(n_layers: int) -> Counter[Role]:
-        size = dataclasses.replace(config, n_layers=n_layers)
-        model = build_from(name, size, "meta", objective=objective)
-        sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
-        found: Counter[Role] = Counter()
-        for key, role in roles(model).items():
-            found[role] += sizes[key]
-        return found
-
-    one, two = counts(1), counts(2)
-    return {role: one[role] + (config.n_layers - 1) * (two[role] - one[role]) for role in two}
+    """Exact number of parameters by role, of the model laid out on the meta device."""
+    model = build_from(name, config, "meta", objective=objective)
+    sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    found: dict[Role, int] = {}
+    for key, role in roles(model).items():
+        found[role] = found.get(role, 0) + sizes[key]
+    return found
 
 
 def build(

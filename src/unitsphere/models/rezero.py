@@ -5,55 +5,43 @@ The nGPT paper compares with it (arXiv 2410.01131, A.2, eq. 24); NormFormer name
 | step | formula | method |
 |---|---|---|
 | embed | h = E_in[token] | `ReZero.embed` |
-| attention | q, k, v = W_q h, W_k h, W_v h; RoPE; softmax(q kᵀ/√d_k + M) v | `gpt.Attention` |
+| attention | q, k, v = W_q h, W_k h, W_v h; RoPE; softmax(q kᵀ/√d_k + M) v | `Attention` |
 | residual | h = h + a·W_o(heads), a scalar a for each layer, 0 at the start | `Block.forward` |
-| MLP | h = h + a·W_oMLP(W_u h ⊙ SiLU(W_nu h)), the same a | `gpt.MLP` |
+| MLP | h = h + a·W_oMLP(W_u h ⊙ SiLU(W_nu h)), the same a | `MLP` |
 | logits | z = E_out h | `ReZero.head` |
 
-Attention and MLP are GPT's. With no norm before it, a sublayer sees h as it is: the embeddings
-start at N(0, 1), where RMSNorm would have put them, unless `tied` to the head. a = 0 already makes
-each layer the identity, so the output matrices start like the others. Cross-attention is one more
-sublayer with the same a; its memory is the encoder's last h.
+Attention and MLP are GPT's, without QK norm. With no norm before it, a sublayer sees h as it is:
+the embeddings start at N(0, 1), where RMSNorm would have put them, unless `tied` to the head. a = 0
+already makes each layer the identity, so the output matrices start like the others. Cross-attention
+is one more sublayer with the same a; its memory is the encoder's last h.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from unitsphere.models.context import Context
-from unitsphere.models.cuts import Cut
-from unitsphere.models.gpt import MLP, Attention
-from unitsphere.models.parts import (
-    Embedding,
-    Linear,
-    Scale,
-    ScaleConfig,
+from unitsphere.models.config import (
+    ModelConfig,
     head_size,
+    mlp_size,
     rotary_size,
     vocabulary,
 )
+from unitsphere.models.context import Context
+from unitsphere.models.mixers import Matrices, build_mixer
+from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig
 from unitsphere.models.trunk import Head, Objective, Transformer
+from unitsphere.ops.activations import swiglu
+from unitsphere.ops.attention import merge_heads, split_heads
 
 
 @dataclass(frozen=True)
-class ReZeroConfig:
+class ReZeroConfig(ModelConfig):
     """ReZero's numbers."""
 
-    vocab_size: int | None = None
-    """V; none: as the tokenizer, rounded up to a multiple of 64"""
-    d_model: int = 128
-    """width of the hidden state"""
-    n_layers: int = 4
-    """blocks"""
-    n_heads: int = 4
-    """attention heads; must divide d_model"""
-    n_kv_heads: int | None = None
-    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
-    window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
-    d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
     a_init: float = 0.0
     """where the residual weight a of each layer starts"""
     rotary_fraction: float = 1.0
@@ -64,24 +52,67 @@ class ReZeroConfig:
     """standard deviation of the initial matrices"""
     embed_std: float = 1.0
     """standard deviation of the initial embeddings; `init_std` if tied"""
-    tied: bool = False
-    """use the input embedding as output head"""
+
+
+def matrices(config: ReZeroConfig, std_out: float) -> Matrices:
+    """Matrices of a sublayer; nothing is constrained."""
+    d, std = config.d_model, config.init_std
+    return Matrices(
+        from_h=lambda d_out: Linear(d, d_out, std=std, bound=None),
+        to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=None),
+    )
+
+
+class Attention(AttentionMixer):
+    """h looks at itself, or across at a memory."""
+
+    def __init__(self, config: ReZeroConfig, W: Matrices) -> None:
+        super().__init__(config)
+        self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
+        self.W_o = W.to_h(self.d_q)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        """[batch, time, d] -> [batch, time, d]."""
+        q = context.rotate(split_heads(self.W_q(h), self.n_heads))
+        k, v = context.keys_values(h, self.keys_values)
+        return self.W_o(merge_heads(context.attend(q, k, v, scale=1 / math.sqrt(self.d_k))))
+
+    def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """k after RoPE, and v, [batch, H_kv, time, d_k] each."""
+        k, v = (split_heads(W(h), self.n_kv_heads) for W in (self.W_k, self.W_v))
+        return context.rotate(k), v
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x))."""
+
+    def __init__(self, config: ReZeroConfig, W: Matrices) -> None:
+        super().__init__()
+        d_ff = mlp_size(config.d_ff, config.d_model)
+        self.W_u, self.W_nu, self.W_oMLP = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
 
 
 class Block(nn.Module):
     """One layer: attention, across if there is a memory, MLP, each added to h with the weight a."""
 
-    readers: ClassVar[dict[str, str]] = {"attention": "attention", "cross": "cross", "mlp": "mlp"}
+    sublayer_inputs: ClassVar[dict[str, str]] = {
+        "attention": "attention",
+        "cross": "cross",
+        "mlp": "mlp",
+    }
     cross: Attention
 
     def __init__(self, config: ReZeroConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, H, H_kv, std = config.d_model, config.n_heads, config.n_kv_heads, config.init_std
-        self.attention = Attention(d, H, H_kv, layer, std=std, std_out=std)
-        self.mlp = MLP(d, config.d_ff, std=std, std_out=std)
+        W = matrices(config, config.init_std)
+        self.attention, self.mlp = build_mixer(config, layer, W, Attention), MLP(config, W)
         if cross:
-            self.cross = Attention(d, H, H_kv, layer, std=std, std_out=std)
-        self.a = Scale(ScaleConfig("scalar", config.a_init, config.a_init), (), d)
+            self.cross = Attention(config, W)
+        self.a = Scale(ScaleConfig("scalar", config.a_init, config.a_init), (), config.d_model)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
@@ -90,22 +121,9 @@ class Block(nn.Module):
             h = h + self.a() * self.cross(h, across)
         return h + self.a() * self.mlp(h)
 
-    def fold(self) -> None:
-        """a into the output matrices."""
-        for W in (self.attention.W_o, self.mlp.W_oMLP):
-            W.absorb(self.a())
-        if hasattr(self, "cross"):
-            self.cross.W_o.absorb(self.a())
-        self.a.spend()
-
 
 class ReZero(Transformer):
     """The model of the table above."""
-
-    cuts: ClassVar[dict[str, Cut]] = {
-        "E_in": "vocabulary",
-        "E_out": "vocabulary",
-    }
 
     def __init__(self, config: ReZeroConfig, objective: Objective) -> None:
         super().__init__(config, objective)

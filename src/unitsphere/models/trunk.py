@@ -11,7 +11,8 @@ block, head, initialisation, constraints) lives in that paper's file. An objecti
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
-from unitsphere.models.parts import Resets, kv_heads
+from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
+from unitsphere.models.mixers.attention import attention_flops
+from unitsphere.models.parts import Resets
 from unitsphere.ops.attention import takes_blocks
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
@@ -62,12 +65,25 @@ class Transformer(nn.Module):
         self.norm = self.norm_memory = nn.Identity()
 
     def stacks(self, block: Callable[..., nn.Module]) -> tuple[nn.ModuleList, nn.ModuleList | None]:
-        """`blocks` and `encoder` of n_layers each; with seq2seq the former look across."""
+        """`blocks` and `encoder` of n_layers each; with seq2seq the former look across.
+
+        An encoder's tokens see those after them, so its layers have attention, whatever
+        `model.mixers` says of the decoder's.
+        """
         config, layers = self.config, range(self.config.n_layers)
         seq2seq = self.objective == "seq2seq"
+        if self.objective == "mlm" and {*mixer_names(config)} != {ATTENTION}:
+            raise UserError(
+                "an encoder (objective mlm) sees whole texts: model.mixers must be attention"
+            )
         blocks = nn.ModuleList(block(config, layer, cross=seq2seq) for layer in layers)
-        encoder = nn.ModuleList(block(config, layer, cross=False) for layer in layers)
+        plain = replace(config, mixers=ATTENTION)
+        encoder = nn.ModuleList(block(plain, layer, cross=False) for layer in layers)
         return blocks, encoder if seq2seq else None
+
+    def mixers(self) -> list[Mixer]:
+        """The token mixers of `blocks`, in the order of the layers."""
+        return [cast(Mixer, block.get_submodule("attention")) for block in self.blocks]
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
@@ -133,11 +149,16 @@ class Transformer(nn.Module):
                 "documents are kept apart in whole sequences of text: they go neither with a "
                 "cache nor with seq2seq"
             )
+        if mask is not None and not all(mixer.bidirectional for mixer in self.mixers()):
+            raise UserError("a mask needs attention in every layer: see model.mixers")
         causal = self.objective != "mlm"
         context = self._context(tokens, cache, left_padding, mask, causal, documents)
-        across = None if memory is None else CrossContext(memory, cache)
+        across = None if memory is None else CrossContext(memory)
         h = self.embed(tokens, context.positions)
-        for block in self.blocks:
+        for n, block in enumerate(self.blocks):
+            if cache is not None:  # each layer has a state of its own
+                context = context.of(cache.layers[n])
+                across = None if memory is None else CrossContext(memory, cache.layers[n])
             h = block(h, context, across)
         if cache is not None:
             cache.length += tokens.shape[1]
@@ -176,8 +197,9 @@ class Transformer(nn.Module):
                 f"a sequence of {past + new} tokens, but the model has learned positions for "
                 f"{self.max_length}: shorten it, or train with a larger model.max_positions"
             )
-        positions = torch.arange(past, past + new, device=tokens.device)
+        positions, real = torch.arange(past, past + new, device=tokens.device), None
         if left_padding is not None:
+            real = positions >= left_padding[:, None]
             positions = (positions - left_padding[:, None]).clamp(min=0)
         wide = torch.promote_types(next(self.parameters()).dtype, torch.float32)
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
@@ -187,7 +209,7 @@ class Transformer(nn.Module):
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
         blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
         see = attention_mask(rule, new, past + new, tokens.device, left_padding, mask, blocks)
-        return SelfContext(positions, table, see, causal, cache)
+        return SelfContext(positions, table, see, causal, past, real, documents)
 
     def _window(self, length: int) -> int | None:
         """The window, where a sequence of that length is longer."""
@@ -219,11 +241,22 @@ class Transformer(nn.Module):
             h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
         )
 
+    def mixing_flops(self, context: int) -> float:
+        """Operations per token, forward and backward, that mixers do beside those of weights.
+
+        In sequences of `context` tokens; with seq2seq a token of the target together with one of a
+        source of the same length.
+        """
+        total = sum(mixer.flops(context, self.objective != "mlm") for mixer in self.mixers())
+        for block in self.encoder or ():
+            attention = cast(Mixer, block.get_submodule("attention"))
+            across = attention_flops(self.config.d_model, context, causal=False)
+            total += attention.flops(context, causal=False) + across
+        return total
+
     def new_cache(self, batch: int, length: int) -> Cache:
-        """An empty KV cache for `length` tokens of `batch` rows."""
-        heads = kv_heads(self.config.n_heads, self.config.n_kv_heads)
-        shape = (len(self.blocks), batch, heads, length, self.d_k)
-        return Cache(shape, self.device)
+        """An empty decoding state for `batch` rows of up to `length` tokens."""
+        return Cache(self.mixers(), batch, length)
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import ScalingType, scaled_mm
 
-from unitsphere.ops.linear import fold, product_dtype
+from unitsphere.ops.linear import product_dtype, scale_rows
 
 STATIC = 256.0
 """Scale of numbers within 1."""
@@ -72,7 +72,7 @@ def fp8_linear(
     if missing:
         rows = F.pad(rows, (0, 0, 0, missing))
     dtype = product_dtype(x, weight)
-    y = _Linear.apply(rows, fold(weight, scale), bounded.x, w_bound, dtype)
+    y = _Linear.apply(rows, scale_rows(weight, scale), bounded.x, w_bound, dtype)
     return y[: len(rows) - missing].reshape(*x.shape[:-1], -1)
 
 

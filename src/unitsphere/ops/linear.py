@@ -26,7 +26,7 @@ def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float | None) -> Te
     """
     scale = unless_one(scale)
     if scale is None or folds(x):
-        return F.linear(x, fold(weight, scale))
+        return F.linear(x, scale_rows(weight, scale))
     return F.linear(x, weight) * scale
 
 
@@ -35,7 +35,7 @@ def unless_one(scale: Tensor | float | None) -> Tensor | float | None:
     return None if not isinstance(scale, Tensor) and scale == 1 else scale
 
 
-def fold(weight: Tensor, scale: Tensor | float | None) -> Tensor:
+def scale_rows(weight: Tensor, scale: Tensor | float | None) -> Tensor:
     """scale ⊙ weight, row by row: a linear layer's outputs are scaled by its weight's rows."""
     scale = unless_one(scale)
     if scale is None:

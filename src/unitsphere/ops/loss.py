@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unitsphere.errors import UserError
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
-from unitsphere.ops.linear import fold, product_dtype
+from unitsphere.ops.linear import product_dtype, scale_rows
 from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
@@ -71,7 +71,7 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     A weight that processes share (a DTensor) is served chunk by chunk, whatever the path: see
     `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve.
     """
-    folded = fold(weight, scale)
+    folded = scale_rows(weight, scale)
     if is_cut(folded):
         return sharded_cross_entropy(h, folded, targets, reduction, label_smoothing, z_loss)
     if path == "plain":

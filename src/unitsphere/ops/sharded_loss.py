@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
-from unitsphere.ops.linear import fold, product_dtype
+from unitsphere.ops.linear import product_dtype, scale_rows
 
 IGNORE = -100  # a target that is not scored
 
@@ -35,7 +35,7 @@ def gathered_linear(h: Tensor, weight: Tensor, scale: Tensor | float | None) -> 
 
     assert isinstance(weight, DTensor)
     shared = DTensor.from_local(h, weight.device_mesh, [Replicate()], run_check=False)
-    logits = F.linear(shared, fold(weight, scale))
+    logits = F.linear(shared, scale_rows(weight, scale))
     assert isinstance(logits, DTensor)
     return logits.redistribute(placements=[Replicate()]).to_local()
 

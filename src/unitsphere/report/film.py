@@ -136,7 +136,7 @@ def film(
 def run_config(run: Path) -> RunConfig:
     """The config of a run folder; UserError for anything else."""
     if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is no run folder: it has no {CONFIG}")
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
     if is_exported(read_json(run / CONFIG)):
         raise UserError(f"{run} is an exported model without checkpoints: inspect its run instead")
     return load_recipe(run / CONFIG)

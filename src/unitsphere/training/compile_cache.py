@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.files import reason, refuse_link, write_text
@@ -27,17 +25,12 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 SEAL = "sealed.json"
 
 
-def compiles(wanted: bool | None, device: torch.device) -> bool:
-    """Whether a run compiles: as it is told, or else on a GPU."""
-    return device.type == "cuda" if wanted is None else wanted
-
-
 @contextmanager
 def kept_cache(run: Path, first: bool) -> Iterator[None]:
     """Within: what is compiled is kept in the user's cache, so that a resumed run need not wait.
 
-    first: whether this is the first process of the machine, which checks the cache beforehand and
-    notes afterwards what is in it. A cache folder that the environment names is left alone. Raises
+    first: whether this is the first process of the machine, which checks the cache first and
+    notes at the end what is in it. A cache folder that the environment names is not touched. Raises
     UserError for one that belongs to somebody else.
     """
     if CACHE in os.environ:
@@ -117,7 +110,7 @@ def seal(folder: Path) -> None:
     """Note what is in a cache now."""
     try:
         write_text(folder / SEAL, json.dumps(contents(folder)))
-    except OSError as error:  # the run itself is saved: a cache is no reason to fail
+    except OSError as error:  # the run itself is saved: a run does not fail because of a cache
         print(f"what is compiled is not kept in {folder}: {reason(error)}", file=sys.stderr)
 
 

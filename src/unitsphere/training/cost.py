@@ -1,7 +1,7 @@
 """What a run would cost before it is trained: operations, hours, and what it leaves on the disk.
 
 On a CPU the speed is measured: a forward and a backward pass of the model, made smaller until it
-takes about a second. A GPU is not asked, since most plans are made elsewhere: its speed is assumed.
+takes about a second. A GPU's speed is assumed: most plans are made on another machine.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from unitsphere.training.forecast import (
     Forecast,
     flops_per_token,
     forecast,
+    local_rows,
     optimizer_bytes,
-    own_rows,
 )
 
 SHARE = 0.4
@@ -34,7 +34,7 @@ SHARE = 0.4
 
 
 PEAK_FP32 = 67e12
-"""Operations a second of an H100 in fp32, from its data sheet."""
+"""Operations per second of an H100 in fp32, from its data sheet."""
 
 
 SAMPLE = 2e10
@@ -43,7 +43,7 @@ SAMPLE = 2e10
 
 @dataclass(frozen=True)
 class Speed:
-    """Floating-point operations a second of a process, and where the figure comes from."""
+    """Floating-point operations per second of a process, and where the figure comes from."""
 
     flops: float
     how: str
@@ -67,7 +67,7 @@ class Cost:
 
 
 def cost(config: RunConfig) -> Cost:
-    """What training `config` (resolved) would cost, from shapes alone."""
+    """Returns what training `config` (resolved) would cost, from shapes only."""
     model = shapes(config)
     train = config.train
     tokens = train.steps * train.batch_tokens
@@ -205,12 +205,12 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
     check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
     with pretended(world):
         layout = Layout(0, world).with_degrees(found, "cpu")
-        if found.dp_shard > 1 or found.tp > 1:  # under DDP alone it is whole
+        if found.dp_shard > 1 or found.tp > 1:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
         return DryRun(
             world=world,
             degrees=found,
-            rows=own_rows(config, layout),
+            rows=local_rows(config, layout),
             shards=shards(model),
             forecast=forecast(config, model, layout, device),
             cost=spent,

@@ -14,7 +14,7 @@ Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
 
 
 FP8_SINCE = (8, 9)
-"""The first compute capability of NVIDIA's that multiplies in FP8: Ada and Hopper."""
+"""The first NVIDIA compute capability that multiplies in FP8: Ada and Hopper."""
 
 
 FP8_NEEDS = "needs an NVIDIA GPU of compute capability 8.9 or newer"
@@ -100,11 +100,11 @@ PEAK_BF16 = {
     "A100": 312e12,
     "L40S": 362e12,
 }
-"""Dense bf16 operations a second by a part of the GPU's name, from the makers' data sheets."""
+"""Dense bf16 operations per second by a part of the GPU's name, from the makers' data sheets."""
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """Peak operations a second of the device in that precision, or None where it is not known.
+    """Peak operations per second of the device in that precision, or None where it is not known.
 
     That of bf16 for fp8 too: attention and the head stay in bf16, so one definition serves both.
     """
@@ -114,5 +114,5 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
 
 
 def peak_of_chip(name: str) -> float | None:
-    """Peak bf16 operations a second of a GPU by the name that its driver gives, if it is known."""
+    """Peak bf16 operations per second of a GPU by its driver's name for it, if known."""
     return next((peak for part, peak in PEAK_BF16.items() if part in name), None)

@@ -59,8 +59,8 @@ def numbered(path: Path, number: int) -> Path:
 def keep_end(out: Path, step: int) -> Path | None:
     """Move what a run did after `step` into a run folder inside `out`; None if it did nothing.
 
-    For a run that shall take another way from `step` on: its checkpoints from there on are in the
-    folder, its config, log and samples too.
+    For a run that continues differently from `step` on. The folder gets the later checkpoints, and
+    copies of config, log and samples.
     """
     root = out / "checkpoints"
     later = [path for at, path in checkpoint.folders(root).items() if at > step]
@@ -79,7 +79,7 @@ def keep_end(out: Path, step: int) -> Path | None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Delete what `files.aside` left half written where a process was killed."""
+    """Delete what `files.aside` left half written when a process was killed."""
     for left in out.glob(".*.writing-*"):
         if left.is_file():
             left.unlink()
@@ -91,7 +91,7 @@ def write_config(out: Path, config: RunConfig) -> None:
 
 
 def write_environment(out: Path, found: dict[str, Any], step: int) -> None:
-    """Write environment.json: where the run began, and under "resumed" where it went on."""
+    """Write environment.json: where the run started, and under "resumed" where it was resumed."""
     path = out / ENVIRONMENT
     if step and path.is_file():
         first = read_json(path)
@@ -103,7 +103,7 @@ def write_environment(out: Path, found: dict[str, Any], step: int) -> None:
 
 @contextmanager
 def disk_errors(out: Path) -> Iterator[None]:
-    """Retell a refusal to write (full disk, quota, read-only) as a `UserError` that names `out`."""
+    """Raise a refusal to write (full disk, quota, read-only) as a `UserError` that names `out`."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ def disk_errors(out: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"cannot write to {out}: {error.strerror}; complete checkpoints are kept, and when "
-            "that is mended the same command goes on"
+            "that is fixed the same command resumes"
         ) from error
 
 

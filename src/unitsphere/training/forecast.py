@@ -1,9 +1,9 @@
-"""How much memory a process will need, from shapes alone.
+"""How much memory a process will need, from shapes only.
 
 | part | is |
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
-| optimizer | two numbers a weight (Adam), one (Muon's matrices), fp32 |
+| optimizer | two numbers per weight (Adam), one (Muon's matrices), fp32 |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.models.constraint import roles
+from unitsphere.models.mixers import mixer_names
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.chunked_loss import chunk_rows
@@ -34,14 +35,6 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
 from unitsphere.training.distributed.tensor import share_matrices
-
-WITHIN = {"clm": 6, "mlm": 12, "seq2seq": 18}
-"""Operations of attention within sequences by L·d·T and objective: half of it seen, all of it, or
-an encoder's whole attention and a decoder's half."""
-
-
-ACROSS = {"clm": 0, "mlm": 0, "seq2seq": 12}
-"""Those of a decoder's attention across, all of it seen."""
 
 
 def flops_per_token(model: Transformer, context: int) -> int:
@@ -53,10 +46,7 @@ def flops_per_token(model: Transformer, context: int) -> int:
     tied = "head" not in role.values()
     multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
-    reach = min(model.config.window or context, context) / context
-    share = reach * (2 - reach)  # of the pairs of positions, those less than a window apart
-    attention = share * WITHIN[model.objective] + ACROSS[model.objective]
-    return 6 * weights + round(attention * model.config.n_layers * model.config.d_model * context)
+    return 6 * weights + round(model.mixing_flops(context))
 
 
 FP32 = 4
@@ -101,7 +91,7 @@ def forecast(
     Weights, gradients and optimizer state are those of `model`; it may be on the meta device when
     `device` says where it is to be trained.
     """
-    rows = min(config.train.micro_batch or own_rows(config, layout), own_rows(config, layout))
+    rows = min(config.train.micro_batch or local_rows(config, layout), local_rows(config, layout))
     weights = sum(held(parameter) for parameter in model.parameters())
     blocks = [*model.blocks, *(model.encoder or [])]
     kept = activations(config, layout)
@@ -119,7 +109,7 @@ def forecast(
     )
 
 
-def own_rows(config: RunConfig, layout: Layout) -> int:
+def local_rows(config: RunConfig, layout: Layout) -> int:
     """Sequences of a batch that a process computes."""
     return config.train.batch_tokens // config.data.context // layout.degrees.data
 
@@ -131,7 +121,7 @@ def held(parameter: Tensor) -> int:
 
 def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
     """Bytes of gradients: of whole matrices if FSDP2 reduces them only after several parts."""
-    several = 0 < (config.train.micro_batch or 0) < own_rows(config, layout)
+    several = 0 < (config.train.micro_batch or 0) < local_rows(config, layout)
     if layout.degrees.dp_shard > 1 and several and config.parallel.reduce == "batch":
         return sum(p.numel() * p.element_size() for p in model.parameters()) // layout.degrees.tp
     return weights
@@ -164,11 +154,14 @@ def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], lay
 def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> int:
     """Bytes that the forward pass of one sequence keeps for the backward pass, without the head.
 
-    All layers keep the same, so a model of one layer and one of two tell the rest.
+    Layers with the same mixer keep the same, so a model of one layer and one of two tell the rest.
     """
-    how = config.train.recompute if recompute else "none"
-    one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
-    total = one + (config.model.n_layers - 1) * (two - one)
+    how, n_layers = config.train.recompute if recompute else "none", config.model.n_layers
+    if len(set(mixer_names(config.model))) == 1:
+        one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
+        total = one + (n_layers - 1) * (two - one)
+    else:
+        total = kept_by(config, layout, how, n_layers)
     return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
 
 
@@ -204,7 +197,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
 
 
 class Repeated(TorchDispatchMode):
-    """Counts what selective recomputation keeps on its own account: autograd does not see it."""
+    """Counts what selective recomputation itself keeps: autograd does not see it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,15 +238,21 @@ SPARE = 0.9
 """Share of a device's free memory that a forecast may fill."""
 
 
-def fitting_rows(config: RunConfig, model: Transformer, layout: Layout, free: int) -> int:
+def fitting_rows(
+    config: RunConfig,
+    model: Transformer,
+    layout: Layout,
+    free: int,
+    device: torch.device | None = None,
+) -> int:
     """The most rows at once that divide a process's part of the batch and fit `free` bytes.
 
-    `free` counts from before the gradients: the weights are there. 1 if no number fits.
+    `free` counts from before the gradients: the weights are there. 1 if none fits.
     """
-    rows = own_rows(config, layout)
+    rows = local_rows(config, layout)
     for count in (n for n in range(rows, 0, -1) if rows % n == 0):
         train = dataclasses.replace(config.train, micro_batch=count)
-        found = forecast(dataclasses.replace(config, train=train), model, layout)
+        found = forecast(dataclasses.replace(config, train=train), model, layout, device)
         if found.memory - found.weights <= SPARE * free:
             return count
     return 1

@@ -1,10 +1,10 @@
-"""Updates that must not count: spikes of the loss, and what is no number.
+"""Steps that must not count: spikes of the loss, NaN or infinite values; and when a loss diverges.
 
 An update with loss ℓ and gradient norm g is a spike if
 
 - ℓ or g is not finite, or
-- ℓ > μ + k·σ: μ and σ are mean and standard deviation of the last 100 losses that were no spikes
-  (none is one before there are so many), k is `train.spike_sigma`, none for no such limit.
+- ℓ > μ + k·σ: μ and σ are mean and standard deviation of the last 100 losses without spikes
+  (before there are so many, no loss is one), k is `train.spike_sigma`, none for no such limit.
 
 All of this is computed on the device; the host reads it with the next record. So what happens with
 a spike (`train.on_spike`) costs no wait where there is none:
@@ -17,6 +17,8 @@ a spike (`train.on_spike`) costs no wait where there is none:
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -34,7 +36,7 @@ WINDOW = 100
 
 
 MOST = 10
-"""Spikes that are borne within WINDOW steps."""
+"""Spikes that are tolerated within WINDOW steps."""
 
 
 Place = tuple[Tensor, str]
@@ -51,8 +53,8 @@ class RolledBack(Exception):
 
 @dataclass(frozen=True)
 class Losses:
-    """The last WINDOW losses that were no spikes, `seen` in all; the one after replaces the oldest,
-    at place `seen` modulo WINDOW.
+    """The last WINDOW losses that were not spikes, `seen` in all; the next one replaces the oldest,
+    at index `seen` modulo WINDOW.
     """
 
     values: Tensor
@@ -78,7 +80,7 @@ class Losses:
 
 
 class Guard:
-    """Makes the optimizer's steps, and keeps spikes out as `on_spike` says.
+    """Says which steps count, and leaves spikes out as `on_spike` says.
 
     limit: what the last loss was measured by. dropped: updates, counted from 0, that a rollback
     leaves out.
@@ -90,9 +92,10 @@ class Guard:
         self.losses: Losses | None = None
         self.dropped: set[int] = set()
         self.kept: dict[Place, Tensor] = {}
+        self.spike = torch.tensor(False)
 
     def load(self, values: list[float], seen: int, device: torch.device) -> None:
-        """Go on from the losses that a checkpoint has."""
+        """Continue from the losses that a checkpoint has."""
         self.limit = self.limit.to(device)
         if self.sigma is not None:
             self.losses = Losses.of(values, seen, device)
@@ -104,30 +107,35 @@ class Guard:
         seen = int(self.losses.seen)
         return self.losses.values[:seen].tolist(), seen
 
-    def step(self, optimizer: Optimizer, step: int, loss: Tensor, grad_norm: Tensor) -> None:
-        """Update number `step`, unless it is a spike to be left out."""
+    def counts(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Whether update number `step` is to be made; on the device, judge if it is a spike."""
         if self.losses is not None and self.sigma is not None:
             self.limit = self.losses.limit(self.sigma)
-        spike = ~(loss.isfinite() & grad_norm.isfinite()) | (loss > self.limit)
+        self.spike = ~(loss.isfinite() & grad_norm.isfinite()) | (loss > self.limit)
         if self.losses is not None:
-            self.losses = self.losses.add(loss, spike)
-        if step in self.dropped:
+            self.losses = self.losses.add(loss, self.spike)
+        return step not in self.dropped
+
+    @contextmanager
+    def undoing_spikes(self, optimizer: Optimizer) -> Iterator[None]:
+        """Within: a step of the optimizer. With on_spike "skip", that of a spike is taken back, on
+        the device."""
+        if self.on_spike != "skip":
+            yield
             return
-        if self.on_spike == "skip":
-            self.step_or_not(optimizer, spike)
-        else:
-            optimizer.step()
+        before = held_by(optimizer)
+        with torch.no_grad():
+            for place, tensor in before.items():
+                if place not in self.kept:
+                    self.kept[place] = torch.empty_like(tensor)
+                self.kept[place].copy_(tensor)
+        yield
+        self.take_back(optimizer, before)
 
     @torch.no_grad()
-    def step_or_not(self, optimizer: Optimizer, spike: Tensor) -> None:
-        """A step, taken back on the device where `spike` is true."""
-        before = held_by(optimizer)
-        for place, tensor in before.items():
-            if place not in self.kept:
-                self.kept[place] = torch.empty_like(tensor)
-            self.kept[place].copy_(tensor)
-        optimizer.step()
-        after = held_by(optimizer)
+    def take_back(self, optimizer: Optimizer, before: dict[Place, Tensor]) -> None:
+        """Give weights and state their values from before the step, if it was a spike."""
+        spike, after = self.spike, held_by(optimizer)
         for place in before:
             after[place].copy_(torch.where(spike, self.kept[place], after[place]))
         new = [place for place in after if place not in before]

@@ -1,4 +1,4 @@
-"""A trained model back from its run folder."""
+"""A trained model, loaded from its run folder or from one that `unitsphere export` wrote."""
 
 import json
 import sys
@@ -46,8 +46,8 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
     `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is
-    in eval mode and wants no gradients, unless it shall be `trainable`. Raises UserError if it is
-    none of these, or has no complete checkpoint yet; for an exported folder that shall be
+    in eval mode and wants no gradients, unless it is to be `trainable`. Raises UserError if it is
+    none of these, or has no complete checkpoint yet; for an exported folder that is to be
     trainable.
     """
     path, wanted = run_and_checkpoint(Path(path))
@@ -69,9 +69,9 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
 
 
 def config_of_run(path: Path) -> RunConfig:
-    """The config of the run folder `path`; a `UserError` if it is none, or an exported one."""
+    """Returns the config of the run folder `path`; UserError if it is none or exported."""
     if not (path / CONFIG).is_file():
-        raise UserError(f"{path} is no run folder: it has no {CONFIG}")
+        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
     if is_exported(read_json(path / CONFIG)):
         raise UserError(
             f"{path} is an exported folder: its scales are part of its weights, which are not "
@@ -81,7 +81,7 @@ def config_of_run(path: Path) -> RunConfig:
 
 
 def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
-    """The wanted checkpoint, or the newest complete one; what is damaged is said on stderr.
+    """The wanted checkpoint, or the newest complete one; what is damaged is reported on stderr.
 
     Raises UserError if the wanted one is damaged or not there, or if there is none.
     """
@@ -95,7 +95,7 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
         why = f" ({damaged[0]})" if damaged else ""
         raise UserError(f"{run} has no complete checkpoint{why}: train it first")
     for line in damaged:
-        print(f"{line}: {folder} serves instead", file=sys.stderr)
+        print(f"{line}: {folder} is used instead", file=sys.stderr)
     return folder
 
 

@@ -29,7 +29,7 @@ from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
-from unitsphere.training.step import Job
+from unitsphere.training.plan import Trainer
 from unitsphere.training.stop import Stop, Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
@@ -45,7 +45,7 @@ class RunMonitor:
 
     def __init__(
         self,
-        job: Job,
+        trainer: Trainer,
         out: Path,
         state: State,
         log: RunLog,
@@ -55,7 +55,7 @@ class RunMonitor:
         watch: Watchdog,
         sampler: Sampler | None,
     ) -> None:
-        self.job, self.out, self.log, self.stop, self.saver = job, out, log, stop, saver
+        self.trainer, self.out, self.log, self.stop, self.saver = trainer, out, log, stop, saver
         self.watch = watch
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
@@ -64,16 +64,16 @@ class RunMonitor:
         self.recorded = state.step, state.seconds
         self.done = self.saved = state.step
         self.unfinished = state.unfinished
-        self.rng = rng_state(job.model.device)
-        self.peak = peak_flops(job.model.device, job.precision)
-        if job.config.objective == "seq2seq":
+        self.rng = rng_state(trainer.model.device)
+        self.peak = peak_flops(trainer.model.device, trainer.plan.precision)
+        if trainer.config.objective == "seq2seq":
             self.peak = None  # A pair is shorter than what it counts as: the figure would flatter.
-        self.stragglers = Stragglers(job.layout, job.own, log.say)
-        self.flops = flops_per_token(job.model, job.config.data.context)
+        self.stragglers = Stragglers(trainer.plan.layout, trainer.local_time, log.say)
+        self.flops = flops_per_token(trainer.model, trainer.config.data.context)
         self.clock = time.perf_counter()
 
     def resume(self) -> None:
-        """Do what a stop in the middle of a validation left undone, before the first step."""
+        """Finish what a stop in the middle of a validation left, before the first step."""
         if self.unfinished:
             self.finish(self.done, self.unfinished)
             self.unfinished = {}
@@ -87,24 +87,24 @@ class RunMonitor:
         """
         self.watch.beat()
         if self.stop.due():
-            self.leave()
+            self.save_and_exit()
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Do what is due when `step` updates have been made."""
-        self.pending.append((step, loss, grad_norm, self.job.guard.limit))
-        self.done, self.rng = step, rng_state(self.job.model.device)
+        self.pending.append((step, loss, grad_norm, self.trainer.guard.limit))
+        self.done, self.rng = step, rng_state(self.trainer.model.device)
         self.watch.beat()
         self.saver.check()
-        train = self.job.config.train
+        train = self.trainer.config.train
         last = step == train.steps
-        probes = self.job.live.due(step)
+        probes = self.trainer.live.due(step)
         records = (
             probes or last or step == 1 or due(step, train.log_every) or due(step, train.eval_every)
         )
         samples = last or due(step, train.sample_every)
         saves = last or due(step, train.save_every) or due(step, train.keep_every or 0)
         if records or samples or saves:
-            values = self.settle(records)
+            values = self.read_pending(records)
             if self.divergence.diverged is not None:
                 self.end(step, self.divergence.diverged, values | {"lr": lr})
             if records:
@@ -115,11 +115,11 @@ class RunMonitor:
                 self.save()
             self.clock = time.perf_counter()
         if self.stop.due() and not last:
-            self.leave()
+            self.save_and_exit()
 
     def finish(self, step: int, values: dict[str, float]) -> None:
         """Validate if that is due, write the record of `values`, if there are any, and samples."""
-        train = self.job.config.train
+        train = self.trainer.config.train
         last = step == train.steps
         if values:
             self.unfinished = values
@@ -130,7 +130,7 @@ class RunMonitor:
             if broken and train.stop_at_divergence:
                 self.divergence = replace(self.divergence, diverged=step)
                 self.end(step, step, values)
-            self.log.record(self.place(step) | values)
+            self.log.record(self.stamp(step) | values)
             if broken:
                 self.fail(step, f"validation loss {values['val_loss']}")
         if last or due(step, train.sample_every):
@@ -140,51 +140,53 @@ class RunMonitor:
         """Raise RunFailed about a step after which nothing is saved."""
         raise RunFailed(
             f"step {step}: {why}; start a new run with a lower optim.lr (now "
-            f"{self.job.config.optim.lr}) or a longer schedule.warmup; nothing of this step is "
+            f"{self.trainer.config.optim.lr}) or a longer schedule.warmup; nothing of this step is "
             "saved, checkpoints are kept"
         )
 
     def probe(self, step: int) -> dict[str, float]:
         """What the live probes show, if that is due."""
-        job = self.job
-        precision = autocast(job.model.device, job.precision)
-        return job.live.record(step, job.model, job.optimizer, self.corpus.example, precision)
+        trainer = self.trainer
+        precision = autocast(trainer.model.device, trainer.plan.precision)
+        return trainer.live.record(
+            step, trainer.model, trainer.optimizer, self.corpus.example, precision
+        )
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""
-        model, precision = self.job.model, self.job.precision
+        model, precision = self.trainer.model, self.trainer.plan.precision
         found = self.corpus.validate(model, precision=precision, between=self.between)
         return found.record()
 
-    def leave(self) -> None:
-        """Save, unless that is done, and raise Preempted."""
-        steps, before = self.job.config.train.steps, self.saved
+    def save_and_exit(self) -> None:
+        """Save, unless that is already done, and raise Preempted."""
+        steps, before = self.trainer.config.train.steps, self.saved
         if not self.done:
-            raise Preempted("stopped before the first step was made: the same command begins anew")
+            raise Preempted("stopped before the first step was made: the same command starts again")
         if self.pending:
-            self.settle(records=False)
+            self.read_pending(records=False)
         if self.unfinished or before != self.done:
             self.save()
         self.saver.wait()
         raise Preempted(
             f"stopped and saved at step {self.done} of {steps} in {self.out}: "
-            "the same command goes on from there"
+            "the same command resumes there"
         )
 
     def end(self, step: int, diverged: int, values: dict[str, float]) -> NoReturn:
         """Write the last record and save, since the loss has diverged; raises Diverged."""
-        self.log.record(self.place(step) | values | {"diverged": diverged})
+        self.log.record(self.stamp(step) | values | {"diverged": diverged})
         self.log.say(f"the loss diverged at step {diverged}: the run ends here")
         self.save()
         self.saver.wait()
         raise Diverged
 
-    def place(self, step: int) -> dict[str, float]:
+    def stamp(self, step: int) -> dict[str, float]:
         """What every record begins with."""
-        tokens = step * self.job.config.train.batch_tokens
+        tokens = step * self.trainer.config.train.batch_tokens
         return {"step": step, "tokens": tokens, "time": round(self.seconds, 4)}
 
-    def settle(self, records: bool) -> dict[str, float]:
+    def read_pending(self, records: bool) -> dict[str, float]:
         """Read the figures that are still on the device, and the clock; those of the last step.
 
         A spike gets a record of its own, unless it is the last step and that has one anyway.
@@ -198,28 +200,30 @@ class RunMonitor:
         for (step, *_), (loss, grad_norm, limit) in zip(self.pending, read, strict=True):
             values = {"loss": loss, "grad_norm": grad_norm}
             found = {name: value for name, value in values.items() if math.isfinite(value)}
-            if self.job.config.train.stop_at_divergence:
+            if self.trainer.config.train.stop_at_divergence:
                 known = loss if math.isfinite(grad_norm) else math.nan
                 self.divergence = self.divergence.after(step, known)
-            dropped = step - 1 in self.job.guard.dropped
+            dropped = step - 1 in self.trainer.guard.dropped
             if dropped or len(found) < len(values) or loss > limit:
                 found["spike"] = 1.0
                 if self.divergence.diverged is None:
-                    self.bear(step, **values, limit=limit)
+                    self.handle_spike(step, **values, limit=limit)
                 if step != self.done or not records:
-                    self.log.record(self.place(step) | found)
+                    self.log.record(self.stamp(step) | found)
         self.pending.clear()
         return found
 
-    def bear(self, step: int, loss: float, grad_norm: float, limit: float) -> None:
+    def handle_spike(self, step: int, loss: float, grad_norm: float, limit: float) -> None:
         """Say that a step was a spike, or raise what the run is to do about it."""
-        guard, optim = self.job.guard, self.job.config.optim
+        guard, optim = self.trainer.guard, self.trainer.config.optim
         why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
         if loss > limit:
             why += f", a spike above {limit:.6g}"
         self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
         if guard.on_spike == "stop" or len(self.spikes) > MOST:
-            many = "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} of late"
+            many = (
+                "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} recent ones"
+            )
             raise RunFailed(
                 f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
                 "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
@@ -230,19 +234,19 @@ class RunMonitor:
         self.log.say(f"{why}: left out")
 
     def pace(self, step: int) -> dict[str, float]:
-        """Tokens a second since the last record, and the share of the device's peak."""
+        """Tokens per second since the last record, and the share of the device's peak."""
         before, seconds = self.recorded
         self.recorded = step, self.seconds
-        rate = (step - before) * self.job.config.train.batch_tokens / (self.seconds - seconds)
-        peak = None if self.peak is None else self.peak * self.job.layout.world
+        rate = (step - before) * self.trainer.config.train.batch_tokens / (self.seconds - seconds)
+        peak = None if self.peak is None else self.peak * self.trainer.plan.layout.world
         share = {} if peak is None else {"mfu": rate * self.flops / peak}
         return {"tokens_per_second": rate} | share
 
     def sample(self, step: int) -> None:
         """Sample text into samples.txt."""
         if self.sampler is not None:
-            corpus, model = self.corpus, self.job.model
-            with evaluating(model), autocast(model.device, self.job.precision):
+            corpus, model = self.corpus, self.trainer.model
+            with evaluating(model), autocast(model.device, self.trainer.plan.precision):
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 
     def save(self) -> None:
@@ -251,13 +255,13 @@ class RunMonitor:
         Raises RunFailed, and saves nothing, if weights are NaN or infinite; where the run is to end
         when it diverges, the next loss shows that.
         """
-        if not self.job.config.train.stop_at_divergence and not all_finite(self.job):
+        if not self.trainer.config.train.stop_at_divergence and not all_finite(self.trainer):
             self.fail(self.done, "weights that are NaN or infinite")
         self.log.sync()
-        losses, seen = self.job.guard.state()
+        losses, seen = self.trainer.guard.state()
         state = State(
             step=self.done,
-            tokens=self.done * self.job.config.train.batch_tokens,
+            tokens=self.done * self.trainer.config.train.batch_tokens,
             seconds=self.seconds,
             samples=self.log.samples_size(),
             data=self.data,
@@ -270,17 +274,17 @@ class RunMonitor:
             spikes=self.spikes,
             watch=self.divergence,
         )
-        self.saver.save(state, self.job.model, self.job.optimizer)
+        self.saver.save(state, self.trainer.model, self.trainer.optimizer)
         self.stop.saving = self.saver.longest
         self.saved = self.done
 
 
-def all_finite(job: Job) -> bool:
+def all_finite(trainer: Trainer) -> bool:
     """Whether every weight is finite, in all processes."""
-    parts = [p.to_local() if isinstance(p, DTensor) else p for p in job.model.parameters()]
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters()]
     parts = [part.detach() for part in parts if part.numel()]  # FSDP's may be empty
     largest = get_total_norm(parts, math.inf)  # unlike isfinite() it needs no memory
-    return not job.layout.any(not bool(largest.isfinite()))
+    return not trainer.plan.layout.any(not bool(largest.isfinite()))
 
 
 def due(step: int, every: int) -> bool:

@@ -1,48 +1,137 @@
-"""The objects that a run trains with, from its config."""
+"""Where and how a run computes, decided once, and the objects that it trains with.
+
+`Plan` holds every decision: the processes' layout, the device, the precision, whether the blocks
+are compiled, and how many sequences go through the model at once. It is made from the resolved
+config before anything is built; nothing decides these again. `build_trainer` builds by it.
+"""
 
 import logging
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
+from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.attention import use_attention_of
 from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
-from unitsphere.training.compile_cache import compiles
 from unitsphere.training.config import RunConfig
 from unitsphere.training.constraint import Kind, bounds_of, constrain
-from unitsphere.training.corpus import ByStep
 from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
 from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import fill, parallelize
-from unitsphere.training.distributed.processes import on_first, own_device
-from unitsphere.training.distributed.straggler import OwnTime
-from unitsphere.training.forecast import fitting_rows
+from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
+from unitsphere.training.distributed.straggler import LocalTime
+from unitsphere.training.forecast import fitting_rows, held
 from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.schedule import warmup_steps
-from unitsphere.training.step import Job
+
+log = logging.getLogger("unitsphere.fp8")
 
 
-def place(layout: Layout, config: RunConfig) -> Layout:
-    """This process's place once the degrees of parallelism are decided by the model's size."""
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    device = own_device(config.train.device)
-    check_memory(count, layout.world, device.type)
-    found = degrees(config.parallel, layout.world, count)
-    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
-    return layout.with_degrees(found, device.type)
+@dataclass(frozen=True)
+class Plan:
+    """Where and how this process computes. micro_batch: sequences at once; none: its whole part."""
+
+    device: torch.device
+    precision: Precision
+    compiled: bool
+    micro_batch: int | None
+    layout: Layout = SINGLE
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What a run trains, on what, and how. `loss` is the model's, as `parallelize` made it."""
+
+    config: RunConfig
+    plan: Plan
+    model: Transformer
+    loss: Callable[..., Tensor]
+    optimizer: Optimizer
+    batches: ByStep
+    guard: Guard = field(default_factory=Guard)
+    local_time: LocalTime = field(default_factory=LocalTime)
+    live: Live = field(default_factory=Live)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a batch, over all processes."""
+        return self.config.train.batch_tokens // self.config.data.context
+
+
+def make_plan(config: RunConfig, layout: Layout = SINGLE) -> Plan:
+    """The plan of a resolved config on a layout whose degrees are decided.
+
+    Raises UserError for fp8 on a device that does not have it.
+    """
+    device = local_device(config.train.device)
+    precision = pick_precision(config.train.precision, device)
+    if config.train.precision == "fp8" and precision != "fp8":
+        raise UserError(
+            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run started in "
+            "fp8 resumes only in fp8, or starts over with another --out"
+        )
+    return Plan(
+        device, precision, compiles(config.train.compile, device), config.train.micro_batch, layout
+    )
+
+
+def plan_run(config: RunConfig, layout: Layout) -> Plan:
+    """The plan of a run, with the degrees of parallelism by the model's size, and on a GPU as many
+    sequences at once as are predicted to fit, unless the config says how many.
+
+    Call it on all ranks, which raise together: UserError for sizes that do not fit memory or ranks.
+    """
+    shapes = shapes_of(config)
+
+    def decide() -> Plan:
+        count = sum(parameter.numel() for parameter in shapes.parameters())
+        device = local_device(config.train.device)
+        check_memory(count, layout.world, device.type)
+        found = degrees(config.parallel, layout.world, count)
+        check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
+        return make_plan(config, layout.with_degrees(found, device.type))
+
+    plan = on_all_ranks(layout, decide)
+    if plan.micro_batch is not None or plan.device.type != "cuda":
+        return plan  # a CPU's memory is the machine's: the whole batch goes at once
+    if plan.precision == "bf16-storage":
+        shapes.to(torch.bfloat16)
+    if plan.layout.cuts_weights:
+        parallelize(shapes, plan.layout, config.train.recompute)
+    weights = sum(held(parameter) for parameter in shapes.parameters())
+
+    def fitting() -> int:
+        free = torch.cuda.mem_get_info(plan.device)[0] - weights
+        return fitting_rows(config, shapes, plan.layout, free, plan.device)
+
+    # The first process decides: all have as much to do and as much memory.
+    return replace(plan, micro_batch=on_first(plan.layout, fitting))
+
+
+def compiles(wanted: bool | None, device: torch.device) -> bool:
+    """Whether a run compiles: what `train.compile` says, or else only on a GPU."""
+    return device.type == "cuda" if wanted is None else wanted
+
+
+def shapes_of(config: RunConfig) -> Transformer:
+    """The config's model, its tensors without values."""
+    return build_from(config.architecture, config.model, "meta", objective=config.objective)
 
 
 def check_memory(parameters: int, world: int, device: str) -> None:
@@ -60,10 +149,10 @@ def check_memory(parameters: int, world: int, device: str) -> None:
         )
 
 
-def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
-    """The run's precision on its device; a line on stderr where that cannot be fp8 as asked.
+def resolve_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
+    """The precision that config.json names; a line on stderr where it cannot be fp8 as asked.
 
-    A run begun in fp8 keeps it: `build_job` refuses to go on with it where there is none.
+    A run started in fp8 keeps it: `make_plan` refuses to resume it where there is none.
     """
     asked, device = config.train.precision, pick_device(config.train.device)
     before = None if saved is None else saved.train.precision
@@ -77,47 +166,41 @@ def decide_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
     return picked
 
 
-def build_job(
-    config: RunConfig, batches: ByStep, layout: Layout = SINGLE, start: Path | None = None
-) -> Job:
+def build_trainer(
+    config: RunConfig, batches: ByStep, plan: Plan | None = None, start: Path | None = None
+) -> Trainer:
     """Model, optimizer with its constraint, and batches, at the start of the run.
 
-    `start` is the checkpoint whose weights replace random ones. Raises UserError for fp8 on a
-    device that has none, and for sizes that do not fit the layout.
+    plan: none for one process, as `make_plan` has it. start: the checkpoint whose weights replace
+    random ones. Raises UserError for sizes that do not fit the layout.
     """
-    device = own_device(config.train.device)
-    precision = pick_precision(config.train.precision, device)
-    if config.train.precision == "fp8" and precision != "fp8":
-        raise UserError(
-            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run begun in fp8 "
-            "goes on in it alone, or starts over with another --out"
-        )
-    cut = layout.degrees.dp_shard > 1 or layout.degrees.tp > 1
+    plan = plan or make_plan(config)
+    if config.train.micro_batch != plan.micro_batch:
+        config = replace(config, train=replace(config.train, micro_batch=plan.micro_batch))
     model = build_from(
         config.architecture,
         config.model,
-        "meta" if cut else device,
+        "meta" if plan.layout.cuts_weights else plan.device,
         config.train.seed,
         config.objective,
     )
-    if precision == "bf16-storage":
+    if plan.precision == "bf16-storage":
         model.to(torch.bfloat16)
     use_kernels(config.train.kernels)
-    use_attention_of(device)
-    if precision == "fp8":
+    use_attention_of(plan.device)
+    if plan.precision == "fp8":
         use_fp8(model, config.optim.constraint.kind)
     loss = parallelize(
         model,
-        layout,
+        plan.layout,
         config.train.recompute,
-        compiles(config.train.compile, device),
-        precision,
+        plan.compiled,
+        plan.precision,
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
     )
-    if cut:
-        shapes = build_from(config.architecture, config.model, "meta", objective=config.objective)
-        fill(model, shapes, config.train.seed, device)
+    if plan.layout.cuts_weights:
+        fill(model, shapes_of(config), config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)
     optimizer = build_optimizer(model, config.optim)
@@ -126,31 +209,8 @@ def build_job(
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
-    own = OwnTime(layout)
-    live = Live(config.inspect)
-    return Job(config, model, loss, optimizer, batches, precision, layout, guard, own, live)
-
-
-def with_micro_batch(job: Job) -> Job:
-    """The job with as many sequences at once as will fit a GPU, unless their number is given.
-
-    The first process decides for all, which have as much to do and as much memory. On a CPU, whose
-    memory is the machine's, the whole batch goes at once.
-    """
-    device, train = job.model.device, job.config.train
-    if train.micro_batch is not None or device.type != "cuda":
-        return job
-
-    def decide() -> int:
-        free, _ = torch.cuda.mem_get_info(device)
-        return fitting_rows(job.config, job.model, job.layout, free)
-
-    micro_batch = on_first(job.layout, decide)
-    config = replace(job.config, train=replace(train, micro_batch=micro_batch))
-    return replace(job, config=config)
-
-
-log = logging.getLogger("unitsphere.fp8")
+    local_time, live = LocalTime(plan.layout), Live(config.inspect)
+    return Trainer(config, plan, model, loss, optimizer, batches, guard, local_time, live)
 
 
 def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
@@ -158,12 +218,13 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
 
     `kind` is the constraint that training keeps. Weights that it bounds have a static scale, and
     so have their inputs where the architecture declares a bound; all else has dynamic ones.
-    Layers whose sizes are no multiples of 16 stay as they are, logged once.
+    Layers whose sizes are not multiples of 16 stay as they are, logged once.
 
     Call it before `torch.compile`. Training wants bf16 autocast around the forward pass; a CPU
     computes the same numbers, but slower than in fp32.
     """
     radius = {c.parameter: c.radius for c in bounds_of(model, kind)}
+    inputs = input_bounds(model)
     plain: list[str] = []
     for name, layer in model.named_modules():
         if isinstance(layer, Linear) and layer.role == "matrix":
@@ -171,10 +232,10 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
                 plain.append(name)
                 continue
             weight = radius.get(f"{name}.weight")
-            layer.fp8 = Bounded(layer.input_bound if weight is not None else None, weight)
+            layer.fp8 = Bounded(inputs.get(name) if weight is not None else None, weight)
     if plain:
         log.warning(
-            "fp8: %s and %d more are multiplied in bf16: their sizes are no multiples of %d",
+            "fp8: %s and %d more are multiplied in bf16: their sizes are not multiples of %d",
             plain[0],
             len(plain) - 1,
             MULTIPLE,

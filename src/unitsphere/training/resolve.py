@@ -1,4 +1,4 @@
-"""What a run's config leaves open, decided; the same in all of its processes."""
+"""What a run's config leaves open is resolved here, the same on all of its ranks."""
 
 import math
 import re
@@ -14,10 +14,10 @@ from unitsphere.models.registry import build_from
 from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
 from unitsphere.training.corpus import model_vocabulary
 from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.processes import check_alike, everywhere
+from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.load import check_start, data_of_start
-from unitsphere.training.plan import decide_precision
+from unitsphere.training.plan import resolve_precision
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import settled
 
@@ -39,14 +39,14 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
             check_same(out, saved, resolved, resize=True)
         return resolved
 
-    resolved = everywhere(layout, decide)
+    resolved = on_all_ranks(layout, decide)
     # Each machine may have the data at another place: their contents are compared later.
     same = flatten(to_dict(resolved))
     check_alike(layout, "config", {k: v for k, v in same.items() if k not in (*PLACES, *OWN)})
     return resolved
 
 
-def own_folder(config: RunConfig, usual: Path) -> tuple[Path, str]:
+def default_folder(config: RunConfig, usual: Path) -> tuple[Path, str]:
     """The folder of a run for which nobody names one, and why it is not `usual`, or "".
 
     If `usual` or one of `usual`-2, -3, … holds the run of `config`, it is that one; else the first
@@ -74,7 +74,7 @@ def obstacle(out: Path, config: RunConfig) -> str | None:
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
-    """`config` with what it leaves open decided; a run that goes on keeps what it decided.
+    """`config` with what it leaves open decided; a run that resumes keeps what it decided.
 
     Paths are written from the root on. The precision "auto" depends on the device, and
     `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
@@ -93,10 +93,10 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         raise UserError(f"data.context must be at least 1: {context}")
     if tokens % context:
         raise UserError(
-            f"train.batch_tokens {tokens} is no multiple of data.context {context}: "
+            f"train.batch_tokens {tokens} is not a multiple of data.context {context}: "
             f"{max(round(tokens / context), 1) * context} is the nearest that is"
         )
-    precision = decide_precision(config, saved)
+    precision = resolve_precision(config, saved)
     model = settled(config.model, None if saved is None else saved.model)
     model = replace(model, vocab_size=model_vocabulary(config))
     check_model(replace(config, model=model))
@@ -155,7 +155,7 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
     if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
-            "go on with it, or another --out"
+            "resume it, or another --out"
         )
 
 

@@ -9,8 +9,8 @@ from unitsphere.data.prepare import lost_share
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
+from unitsphere.training.plan import Trainer
 from unitsphere.training.schedule import decay_end, warmup_steps
-from unitsphere.training.step import Job
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,27 @@ class Result:
         return ", ".join(parts)
 
 
-def headline(job: Job, out: Path, state: State, recipe: str) -> str:
+def headline(trainer: Trainer, out: Path, state: State, recipe: str) -> str:
     """What is about to be trained, in lines of less than 80 columns but for a long folder."""
-    count = sum(parameter.numel() for parameter in job.model.parameters())
-    train = job.config.train
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    train = trainer.config.train
     start = ""
     if state.step:
         start = f", from step {state.step:,} on"
-    elif job.config.init is not None:
-        start = f", from the weights of {job.config.init}"
-    name = recipe or job.config.architecture
+    elif trainer.config.init is not None:
+        start = f", from the weights of {trainer.config.init}"
+    name = recipe or trainer.config.architecture
     lines = [
         name if name == str(out) else f"{name} in {out}",
-        f"{count:,} parameters, {job.precision} on {job.model.device}",
+        f"{count:,} parameters, {trainer.plan.precision} on {trainer.model.device}",
         f"{train.steps:,} steps of {train.batch_tokens:,} tokens{start}",
     ]
-    warmup = warmup_steps(job.config.schedule, train.steps)
-    end = decay_end(job.config.schedule, train.steps)
+    warmup = warmup_steps(trainer.config.schedule, train.steps)
+    end = decay_end(trainer.config.schedule, train.steps)
     if warmup > end:
         over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
         lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
-    if job.precision == "bf16-storage":
+    if trainer.plan.precision == "bf16-storage":
         lines.append("weights stored in bf16 lose small updates: not recommended")
     return "\n".join(lines)
 

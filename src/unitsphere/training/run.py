@@ -1,4 +1,4 @@
-"""One run: config → objects → run folder. `train` begins a run, goes on with it, or reuses it."""
+"""One run, from config to run folder. `train` starts it, resumes it, or returns a finished one."""
 
 import math
 import sys
@@ -17,18 +17,17 @@ from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, set_rng_state
-from unitsphere.training.compile_cache import compiles, kept_cache
+from unitsphere.training.compile_cache import kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import (
     check_alike,
-    everywhere,
+    local_first,
+    on_all_ranks,
     on_first,
-    one_by_one,
-    own_device,
+    on_ranks,
     processes,
-    where,
 )
 from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
@@ -48,11 +47,11 @@ from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
-from unitsphere.training.plan import build_job, place, with_micro_batch
+from unitsphere.training.plan import Trainer, build_trainer, plan_run
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.schedule import steps_alike, warmup_steps
-from unitsphere.training.step import Job, train_steps
+from unitsphere.training.step import train_steps
 from unitsphere.training.stop import AgreedStop, Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
 
@@ -62,18 +61,18 @@ __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 def train(
     config: RunConfig, out: Path | str, recipe: str = "", sampler: Sampler | None = None
 ) -> Result:
-    """Train `config` in the run folder `out`; on a folder of the same run, go on with it.
+    """Train `config` in the run folder `out`; resume if the folder holds the same run.
 
     A finished run is returned as it is. `recipe` names the config in what is printed; `sampler`
     writes the samples, if there is one. Raises UserError for a config that cannot be trained
-    or is not that of `out`, for unusable data, a full disk, or a loss that is no number, and
+    or is not that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite, and
     `Preempted` when a signal stopped the run and it was saved.
     """
     out, limit = Path(out), config.train.time_limit
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
         stop = AgreedStop(layout, None if limit is None else seconds_of(limit))
-        where(layout, layout.first, lambda: stack.enter_context(locked(out)))
-        where(layout, layout.first, lambda: check_installed(config.train.wandb))
+        on_ranks(layout, layout.first, lambda: stack.enter_context(locked(out)))
+        on_ranks(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
         state = agreed_state(layout, out, config)
         if state is not None and state.over(config.train.steps):
@@ -87,30 +86,33 @@ def train(
                     file=sys.stderr,
                 )
             return found
-        if compiles(config.train.compile, own_device(config.train.device)):
+        plan = plan_run(config, layout)
+        layout = plan.layout
+        if plan.compiled:
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
         if state is not None:
-            everywhere(layout, partial(check_there, out, config))
-        corpus = one_by_one(layout, partial(open_corpus, config))
+            on_all_ranks(layout, partial(check_there, out, config))
+        corpus = local_first(layout, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
         if state is None:
             state = first_state(corpus)
             start = on_first(layout, partial(find_start, config, corpus.tokenizer))
-        everywhere(layout, partial(check_data, out, state, corpus))
-        layout = everywhere(layout, partial(place, layout, config))
+        on_all_ranks(layout, partial(check_data, out, state, corpus))
         corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
         weights = None if start is None else Path(start["checkpoint"])
-        job = everywhere(layout, partial(build_job, config, corpus.batches, layout, weights))
-        job = with_micro_batch(job)
+        build = partial(build_trainer, config, corpus.batches, plan, weights)
+        trainer = on_all_ranks(layout, build)
         with disk_errors(out):
-            where(layout, layout.first, partial(begin_folder, out, job, corpus, state, start))
-            Session(job, corpus, out, stop, recipe, sampler).to_end(state)
+            on_ranks(
+                layout, layout.first, partial(begin_folder, out, trainer, corpus, state, start)
+            )
+            Session(trainer, corpus, out, stop, recipe, sampler).to_end(state)
         return result(out, trained=True)
 
 
 def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
-    """The state of `out` that `config` goes on from, found by the first process, in all of them."""
+    """Returns, on all ranks, the state of `out` from which `config` resumes, as rank 0 finds it."""
 
     def find() -> dict[str, Any] | None:
         state = last_state(out)
@@ -161,17 +163,17 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
 
 
 def begin_folder(
-    out: Path, job: Job, corpus: Corpus, state: State, start: dict[str, Any] | None
+    out: Path, trainer: Trainer, corpus: Corpus, state: State, start: dict[str, Any] | None
 ) -> None:
     """Write what a run folder says of itself; `start` says where its first weights come from."""
     kept = keep_end(out, state.step)
     if kept is not None:
         print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)
     remove_leftovers(out)
-    write_config(out, job.config)
-    found = environment(job.model.device) | {"processes": job.layout.degrees._asdict()}
-    found["data"] = {"source": job.config.data.source, "fingerprint": corpus.input}
-    found[SIGNATURE] = signature(job.config.data)
+    write_config(out, trainer.config)
+    found = environment(trainer.model.device) | {"processes": trainer.plan.layout.degrees._asdict()}
+    found["data"] = {"source": trainer.config.data.source, "fingerprint": corpus.input}
+    found[SIGNATURE] = signature(trainer.config.data)
     if start is not None:
         found["init"] = start
     write_environment(out, found, state.step)
@@ -190,7 +192,7 @@ def last_state(out: Path) -> State | None:
     if folder is None and damaged:
         raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
     for line in damaged:
-        print(f"{line}: {folder} serves instead", file=sys.stderr)
+        print(f"{line}: {folder} is used instead", file=sys.stderr)
     return None if folder is None else checkpoint.load_state(folder)
 
 
@@ -201,19 +203,19 @@ def first_state(corpus: Corpus) -> State:
 
 
 def check_data(out: Path, state: State, corpus: Corpus) -> None:
-    """Raise UserError unless the data are those that the run began with."""
+    """Raise UserError unless the data are those that the run was started with."""
     if state.data != corpus.fingerprint:
         raise UserError(
-            f"the data are not those that {out} was begun with: restore them, or give another "
+            f"the data are not those that {out} was started with: restore them, or give another "
             "--out to start over"
         )
 
 
 @dataclass(frozen=True)
 class Session:
-    """All that a run goes on with, from whichever of its checkpoints."""
+    """All that a run trains with, from whichever of its checkpoints."""
 
-    job: Job
+    trainer: Trainer
     corpus: Corpus
     out: Path
     stop: Stop
@@ -228,61 +230,67 @@ class Session:
             except Diverged:
                 return
             except RolledBack as spike:
-                last = agreed_state(self.job.layout, self.out, self.job.config)
+                last = agreed_state(self.trainer.plan.layout, self.out, self.trainer.config)
                 if last is None:
                     raise UserError(
                         f"{spike}, and {self.out} has no checkpoint yet to go back to: start a new "
                         "run with a lower train.save_every or optim.lr, or train.on_spike skip"
                     ) from spike
-                if self.job.layout.first:
+                if self.trainer.plan.layout.first:
                     print(f"{spike}: back to step {last.step}, to leave it out", file=sys.stderr)
-                self.job.guard.dropped.add(spike.step)
+                self.trainer.guard.dropped.add(spike.step)
                 state = last
 
     def train_from(self, state: State) -> None:
         """Load the checkpoint of `state` into the run's objects, and train to the end."""
-        job, out, train = self.job, self.out, self.job.config.train
+        trainer, out, train = self.trainer, self.out, self.trainer.config.train
         self.load(state)
         # Its group waits for all processes: made while a signal still ends whoever it comes to.
         saver = Saver(
-            out / "checkpoints", train.keep_last, train.keep_every, train.async_save, job.layout
+            out / "checkpoints",
+            train.keep_last,
+            train.keep_every,
+            train.async_save,
+            trainer.plan.layout,
         )
         with ExitStack() as stack:
             stack.enter_context(self.stop)
-            log = stack.enter_context(open_log(stack, job, out, state))
+            log = stack.enter_context(open_log(stack, trainer, out, state))
             stack.enter_context(saver)
-            log.say(headline(job, out, state, self.recipe))
-            if job.layout.first and (job.layout.world > 1 or job.model.device.type == "cuda"):
-                log.say(forecast(job.config, job.model, job.layout).line())
+            log.say(headline(trainer, out, state, self.recipe))
+            if trainer.plan.layout.first and (
+                trainer.plan.layout.world > 1 or trainer.model.device.type == "cuda"
+            ):
+                log.say(forecast(trainer.config, trainer.model, trainer.plan.layout).line())
             hang = None if train.hang_timeout is None else seconds_of(train.hang_timeout)
             watch = stack.enter_context(Watchdog(hang))
             monitor = RunMonitor(
-                job, out, state, log, self.corpus, self.stop, saver, watch, self.sampler
+                trainer, out, state, log, self.corpus, self.stop, saver, watch, self.sampler
             )
             monitor.resume()
-            batches = stack.enter_context(Prefetch(job.batches, job.config.data.prefetch))
-            train_steps(replace(job, batches=batches), state.step, monitor)
+            batches = stack.enter_context(Prefetch(trainer.batches, trainer.config.data.prefetch))
+            train_steps(replace(trainer, batches=batches), state.step, monitor)
 
     def load(self, state: State) -> None:
         """Bring weights, optimizer, generators and the guard to where `state` was saved."""
-        job = self.job
-        torch.manual_seed(job.config.train.seed)  # dropout draws from the default generators
+        trainer = self.trainer
+        torch.manual_seed(trainer.config.train.seed)  # dropout draws from the default generators
         if state.step:
             folder = checkpoint.folder_of(self.out / "checkpoints", state.step)
-            load_model(folder, job.model)
-            load_optimizer(folder, job.model, job.optimizer)
-            set_rng_state(state.rng, state.rng_device, job.model.device)
-        job.guard.load(state.losses, state.losses_seen, job.model.device)
+            load_model(folder, trainer.model)
+            load_optimizer(folder, trainer.model, trainer.optimizer)
+            set_rng_state(state.rng, state.rng_device, trainer.model.device)
+        trainer.guard.load(state.losses, state.losses_seen, trainer.model.device)
 
 
-def open_log(stack: ExitStack, job: Job, out: Path, state: State) -> RunLog:
+def open_log(stack: ExitStack, trainer: Trainer, out: Path, state: State) -> RunLog:
     """The run's log, of which only the first process's writes; what it opens too is `stack`'s."""
-    if not job.layout.first:
+    if not trainer.plan.layout.first:
         return QuietLog(out)
-    train, logged = job.config.train, state.step - bool(state.unfinished)
+    train, logged = trainer.config.train, state.step - bool(state.unfinished)
     also = None
     if train.wandb is not None:
-        tracker = Tracker(train.wandb, out, to_dict(job.config))
+        tracker = Tracker(train.wandb, out, to_dict(trainer.config))
         stack.callback(tracker.close)
         also = tracker.add
     return RunLog(out, logged, train.steps, state.samples, also)

@@ -1,30 +1,40 @@
-"""The training loop: batch → loss → backward → clip → optimizer.step (projects) → what is due.
+"""One training step, the whole of it:
 
-The optimizer projects the constrained parameters itself (`training.constraint.constrain`),
-`training.guard` keeps out steps that must not count, and
-what is due after a step (logging, validation, samples, checkpoint, stopping) is the monitor's.
+    batch → loss → gradients → clip → rate → optimizer.step → projection
+
+`train_step` is the step of anything that is trained here, fine-tuning too. `update` is that of a
+run: its batch in parts of `train.micro_batch` rows, on one process or several.
+
+Between the gradients and the weights act, in this order, and nothing else:
+
+| what | where | does |
+|---|---|---|
+| clip | `train_step` | scales all gradients to a norm of at most `optim.clip` |
+| spikes | `guard.py` | leave a step out, or take it back, as `train.on_spike` says |
+| `StepHook.before` | in `optimizer.step()` | changes gradients (`head_by_frequency`, \
+`riemannian`); where a kernel serves, moves and projects a weight itself, and takes its gradient \
+away so that the optimizer skips that weight |
+| the optimizer | in `optimizer.step()` | moves the other weights |
+| `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
+
+The hooks are those that `constrain` and `weigh_head` attached when the run was built.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
-from unitsphere.inspection.live import Live
-from unitsphere.models.trunk import Transformer
-from unitsphere.training.config import RunConfig
-from unitsphere.training.corpus import ByStep
-from unitsphere.training.device import Precision, autocast
-from unitsphere.training.distributed.gradients import clip, reducing, settle
-from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.distributed.straggler import OwnTime
+from unitsphere.training.device import autocast
+from unitsphere.training.distributed.gradients import clip_gradients, reduce_gradients, reducing
 from unitsphere.training.guard import Guard
+from unitsphere.training.plan import Trainer
 from unitsphere.training.schedule import factor
 
 
@@ -40,108 +50,128 @@ class Monitor(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a run trains, on what, and how. `loss` is the model's, as `parallelize` made it."""
-
-    config: RunConfig
-    model: Transformer
-    loss: Callable[..., Tensor]
-    optimizer: Optimizer
-    batches: ByStep
-    precision: Precision
-    layout: Layout = SINGLE
-    guard: Guard = field(default_factory=Guard)
-    own: OwnTime = field(default_factory=OwnTime)
-    live: Live = field(default_factory=Live)
-
-    @property
-    def rows(self) -> int:
-        """Sequences of a batch, over all processes."""
-        return self.config.train.batch_tokens // self.config.data.context
-
-
-def train_steps(job: Job, first: int, monitor: Monitor) -> None:
+def train_steps(trainer: Trainer, first: int, monitor: Monitor) -> None:
     """Make the updates `first` … steps−1 of a run."""
-    for step in range(first, job.config.train.steps):
-        monitor.after(step + 1, *update(job, step, monitor.between))
+    for step in range(first, trainer.config.train.steps):
+        monitor.after(step + 1, *update(trainer, step, monitor.between))
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    gradients: Callable[[], Tensor],
+    step: int,
+    scheduled: float,
+    clip: float = math.inf,
+    guard: Guard | None = None,
+    watched: AbstractContextManager[object] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Make one step; returns the batch's loss and the norm of its gradient before clipping.
+
+    gradients: leaves the gradient of a batch's loss in the weights' `.grad`, summed over all
+    processes, and returns the loss, detached. An exception in it leaves the weights as they were.
+    step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
+    clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
+    watched: entered with the gradients as they came, left when the weights have moved.
+    """
+    loss = gradients()
+    with watched or nullcontext():
+        grad_norm = clip_gradients(model, clip)
+        set_rates(optimizer, scheduled)
+        if guard is None:
+            optimizer.step()  # moves and projects: see the table above
+        elif guard.counts(step, loss, grad_norm):
+            with guard.undoing_spikes(optimizer):
+                optimizer.step()
+    optimizer.zero_grad()
+    return loss, grad_norm
+
+
+def set_rates(optimizer: Optimizer, scheduled: float) -> None:
+    """Set each group's learning rate: its peak times the schedule's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * scheduled
 
 
 def update(
-    job: Job, step: int, between: Callable[[], None] = lambda: None
+    trainer: Trainer, step: int, between: Callable[[], None] = lambda: None
 ) -> tuple[Tensor, Tensor, float]:
-    """Update number `step` of a run: the batch's loss, the gradient's norm, the rate."""
-    draw_anew(job, step)
-    with job.own.loading():
-        batch = own_part(job, step)
-    loss = backward(job, batch, between)
-    settle(job.model, job.layout)
-    with job.live.updating(step + 1, job.model):
-        grad_norm = clip(job.model, job.config.optim.clip or math.inf)
-        lr = set_rate(job, step)
-        job.guard.step(job.optimizer, step, loss, grad_norm)
-    job.optimizer.zero_grad()
-    return loss, grad_norm, lr
+    """Make update number `step` of a run: the batch's loss, the gradient's norm, and the learning
+    rate of the groups whose peak is `optim.lr`."""
+    config, model = trainer.config, trainer.model
+    seed_dropout(trainer, step)
+    with trainer.local_time.loading():
+        batch = local_batch(trainer, step)
+
+    def gradients() -> Tensor:
+        loss = backward(trainer, batch, between)
+        reduce_gradients(model, trainer.plan.layout)
+        return loss
+
+    scheduled = factor(config.schedule, step, config.train.steps)
+    loss, grad_norm = train_step(
+        model,
+        trainer.optimizer,
+        gradients,
+        step,
+        scheduled,
+        config.optim.clip or math.inf,
+        trainer.guard,
+        trainer.live.updating(step + 1, model),
+    )
+    return loss, grad_norm, config.optim.lr * scheduled
 
 
-def draw_anew(job: Job, step: int) -> None:
-    """With several processes, what dropout draws in a step depends on seed, step and rows alone.
+def seed_dropout(trainer: Trainer, step: int) -> None:
+    """With several processes, what dropout draws in a step depends only on seed, step and rows.
 
-    So there is no state of generators to keep for each process, and any number may go on.
+    So no state of generators is kept for each process, and a run resumes on any number of them.
     """
-    if job.layout.world > 1:
-        place = [job.config.train.seed, step, job.layout.data_rank]
+    layout = trainer.plan.layout
+    if layout.world > 1:
+        place = [trainer.config.train.seed, step, layout.data_rank]
         seed = int(np.random.SeedSequence(place).generate_state(1)[0])
         torch.default_generator.manual_seed(seed)  # not torch's for all devices: 16 ms of a CPU
-        if job.model.device.type == "cuda":
+        if trainer.model.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
 
-def own_part(job: Job, step: int) -> Batch:
+def local_batch(trainer: Trainer, step: int) -> Batch:
     """This process's rows of a step's batch, which is the same on any layout."""
-    if job.layout.degrees.data == 1:
-        return job.batches.batch(step)
-    return job.batches.rows(step, *job.layout.rows(job.rows))
+    layout = trainer.plan.layout
+    if layout.degrees.data == 1:
+        return trainer.batches.batch(step)
+    return trainer.batches.rows(step, *layout.rows(trainer.rows))
 
 
-def backward(job: Job, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
+def backward(trainer: Trainer, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
     """Gradients of the mean loss over the targets of all processes; that loss, detached.
 
-    `batch` is this process's part. It goes through the model in parts of `train.micro_batch` rows.
+    `batch` is this process's part. It goes through the model in parts of `plan.micro_batch` rows.
     Each part counts by its targets, so the parts of all processes give the whole batch's gradient,
     up to rounding. `between` is called between two of them.
     """
-    scored = scored_everywhere(job, batch)
-    total = torch.zeros((), device=job.model.device)
-    parts = list(batch.split(job.config.train.micro_batch or len(batch)))
+    plan, device = trainer.plan, trainer.model.device
+    scored = scored_targets(trainer, batch)
+    total = torch.zeros((), device=device)
+    parts = list(batch.split(plan.micro_batch or len(batch)))
     for number, part in enumerate(parts, 1):
         if number > 1:
             between()
-        part = part.to(job.model.device)
-        reduce_now = number == len(parts) or job.config.parallel.reduce == "part"
-        with reducing(job.model, job.loss, reduce_now):
-            device = job.model.device
-            with job.own.computing(device), autocast(device, job.precision):
-                loss = job.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
+        part = part.to(device)
+        reduce_now = number == len(parts) or trainer.config.parallel.reduce == "part"
+        with reducing(trainer.model, trainer.loss, reduce_now):
+            with trainer.local_time.computing(device), autocast(device, plan.precision):
+                loss = trainer.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored
             loss.backward()
         total += loss.detach()
-    return job.layout.sum_(total)
+    return plan.layout.sum_(total)
 
 
-def scored_everywhere(job: Job, batch: Batch) -> int | Tensor:
+def scored_targets(trainer: Trainer, batch: Batch) -> int | Tensor:
     """The targets of all processes that count, at least 1: empty documents have nothing to mask."""
-    if job.layout.degrees.data == 1:
+    layout = trainer.plan.layout
+    if layout.degrees.data == 1:
         return max(batch.scored, 1)
-    own = torch.tensor(float(batch.scored), device=job.model.device)
-    return job.layout.sum_(own).clamp(min=1)
-
-
-def set_rate(job: Job, step: int) -> float:
-    """Set each group's learning rate for update `step`, its peak times the schedule's factor.
-
-    The rate that has the peak `optim.lr`.
-    """
-    scheduled = factor(job.config.schedule, step, job.config.train.steps)
-    for group in job.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * scheduled
-    return job.config.optim.lr * scheduled
+    mine = torch.tensor(float(batch.scored), device=trainer.model.device)
+    return layout.sum_(mine).clamp(min=1)

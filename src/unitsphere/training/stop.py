@@ -1,4 +1,4 @@
-"""Stopping a run from outside: a signal or a limit of time saves it, and it can go on later."""
+"""A signal or a time limit saves a run and stops it, to be resumed later. And a watchdog."""
 
 import faulthandler
 import math
@@ -33,7 +33,7 @@ def seconds_of(text: str, name: str = "train.time_limit") -> float:
 class Stop:
     """Whether a run is to save and stop: after a signal while entered, or when time is up.
 
-    A second Ctrl-C stops at once. Python delivers signals to the main thread alone: elsewhere
+    A second Ctrl-C stops at once. Python delivers signals only to the main thread: elsewhere
     there is only the limit. The clock starts with the object; saving begins early enough that a
     checkpoint as slow as twice the slowest so far, `saving` seconds, is done in time.
     """
@@ -134,7 +134,7 @@ class Watchdog:
         """A step, a micro-batch or a batch of a validation is done."""
         now = time.monotonic()
         if self.told:
-            print(f"it went on after {now - self.last:.0f} s", file=sys.stderr, flush=True)
+            print(f"it continued after {now - self.last:.0f} s", file=sys.stderr, flush=True)
         self.last, self.told = now, False
 
     def _watch(self) -> None:

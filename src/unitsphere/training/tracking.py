@@ -1,4 +1,4 @@
-"""Records sent to Weights & Biases, if asked for; whatever goes wrong there, the run goes on.
+"""Records sent to Weights & Biases, if asked for; the run continues whatever goes wrong there.
 
 A thread of its own does all that concerns W&B, so that neither its service nor the network can
 hold up a step. The first error is told in one line and ends the sending, never the run.
@@ -38,7 +38,7 @@ def check_installed(project: str | None) -> None:
 class Tracker:
     """Sends the records of the run in `out`, whose settings are `config`, to a W&B project.
 
-    A run that goes on continues its W&B run. No step is sent twice: what was sent of a step that
+    A run that resumes continues its W&B run. No step is sent twice: what was sent of a step that
     comes again stays. Close it, which waits a few seconds for what is left.
     """
 
@@ -91,13 +91,13 @@ class Told:
 
 
 def tell(why: str) -> None:
-    """Say that the run goes on without W&B."""
-    line = f"W&B: {why}; the run goes on without it, metrics.jsonl has every record"
+    """Say that the run continues without W&B."""
+    line = f"W&B: {why}; the run continues without it, metrics.jsonl has every record"
     print(line, file=sys.stderr, flush=True)
 
 
 def begin(project: str, out: Path, name: str, config: Mapping[str, Any]) -> Any:
-    """The W&B run `name`, begun or continued; its files lie in the run folder.
+    """Returns the W&B run `name`, started or continued; its files lie in the run folder.
 
     Never asks for a key: whoever has none is told so by the error.
     """

@@ -22,8 +22,8 @@ from unitsphere.training.constraint import ConstraintConfig
 from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.distributed.layout import Degrees, Layout
 from unitsphere.training.optim import OptimConfig
-from unitsphere.training.plan import build_job
-from unitsphere.training.step import Job, update
+from unitsphere.training.plan import Trainer, build_trainer, make_plan
+from unitsphere.training.step import update
 
 VOCABULARY, CONTEXT, ROWS, WIDTH = 64, 12, 4, 32
 ONE = Degrees()
@@ -124,27 +124,29 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
     )
 
 
-def job_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Job:
+def trainer_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Trainer:
     """The run's objects on a layout of these degrees, in this process."""
-    world = found.data * found.tp
+    config, world = config_of(case), found.data * found.tp
     layout = Layout(rank, world, rank).with_degrees(found, "cpu")
-    return build_job(config_of(case), Random(case.objective), layout)
+    return build_trainer(config, Random(case.objective), make_plan(config, layout))
 
 
-def save(root: Path, job: Job, step: int) -> Path:
-    """A checkpoint of the job as it is, written by all of its processes."""
+def save(root: Path, trainer: Trainer, step: int) -> Path:
+    """A checkpoint of the trainer as it is, written by all of its processes."""
     state = State(step, 0, 0.0, 0, "", torch.__version__)
-    return checkpoint.write(root, state, named_tensors(job.model, job.optimizer), job.layout)
+    return checkpoint.write(
+        root, state, named_tensors(trainer.model, trainer.optimizer), trainer.plan.layout
+    )
 
 
-def resumed(case: Case, folder: Path, found: Degrees = ONE, rank: int = 0) -> Job:
-    """A new job on a layout, with what a checkpoint holds."""
-    job = job_of(case, found, rank)
-    load_model(folder, job.model)
-    load_optimizer(folder, job.model, job.optimizer)
-    return job
+def resumed(case: Case, folder: Path, found: Degrees = ONE, rank: int = 0) -> Trainer:
+    """A new trainer on a layout, with what a checkpoint holds."""
+    trainer = trainer_of(case, found, rank)
+    load_model(folder, trainer.model)
+    load_optimizer(folder, trainer.model, trainer.optimizer)
+    return trainer
 
 
-def losses(job: Job, steps: range) -> Tensor:
+def losses(trainer: Trainer, steps: range) -> Tensor:
     """Loss and gradient norm of each step, [steps, 2]."""
-    return torch.stack([torch.stack(update(job, step)[:2]) for step in steps])
+    return torch.stack([torch.stack(update(trainer, step)[:2]) for step in steps])

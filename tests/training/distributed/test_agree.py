@@ -19,4 +19,4 @@ def test_a_file_that_one_process_may_not_read_is_told_in_all(monkeypatch):
 
     monkeypatch.setattr(processes, "gather", lambda layout, said: [None, said])
     with pytest.raises(processes.SharedError, match=r"rank 1 of 2: cannot use run/config.json"):
-        processes.everywhere(Layout(1, 2), denied)
+        processes.on_all_ranks(Layout(1, 2), denied)

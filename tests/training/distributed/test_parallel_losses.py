@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, job_of, losses, resumed, save
+from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, losses, resumed, save, trainer_of
 from parallel_launch import launch
 
 from unitsphere.training.constraint import bounds_of
 from unitsphere.training.distributed.gradients import whole
 from unitsphere.training.distributed.layout import Degrees
-from unitsphere.training.step import Job
+from unitsphere.training.plan import Trainer
 
 TOLERANCE = 1e-5
 LAYOUTS = {
@@ -49,14 +49,14 @@ def steps_of(name: str) -> range:
     return range(20 if name in ARCHITECTURES else 6)
 
 
-def off_the_constraint(job: Job) -> float:
+def off_the_constraint(trainer: Trainer) -> float:
     """How far a length that is constrained, of the full tensors, is from what is allowed."""
     off = [0.0]
-    for constraint in bounds_of(job.model, job.config.optim.constraint.kind):
-        weight = whole(job.model.get_parameter(constraint.parameter)).detach()
+    for constraint in bounds_of(trainer.model, trainer.config.optim.constraint.kind):
+        weight = whole(trainer.model.get_parameter(constraint.parameter)).detach()
         beyond = weight.norm(dim=constraint.dim) - 1
         off.append(float(beyond.abs().max() if constraint.kind == "sphere" else beyond.max()))
-    for weight, state in job.optimizer.state.items():
+    for weight, state in trainer.optimizer.state.items():
         if "radius" in state:
             off.append(abs(float(whole(weight.detach()).norm() / state["radius"]) - 1))
     return max(off)
@@ -66,37 +66,37 @@ def train_all(plan: Plan, rank: int, folder: Path) -> None:
     """Train as planned; the first process leaves what was found."""
     found: list[dict[str, Any]] = []
     for name, layout in plan:
-        job = job_of(CASES[name], LAYOUTS[layout], rank)
-        begins_alike(job, name)
-        curve = losses(job, steps_of(name)).tolist()
+        trainer = trainer_of(CASES[name], LAYOUTS[layout], rank)
+        begins_alike(trainer, name)
+        curve = losses(trainer, steps_of(name)).tolist()
         with torch.no_grad():
-            logits = whole_logits(job)
+            logits = whole_logits(trainer)
         if (name, layout) == SAVED:
-            save(folder, job, 20)
-        found.append({"curve": curve, "off": off_the_constraint(job), "logits": logits})
+            save(folder, trainer, 20)
+        found.append({"curve": curve, "off": off_the_constraint(trainer), "logits": logits})
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def begins_alike(job: Job, name: str) -> None:
+def begins_alike(trainer: Trainer, name: str) -> None:
     """Parts that were drawn apart are parts of what one process draws."""
-    alone = dict(job_of(CASES[name]).model.named_parameters())
-    for key, weight in job.model.named_parameters():
+    alone = dict(trainer_of(CASES[name]).model.named_parameters())
+    for key, weight in trainer.model.named_parameters():
         assert torch.allclose(whole(weight.detach()), alone[key], rtol=3e-7, atol=0), key
 
 
-def whole_logits(job: Job) -> list[float]:
+def whole_logits(trainer: Trainer) -> list[float]:
     """Some logits of the trained model, through `forward` and not the loss."""
     tokens = torch.arange(8)[None] % VOCABULARY
-    memory = None if job.config.objective != "seq2seq" else job.model.encode(tokens)
-    return job.model(tokens, memory=memory)[0, -1].tolist()
+    memory = None if trainer.config.objective != "seq2seq" else trainer.model.encode(tokens)
+    return trainer.model(tokens, memory=memory)[0, -1].tolist()
 
 
 def check(plan: Plan, processes: int, folder: Path) -> None:
     """Train as planned in that many processes, and compare with one."""
     launch(partial(train_all, plan), processes, folder)
-    alone = {name: job_of(CASES[name]) for name, _ in plan}
-    curves = {name: losses(job, steps_of(name)) for name, job in alone.items()}
+    alone = {name: trainer_of(CASES[name]) for name, _ in plan}
+    curves = {name: losses(trainer, steps_of(name)) for name, trainer in alone.items()}
     found = json.loads((folder / "found.json").read_text())
     for (name, layout), there in zip(plan, found, strict=True):
         curve, expected = torch.tensor(there["curve"]), curves[name]
@@ -121,7 +121,7 @@ def test_four_processes_learn_as_one_does(tmp_path):
     copies += [("gpt-cpr", "fsdp2 x tp"), ("ngpt-frobenius", "fsdp2 x tp")]
     copies += [("ngpt-best", "fsdp2 x tp")]
     check([(name, "fsdp2 x tp") for name in ARCHITECTURES] + copies, 4, tmp_path)
-    alone, case = job_of(CASES["ngpt"]), CASES["ngpt"]
+    alone, case = trainer_of(CASES["ngpt"]), CASES["ngpt"]
     losses(alone, range(20))
     loaded = resumed(case, tmp_path / "step-00000020")
     for (name, weight), other in zip(

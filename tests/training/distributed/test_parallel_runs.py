@@ -21,7 +21,7 @@ from unitsphere.inference.samples import write_sample
 from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed import processes
 from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.processes import SharedError, everywhere, on_first
+from unitsphere.training.distributed.processes import SharedError, on_all_ranks, on_first
 from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
@@ -53,7 +53,7 @@ def two_processes(rank: int, folder: Path) -> None:
     gone = dataclasses.replace(config.data, source=f"missing-{rank}" if rank else "text.txt")
     layout = Layout(rank, 2, rank)
     with pytest.raises(SharedError) as error:
-        everywhere(layout, partial(open_or_refuse, gone.source))
+        on_all_ranks(layout, partial(open_or_refuse, gone.source))
     said["mistake"] = str(error.value)
     assert on_first(layout, lambda: {"rank": rank}) == {"rank": 0}
 
@@ -111,7 +111,7 @@ def test_two_processes_are_one_run(tiny, tmp_path):
     assert "rank 1 has another config than rank 0 (optim.lr: 0.01 -> 0.02)" in said[0]["config"]
     assert "rank 1 has another data than rank 0" in said[0]["data"]
     assert said[0]["mistake"] == "rank 1 of 2: there is no missing-1"
-    assert "rank 1 of 2 hangs or has died" in said[0]["hang"]
+    assert "rank 1 of 2, which has hung or died" in said[0]["hang"]
 
     stopped_at = figures(tmp_path / "run")[-1]["step"]
     assert 0 < stopped_at < 8

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_cases import ARCHITECTURES, VARIANTS, job_of, losses, resumed, save
+from parallel_cases import ARCHITECTURES, VARIANTS, losses, resumed, save, trainer_of
 from parallel_launch import launch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -25,11 +25,13 @@ STAGES = [range(4), range(4, 8), range(8, 12)]
 
 def three_layouts(name: str, rank: int, root: Path) -> list[list[float]]:
     """The losses of a run that changes its layout at each stage."""
-    job = job_of(CASES[name], FSDP2, rank)
-    curve = losses(job, STAGES[0])
-    first = save(root, job, 4)
+    trainer = trainer_of(CASES[name], FSDP2, rank)
+    curve = losses(trainer, STAGES[0])
+    first = save(root, trainer, 4)
     # The same layout goes on bit by bit.
-    twice = [losses(again, STAGES[1]) for again in (job, resumed(CASES[name], first, FSDP2, rank))]
+    twice = [
+        losses(again, STAGES[1]) for again in (trainer, resumed(CASES[name], first, FSDP2, rank))
+    ]
     assert torch.equal(*twice)
     if rank == 0:
         alone = resumed(CASES[name], first)
@@ -61,10 +63,10 @@ def sharded_projections(rank: int) -> None:
 def project_in_silence(rank: int) -> None:
     """FSDP2 cuts between a model's constrained vectors: each is whole in a process."""
     for name in ("ngpt", "angpt"):
-        job = job_of(CASES[name], FSDP2, rank)
-        losses(job, range(2))
-        for constraint in constraints(job.model):
-            weight = job.model.get_parameter(constraint.parameter)
+        trainer = trainer_of(CASES[name], FSDP2, rank)
+        losses(trainer, range(2))
+        for constraint in constraints(trainer.model):
+            weight = trainer.model.get_parameter(constraint.parameter)
             before = whole_of(weight)
             with torch.no_grad():
                 weight.mul_(3)
@@ -92,6 +94,6 @@ def test_a_run_goes_on_on_another_layout(tmp_path):
     launch(run_all, 2, tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
     for name in NAMES:
-        expected = losses(job_of(CASES[name]), range(12))
+        expected = losses(trainer_of(CASES[name]), range(12))
         curve = torch.tensor(found[name])
         assert torch.allclose(curve[:, 0], expected[:, 0], atol=1e-6, rtol=0), name

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from parallel_cases import ARCHITECTURES, job_of, losses
+from parallel_cases import ARCHITECTURES, losses, trainer_of
 from parallel_launch import launch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,35 +16,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unitsphere.training.distributed import parallelize
 from unitsphere.training.distributed.gradients import whole
 from unitsphere.training.distributed.layout import Degrees
-from unitsphere.training.step import Job, update
+from unitsphere.training.plan import Trainer
+from unitsphere.training.step import update
 
 FSDP2, TP, DDP = Degrees(dp_shard=2), Degrees(tp=2), Degrees(dp_replicate=2)
 
 
-def job_with(name: str, layout: Degrees, rank: int, **train: object) -> Job:
+def trainer_with(name: str, layout: Degrees, rank: int, **train: object) -> Trainer:
     """A run of an architecture with other settings of training."""
-    return job_of(dataclasses.replace(ARCHITECTURES[name], train=train), layout, rank)
+    return trainer_of(dataclasses.replace(ARCHITECTURES[name], train=train), layout, rank)
 
 
-def weights(job: Job) -> list[Tensor]:
+def weights(trainer: Trainer) -> list[Tensor]:
     """All weights, whole."""
-    return [whole(weight.detach()).clone() for weight in job.model.parameters()]
+    return [whole(weight.detach()).clone() for weight in trainer.model.parameters()]
 
 
 def gathered_in_bf16(rank: int) -> None:
     """Blocks send their matrices in bf16, and learn bit for bit what autocast alone learns."""
     for name in ("gpt-plus", "ngpt"):
-        bf16 = partial(job_with, name, FSDP2, rank, precision="bf16", micro_batch=1)
-        job = bf16()
+        bf16 = partial(trainer_with, name, FSDP2, rank, precision="bf16", micro_batch=1)
+        trainer = bf16()
         used: dict[str, torch.dtype] = {}
 
         def look(prefix: str, used: dict[str, torch.dtype], module: nn.Module, _: object) -> None:
             own = module.named_parameters(prefix, recurse=False)
             used.update({key: weight.dtype for key, weight in own})
 
-        for prefix, module in job.model.named_modules():
+        for prefix, module in trainer.model.named_modules():
             module.register_forward_pre_hook(partial(look, prefix, used))
-        curve = losses(job, range(4))
+        curve = losses(trainer, range(4))
         assert "blocks.1.mlp.W_u.weight" in used
         for key, dtype in used.items():
             matrix = key.startswith("blocks.") and key.endswith(".weight")
@@ -52,7 +53,7 @@ def gathered_in_bf16(rank: int) -> None:
         with mock.patch.object(parallelize, "policy_of", return_value=parallelize.REDUCED):
             plain = bf16()
         assert torch.equal(curve, losses(plain, range(4))), name
-        for weight, other in zip(weights(job), weights(plain), strict=True):
+        for weight, other in zip(weights(trainer), weights(plain), strict=True):
             assert weight.dtype == torch.float32
             assert torch.equal(weight, other), name
 
@@ -67,38 +68,42 @@ class Sums(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def reductions(job: Job) -> int:
+def reductions(trainer: Trainer) -> int:
     """How often a step sums over the processes."""
     with Sums() as sums:
-        update(job, 0)
+        update(trainer, 0)
     return sums.count
 
 
 def reduced_once_a_batch(rank: int) -> None:
     """Accumulating sends no more gradients than a batch at once, unless FSDP2 is told to."""
     for layout in (DDP, FSDP2):
-        once = reductions(job_with("gpt", layout, rank))
-        assert 0 < once == reductions(job_with("gpt", layout, rank, micro_batch=1))
-    job = job_with("gpt", FSDP2, rank, micro_batch=1)
-    parts = dataclasses.replace(job.config.parallel, reduce="part")
-    job = dataclasses.replace(job, config=dataclasses.replace(job.config, parallel=parts))
-    assert reductions(job) > once
+        once = reductions(trainer_with("gpt", layout, rank))
+        assert 0 < once == reductions(trainer_with("gpt", layout, rank, micro_batch=1))
+    trainer = trainer_with("gpt", FSDP2, rank, micro_batch=1)
+    parts = dataclasses.replace(trainer.config.parallel, reduce="part")
+    trainer = dataclasses.replace(
+        trainer, config=dataclasses.replace(trainer.config, parallel=parts)
+    )
+    assert reductions(trainer) > once
 
 
 def spike_of_one(rank: int) -> None:
     """A loss that is no number in one process is left out by both."""
     for layout in (DDP, FSDP2):
-        job = job_with("ngpt", layout, rank, on_spike="skip")
-        update(job, 0)
-        before = weights(job)
-        broken = dataclasses.replace(job, loss=lambda *a, j=job, **k: j.loss(*a, **k) * odd(rank))
+        trainer = trainer_with("ngpt", layout, rank, on_spike="skip")
+        update(trainer, 0)
+        before = weights(trainer)
+        broken = dataclasses.replace(
+            trainer, loss=lambda *a, j=trainer, **k: j.loss(*a, **k) * odd(rank)
+        )
         loss, norm, _ = update(broken, 1)
         assert not loss.isfinite()
         assert not norm.isfinite()
-        for weight, other in zip(weights(job), before, strict=True):
+        for weight, other in zip(weights(trainer), before, strict=True):
             assert torch.equal(weight, other)
-        assert update(job, 2)[0].isfinite()
-        assert not torch.equal(weights(job)[0], before[0])
+        assert update(trainer, 2)[0].isfinite()
+        assert not torch.equal(weights(trainer)[0], before[0])
 
 
 def odd(rank: int) -> float:
@@ -114,9 +119,9 @@ def blocks_in_one_graph(rank: int) -> None:
         (FSDP2, {"precision": "bf16"}),
         (TP, {"recompute": "full"}),
     ):
-        plain = losses(job_with("ngpt", layout, rank, **more), range(2))
+        plain = losses(trainer_with("ngpt", layout, rank, **more), range(2))
         with mock.patch.object(torch, "compile", traced):
-            compiled = losses(job_with("ngpt", layout, rank, compile=True, **more), range(2))
+            compiled = losses(trainer_with("ngpt", layout, rank, compile=True, **more), range(2))
         assert torch.allclose(plain, compiled, atol=1e-5), (layout, more)
 
 

@@ -20,7 +20,7 @@ def told(monkeypatch):
     def joined(kind, timeout):
         yield Layout()
 
-    def everywhere(layout, action):
+    def on_all_ranks(layout, action):
         with pytest.raises(UserError) as error:
             action()
         found.append(str(error.value))
@@ -30,7 +30,7 @@ def told(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(processes, "joined", joined)
-    monkeypatch.setattr(processes, "everywhere", everywhere)
+    monkeypatch.setattr(processes, "on_all_ranks", on_all_ranks)
     return found
 
 

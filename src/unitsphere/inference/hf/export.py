@@ -23,9 +23,9 @@ from unitsphere.data.writer import publish, workspace
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.inference.hf.tokenizer import write_tokenizer
+from unitsphere.models.config import kv_heads, mlp_size
 from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
-from unitsphere.models.folding import fold_
-from unitsphere.models.parts import kv_heads, mlp_size
+from unitsphere.models.plans import fold_
 from unitsphere.models.trunk import Transformer
 
 WEIGHTS = "model.safetensors"

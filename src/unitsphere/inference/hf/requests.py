@@ -4,6 +4,7 @@ Every mistake becomes `Refused`, status 400, with the name of the field.
 """
 
 import json
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -84,9 +85,9 @@ class Asked(BaseModel):
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=BIASES)] = {}
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """What is to be continued."""
-        raise NotImplementedError
 
     @property
     def most_tokens(self) -> int:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -44,7 +44,7 @@ class Completion:
     asked: type[Asked] = CompletionAsked
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
     opening: tuple[Fields, ...] = ()
-    closing: Fields = {"text": ""}  # noqa: RUF012
+    closing: ClassVar[Fields] = {"text": ""}
 
     def __init__(self, work: Work, model: str) -> None:
         self.work = work
@@ -91,7 +91,7 @@ class Chat(Completion):
     asked = ChatAsked
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
     opening = ({"delta": {"role": "assistant", "content": ""}},)
-    closing: Fields = {"delta": {}}  # noqa: RUF012
+    closing: ClassVar[Fields] = {"delta": {}}
 
     def said(self, text: str) -> Fields:
         return {"message": {"role": "assistant", "content": text}}

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from unitsphere.files import write_bytes
 from unitsphere.report.document import Figure, Frame, Panel
 from unitsphere.report.render.axes import draw_panel, plain_ticks, wrapped
@@ -70,7 +72,7 @@ def write_film(frames: Sequence[Frame], path: Path) -> None:
             canvas = FigureCanvasAgg(draw(frame.figures, 4, frame.title))
             canvas.figure.set_dpi(80)
             canvas.draw()
-            images.append(Image.fromarray(canvas.buffer_rgba()).convert("RGB"))  # pyright: ignore
+            images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
     buffer = io.BytesIO()
     first, *others = images
     pause = 1000 // PER_SECOND

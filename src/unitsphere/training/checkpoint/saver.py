@@ -1,4 +1,4 @@
-"""Saves a run's checkpoints while the run goes on.
+"""Saves a run's checkpoints while the run continues.
 
 The tensors are copied to the host's memory, where the next step cannot change them, and a thread
 writes the copy. One checkpoint is written at a time. What goes wrong in the thread ends the run.
@@ -35,7 +35,7 @@ from unitsphere.training.checkpoint.store import (
 )
 from unitsphere.training.checkpoint.tensors import named_tensors, write_named
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.distributed.processes import everywhere, where
+from unitsphere.training.distributed.processes import on_all_ranks, on_ranks
 
 
 def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
@@ -53,9 +53,9 @@ def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout =
     target = folder_of(root, state.step)
     aside = root / f".writing-{target.name}"
     try:
-        where(layout, layout.first, told(target, partial(make_empty, aside)))
-        everywhere(layout, told(target, partial(write_shards, aside, tensors, layout)))
-        where(layout, layout.first, told(target, partial(complete, aside, target, state)))
+        on_ranks(layout, layout.first, telling(target, partial(make_empty, aside)))
+        on_all_ranks(layout, telling(target, partial(write_shards, aside, tensors, layout)))
+        on_ranks(layout, layout.first, telling(target, partial(complete, aside, target, state)))
     except UserError:
         if layout.first:
             shutil.rmtree(aside, ignore_errors=True)
@@ -64,7 +64,7 @@ def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout =
 
 
 def make_empty(folder: Path) -> None:
-    """An empty folder, whatever was there."""
+    """Make an empty folder, whatever was there."""
     for place in (folder.parent, folder):
         refuse_link(place)
     shutil.rmtree(folder, ignore_errors=True)
@@ -80,7 +80,7 @@ def write_shards(aside: Path, tensors: dict[str, Tensor], layout: Layout) -> Non
 
 
 def complete(aside: Path, target: Path, state: State) -> None:
-    """Write what is no tensor, the marker last, and give the checkpoint its name."""
+    """Write everything but tensors, the marker last, and give the checkpoint its name."""
     write_synced(aside / STATE, json.dumps(to_dict(state)))
     write_synced(aside / MARKER, json.dumps(fingerprints(aside)))
     sync(aside)
@@ -90,8 +90,8 @@ def complete(aside: Path, target: Path, state: State) -> None:
     sync(target.parent)
 
 
-def told(target: Path, action: Callable[[], None]) -> Callable[[], None]:
-    """`action`, with the system's refusals retold as a `UserError` about the checkpoint."""
+def telling(target: Path, action: Callable[[], None]) -> Callable[[], None]:
+    """Returns `action` with the system's refusals as a `UserError` about the checkpoint."""
 
     def call() -> None:
         try:
@@ -99,14 +99,14 @@ def told(target: Path, action: Callable[[], None]) -> Callable[[], None]:
         except (OSError, CheckpointException) as error:
             raise UserError(
                 f"cannot save checkpoint {target}: {os_error(error).strerror}; earlier checkpoints "
-                "are kept, and when that is mended the same command goes on"
+                "are kept, and when that is fixed the same command resumes"
             ) from error
 
     return call
 
 
 def os_error(error: OSError | CheckpointException) -> OSError:
-    """The system's refusal behind `error`; what is none is raised again."""
+    """Returns the system's refusal behind `error`; raises any other error again."""
     if isinstance(error, OSError):
         return error
     for cause, _ in error.failures.values():
@@ -124,19 +124,19 @@ def write_synced(path: Path, text: str) -> None:
 
 
 class Writing(Thread):
-    """One checkpoint on its way to the disk; `failure` is what the disk refused."""
+    """A thread that writes one checkpoint; `failure` is what the disk refused."""
 
     def __init__(
         self, root: Path, state: State, tensors: dict[str, Tensor], layout: Layout
     ) -> None:
-        # A daemon: a second Ctrl-C does not wait for it, and what it leaves is no checkpoint.
+        # A daemon: a second Ctrl-C does not wait for it, and what it leaves is not complete.
         super().__init__(name=f"saver of step {state.step}", daemon=True)
         self.root, self.state, self.tensors, self.layout = root, state, tensors, layout
         self.written: Path | None = None
         self.failure: UserError | None = None
 
     def run(self) -> None:
-        """Write; any other exception is Python's to show, and `result` tells of it."""
+        """Write the checkpoint; `result` reports what went wrong."""
         try:
             self.written = write(self.root, self.state, self.tensors, self.layout)
         except UserError as error:
@@ -144,12 +144,12 @@ class Writing(Thread):
         self.tensors = {}
 
     def result(self) -> Path:
-        """The checkpoint's folder, when it is on the disk; raises what it failed with."""
+        """Returns the checkpoint's folder when it is on the disk; raises what it failed with."""
         self.join()
         if self.failure is not None:
             raise self.failure
         if self.written is None:
-            raise RuntimeError(f"the {self.name} died of the exception above")
+            raise RuntimeError(f"the {self.name} ended with the exception above")
         return self.written
 
 
@@ -157,7 +157,7 @@ class Saver:
     """Saves under `root` and deletes what is too old. Close it, or use it as a context manager.
 
     asynchronous: `save` returns when the copy is made; else when it is on the disk.
-    longest: seconds that the slowest checkpoint took, from the call until it was known to be there.
+    longest: seconds that the slowest checkpoint took, from the call until it was known to be saved.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for the thread, unless a second Ctrl-C asks to stop at once."""
+        """Wait for the thread, unless a second Ctrl-C stops the run at once."""
         if kind is None:
             self.wait()
         elif not issubclass(kind, KeyboardInterrupt) and self.writing is not None:
@@ -206,7 +206,7 @@ class Saver:
             self.wait()
 
     def check(self) -> None:
-        """`wait`, unless the thread is still at work in some process."""
+        """Wait if the thread has finished on every rank; raises what it failed with."""
         if self.writing is not None and not self.layout.any(self.writing.is_alive()):
             self.wait()
 

@@ -48,11 +48,11 @@ class State:
     """figures of a step whose record a stop left unwritten, in the middle of its validation"""
     losses: list[float] = field(default_factory=list)
     losses_seen: int = 0
-    """what a spike is measured by (guard.py)"""
+    """the recent losses that a spike is measured against (guard.py)"""
     spikes: list[int] = field(default_factory=list)
-    """steps of late that were spikes"""
+    """recent steps that were spikes"""
     watch: Watch = field(default_factory=Watch)
-    """the loss as divergence is judged by it"""
+    """what is known of the loss to judge divergence by"""
 
     def over(self, steps: int) -> bool:
         """Whether a run of so many steps has nothing left to do."""
@@ -60,15 +60,15 @@ class State:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Returns where the checkpoint of `step` lies."""
     return root / f"step-{step:08d}"
 
 
 def load_state(folder: Path) -> State:
-    """The state.json of a complete checkpoint; a `UserError` if it is none."""
+    """Returns the state.json of a complete checkpoint; raises UserError if it is not one."""
     found = read_json(folder / STATE)
     if not isinstance(found, dict):
-        raise UserError(f"{folder / STATE} is no state of a run")
+        raise UserError(f"{folder / STATE} is not the state of a run")
     state = from_dict(State, found, f"{folder}: ")
     counts = (state.tokens, state.samples, state.losses_seen)
     if folder != folder_of(folder.parent, state.step) or min(counts) < 0:
@@ -105,9 +105,10 @@ def links(root: Path) -> list[str]:
 
 
 def newest(root: Path, most: int | None = None) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint under `root`; a line for each newer one that is damaged.
+    """Returns the newest complete checkpoint under `root`, and a line for each newer one that is
+    damaged.
 
-    `most`: of those of at most so many steps.
+    most: only checkpoints of at most so many steps count.
     """
     damaged = []
     for step, folder in reversed(folders(root).items()):
@@ -121,27 +122,27 @@ def newest(root: Path, most: int | None = None) -> tuple[Path | None, list[str]]
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is as its marker says."""
+    """Returns what is wrong with a checkpoint, or None if every file is as its marker says."""
     marker = folder / MARKER
     try:
         if not stat.S_ISREG(marker.lstat().st_mode):
-            return f"{MARKER} is no file"
+            return f"{MARKER} is not a file"
     except FileNotFoundError:
-        return "it was not written to its end"
-    except OSError as error:  # not passed over: what is newest would be lost
+        return "writing it was interrupted"
+    except OSError as error:  # not skipped: the newest checkpoint would be lost
         raise UserError(f"cannot read {marker}: {reason(error)}") from error
     try:
         promised = read_json(marker)
     except UserError as error:
         return str(error)
     if not isinstance(promised, dict):
-        return f"{MARKER} is no list of files"
+        return f"{MARKER} is not a list of files"
     names = {path.name for path in parts(folder)}
     for name in sorted(promised.keys() | names):
         if name not in names:
             return f"{name} is missing"
         try:
-            # Its size first: hashing what somebody has made endless would not end.
+            # Its size first: hashing a file that somebody made endless would not end.
             if not has_size(folder / name, promised.get(name)):
                 return f"{name} is not what was written"
         except OSError as error:
@@ -157,14 +158,14 @@ def damage(folder: Path) -> str | None:
 
 
 def has_size(path: Path, promised: Any) -> bool:
-    """Whether a file is as large as its marker says; OSError for what is none."""
+    """Returns whether a file is as large as its marker says; OSError for what is not a file."""
     if not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     return isinstance(promised, dict) and path.stat().st_size == promised.get("size")
 
 
 def parts(folder: Path) -> list[Path]:
-    """The files of a checkpoint but the marker, by name.
+    """Returns the files of a checkpoint except the marker, by name.
 
     A checkpoint has no hidden files of its own: they are a file manager's or a network disk's.
     """
@@ -179,9 +180,9 @@ def fingerprints(folder: Path) -> dict[str, dict[str, int | str]]:
 
 
 def fingerprint(path: Path) -> dict[str, int | str]:
-    """Size and sha256 of a file; OSError for what is none, which reading might never end."""
+    """Size and sha256 of a file; OSError for what is not a file: reading it might never end."""
     if not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     with open_given(path, path.parent) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"size": path.stat().st_size, "sha256": digest}
@@ -208,7 +209,7 @@ def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:
 def discard(folder: Path) -> None:
     """Delete a checkpoint so that, whenever this is interrupted, no part of it looks like one."""
     if folder.exists():
-        # A name of its own: what a former one could not delete may still be there.
+        # A new name each time: what an earlier call could not delete may still be there.
         hidden = folder.with_name(f".removing-{folder.name}-{token_hex(8)}")
         folder.rename(hidden)
         remove(hidden)

@@ -1,6 +1,6 @@
 """The tensors of a run on the disk, as safetensors, by torch.distributed.checkpoint.
 
-Model tensors are named `model.<name>` and lie in one file, so that a reader of the model alone
+Model tensors are named `model.<name>` and lie in one file, so that a reader of only the model
 skips the rest; the optimizer's are `optim.<parameter>.<state>`. No pickle is written or read.
 """
 
@@ -154,9 +154,9 @@ def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Retell as a `UserError` whatever torch runs into in files that were not written here.
+    """Raise as a `UserError` whatever torch raises for files that were not written here.
 
-    It looks up what a header says without asking whether it is there.
+    torch looks up what a header says without checking that it is there.
     """
     try:
         yield
@@ -179,7 +179,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Silence torch's remark that nothing is distributed: here that is meant."""
+    """Silence torch's warning that nothing is distributed: here that is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -192,7 +192,7 @@ def rng_state(device: torch.device) -> tuple[str, str | None]:
 
 
 def set_rng_state(cpu: str, gpu: str | None, device: torch.device) -> None:
-    """Put the generators where `rng_state` found them; a UserError if that is no state."""
+    """Put the generators where `rng_state` found them; UserError if that is not a state."""
     try:
         torch.set_rng_state(decode(cpu))
         if gpu is not None and device.type == "cuda":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
@@ -40,14 +40,14 @@ def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
     yield
 
 
-def settle(model: Transformer, layout: Layout) -> None:
+def reduce_gradients(model: Transformer, layout: Layout) -> None:
     """Once a batch is through: bring each gradient to where its weight is, summed."""
     if layout.degrees.tp > 1:
-        place(model)
+        redistribute(model)
     reduce_small(model, layout)
 
 
-def place(model: Transformer) -> None:
+def redistribute(model: Transformer) -> None:
     """Sum and cut the gradients that tensor parallel leaves otherwise than their weights."""
     for parameter in model.parameters():
         gradient = parameter.grad
@@ -79,7 +79,7 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 @torch.no_grad()
-def clip(model: Transformer, limit: float) -> Tensor:
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
     """Scale all gradients so that their norm, as one vector over all processes, is at most `limit`.
 
     Returns the norm before that, a plain tensor that is the same in every process.

@@ -124,6 +124,11 @@ class Layout:
         """Which part of the rows is this process's."""
         return self.rank // self.degrees.tp
 
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether a process holds only a part of a weight."""
+        return self.degrees.dp_shard > 1 or self.degrees.tp > 1
+
     def rows(self, total: int) -> tuple[int, int]:
         """The first of this process's rows of a batch of `total`, and how many they are."""
         count = total // self.degrees.data

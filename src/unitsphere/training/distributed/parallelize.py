@@ -69,9 +69,10 @@ def parallelize(
 def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
-    Matrices alone are cut, and between constrained vectors: by rows, or by columns where those are
-    columns and can be cut evenly, so that a process projects its own. Gains, scales and biases stay
-    whole and in fp32 in every process: `gradients.settle` sums their gradients.
+    Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
+    columns and divide evenly, so that each process projects its own vectors. Gains, scales and
+    biases stay whole and in fp32 in every process: `gradients.reduce_gradients` sums their
+    gradients.
     """
     assert layout.mesh is not None
     several = layout.degrees.dp_replicate > 1
@@ -161,7 +162,7 @@ KEPT = {
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops._c10d_functional.all_reduce.default,  # tensor parallel: sums over processes
 }
-"""Operations that are dear to repeat."""
+"""Operations that are expensive to repeat."""
 
 
 def recompute_blocks(model: Transformer, how: Recompute) -> None:

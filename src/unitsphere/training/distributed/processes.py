@@ -1,7 +1,7 @@
 """The processes of a run, as torchrun starts them, and what they must know of each other.
 
 A mistake on one rank only would leave the others waiting in their next collective. So what may fail
-before training is done through `everywhere` or `on_first`, after which all ranks resume or all
+before training is done through `on_all_ranks` or `on_first`, after which all ranks continue or all
 raise `SharedError`, with the rank where it went wrong. Messages are JSON text, never pickles.
 
 torch ends a collective that waits longer than `parallel.timeout`, but says only that it waited.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class SharedError(UserError):
-    """A mistake that all processes raise at once; one of them tells it."""
+    """A mistake that all ranks raise together; one of them prints it."""
 
 
 def gather(layout: Layout, message: Any) -> list[Any]:
@@ -48,16 +48,16 @@ def gather(layout: Layout, message: Any) -> list[Any]:
     ]
 
 
-def everywhere(layout: Layout, action: Callable[[], T]) -> T:
+def on_all_ranks(layout: Layout, action: Callable[[], T]) -> T:
     """`action()` in every process; raises SharedError in all if one raised UserError or OSError.
 
     A single process raises its own.
     """
-    return where(layout, True, action)[0]
+    return on_ranks(layout, True, action)[0]
 
 
-def where(layout: Layout, here: bool, action: Callable[[], T]) -> list[T]:
-    """[`action()`] in the processes where it is `here`, [] in the others; errs as `everywhere`."""
+def on_ranks(layout: Layout, here: bool, action: Callable[[], T]) -> list[T]:
+    """[`action()`] on the ranks that are `here`, [] on the others; errs as `on_all_ranks`."""
     if layout.world == 1:
         return [action()] if here else []
     results, mistake = [], None
@@ -79,17 +79,17 @@ def where(layout: Layout, here: bool, action: Callable[[], T]) -> list[T]:
 
 def on_first(layout: Layout, action: Callable[[], Any]) -> Any:
     """What the first process's `action()` returned, JSON-able, in all of them."""
-    found = where(layout, layout.first, action)
+    found = on_ranks(layout, layout.first, action)
     return gather(layout, found)[0][0]
 
 
-def one_by_one(layout: Layout, action: Callable[[], T]) -> T:
+def local_first(layout: Layout, action: Callable[[], T]) -> T:
     """`action()` everywhere, but on each machine in its first process before the others.
 
     What it prepares on a disk is then there for the others.
     """
     leads = layout.local_rank == 0
-    return (where(layout, leads, action) + where(layout, not leads, action))[0]
+    return (on_ranks(layout, leads, action) + on_ranks(layout, not leads, action))[0]
 
 
 def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
 
 
 TELL = 60
-"""Seconds for which a process with a mistake waits for the others, to tell them."""
+"""Seconds for which a process with a mistake waits for the others in order to tell them."""
 
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
@@ -138,7 +138,7 @@ def processes(config: ParallelConfig, device: str) -> Iterator[Layout]:
             "by torchrun --nproc-per-node N -m unitsphere train …"
         )
     try:
-        kind = own_device(device).type
+        kind = local_device(device).type
     except UserError as mistake:
         tell_others(mistake)
         raise
@@ -159,7 +159,7 @@ def joined(kind: str, timeout: int) -> Iterator[Layout]:
 
 
 def tell_others(mistake: UserError | OSError) -> None:
-    """Let the other processes of a run know of a mistake of this one's before it joins them.
+    """Tell the other processes of a run about a mistake that this one made before it joined them.
 
     They would wait for it until `parallel.timeout`. Does nothing where there are none.
     """
@@ -170,9 +170,9 @@ def tell_others(mistake: UserError | OSError) -> None:
         raise mistake
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"  # as the others probably have it
-    # A UserError: all know. The other: nobody has come within the time who could be told.
+    # UserError: all know. DistError: no other process has come within the time.
     with suppress(UserError, dist.DistError), joined(kind, TELL) as layout:
-        everywhere(layout, fail)
+        on_all_ranks(layout, fail)
 
 
 def local_rank() -> int:
@@ -180,7 +180,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def own_device(name: str) -> torch.device:
+def local_device(name: str) -> torch.device:
     """`train.device` for this process: of several GPUs, that of its number on the machine."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and name in ("auto", "cuda") and torch.cuda.is_available():
@@ -210,8 +210,8 @@ def watched(layout: Layout) -> Iterator[None]:
             raise
         who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
         raise UserError(
-            f"rank {layout.rank} waited in vain: {who} of {layout.world} hangs or has died; see "
-            "what it printed last. Complete checkpoints are kept: the same command goes on"
+            f"rank {layout.rank} got no answer from {who} of {layout.world}, which has hung or "
+            "died: see its last output. Complete checkpoints are kept: the same command resumes"
         ) from error
 
 
@@ -221,13 +221,13 @@ def of_collective(error: RuntimeError) -> bool:
 
 
 def missing(layout: Layout) -> list[int]:
-    """The ranks that have not left their word within the grace period."""
+    """Returns the ranks that have not written their name within the grace period."""
     names = {rank: f"unitsphere/waited/{rank}" for rank in range(layout.world)}
     store = _get_default_store()
     try:
-        store.set(names[layout.rank], "in vain")
+        store.set(names[layout.rank], "timed out")
         store.wait(list(names.values()), GRACE)
-    except dist.DistStoreError:  # the wait is over, not all words are there
+    except dist.DistStoreError:  # the time is over, and a name is missing
         return [rank for rank, name in names.items() if not store.check([name])]
     except dist.DistNetworkError:  # the process that holds the store is gone
         return [0]

@@ -24,7 +24,7 @@ COSTS = 0.1
 """… if what it needs more is this share of the time, too."""
 
 
-class OwnTime:
+class LocalTime:
     """The time that this process has needed by itself; a single process measures nothing.
 
     On a GPU events are left in its stream and read when a record is due, after the losses.
@@ -70,8 +70,8 @@ class OwnTime:
 class Stragglers:
     """Compares the processes whenever a record is due; `say` tells of one that is slow."""
 
-    def __init__(self, layout: Layout, own: OwnTime, say: Callable[[str], None]) -> None:
-        self.layout, self.own, self.say = layout, own, say
+    def __init__(self, layout: Layout, local: LocalTime, say: Callable[[str], None]) -> None:
+        self.layout, self.local, self.say = layout, local, say
         self.warm = False
         self.told: int | None = None
 
@@ -83,7 +83,7 @@ class Stragglers:
         """
         if self.layout.world == 1:
             return {}
-        times = gather(self.layout, self.own.take())
+        times = gather(self.layout, self.local.take())
         if not self.warm:
             self.warm = True
             return {}

@@ -1,4 +1,4 @@
-"""Tensor parallel: processes share every matrix product, each model part as its `cuts` say.
+"""Tensor parallel: processes share every matrix product, each model part as its `tp_plan` says.
 
 Between a matrix cut by columns and the next, cut by rows, a process computes its own heads and
 hidden units with ordinary tensors; h, norms and residual steps are whole in every process, and
@@ -22,8 +22,10 @@ from torch.distributed.tensor import (
 )
 
 from unitsphere.errors import UserError
-from unitsphere.models.cuts import Cut, Cuts, Headed
+from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, Scale
+from unitsphere.models.plans import Shard as PlannedShard
+from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.distributed.layout import Layout
 
@@ -41,24 +43,23 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
     for module in list(model.modules()):
         if isinstance(module, Linear) and module.fp8 is not None:
             raise UserError("train.precision fp8 does not go with parallel.tp: take bf16")
-        if isinstance(module, Headed):
+        if isinstance(module, AttentionMixer):
             check_heads(module, mesh.size())
-        if isinstance(module, Cuts):
-            for name, cut in module.cuts.items():
-                part = getattr(module, name, None)
-                if part is not None and not isinstance(part, nn.Identity):
-                    check_even(part, name, cut, mesh.size())
-                    CUTTERS[cut](part, mesh)
-                    named.add(part)
-            if isinstance(module, Headed):  # the heads of this process
-                module.n_heads //= mesh.size()
-                module.n_kv_heads //= mesh.size()
+        for name, cut in tp_plan(module).items():
+            part = getattr(module, name, None)
+            if part is not None and not isinstance(part, nn.Identity):
+                check_even(part, name, cut, mesh.size())
+                CUTTERS[cut](part, mesh)
+                named.add(part)
+        if isinstance(module, AttentionMixer):  # the heads of this process
+            module.n_heads //= mesh.size()
+            module.n_kv_heads //= mesh.size()
     forgotten = [n for n, m in model.named_modules() if isinstance(m, Linear) and m not in named]
     if forgotten:
         raise ValueError(f"{type(model).__name__} does not say how {forgotten[0]} is cut")
 
 
-def check_even(part: nn.Module, name: str, cut: Cut, parts: int) -> None:
+def check_even(part: nn.Module, name: str, cut: PlannedShard, parts: int) -> None:
     """Raise UserError unless the part can be cut evenly."""
     for parameter in part.parameters(recurse=False):
         axis = 1 if cut == "rows" else 0
@@ -69,7 +70,7 @@ def check_even(part: nn.Module, name: str, cut: Cut, parts: int) -> None:
             )
 
 
-def check_heads(attention: Headed, parts: int) -> None:
+def check_heads(attention: AttentionMixer, parts: int) -> None:
     """Raise UserError unless each process gets as many heads, and as many of keys and values."""
     if attention.n_heads % parts or attention.n_kv_heads % parts:
         raise UserError(
@@ -128,7 +129,7 @@ def cut_gathered(norm: nn.Module, mesh: DeviceMesh) -> None:
     distribute_module(norm, mesh, None, entering(LAST, Replicate()), leaving(LAST))
 
 
-CUTTERS: dict[Cut, Callable[[nn.Module, DeviceMesh], None]] = {
+CUTTERS: dict[PlannedShard, Callable[[nn.Module, DeviceMesh], None]] = {
     "columns": cut_columns,
     "rows": cut_rows,
     "vocabulary": cut_vocabulary,

@@ -51,7 +51,7 @@ from unitsphere.training.distributed.layout import SINGLE, Layout
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text: nats a scored token, and the text's size.
+    """Loss of a model on a text in nats per scored token, and the text's size.
 
     `tokens` counts those that were scored, `bytes` the text's. Causal models have
     bits_per_byte, masked ones accuracy. text_lost is the tokenizer's (`data.tokenizer.text_lost`);
@@ -216,7 +216,7 @@ def score(
     """
     totals = Totals()
     with evaluating(model):
-        for batch in (own_rows(batch, layout) for batch in batches):
+        for batch in (local_rows(batch, layout) for batch in batches):
             between()
             here = batch.to(model.device)
             with autocast(model.device, precision):
@@ -227,7 +227,7 @@ def score(
     return sum_totals(totals, layout)
 
 
-def own_rows(batch: Batch, layout: Layout) -> Batch:
+def local_rows(batch: Batch, layout: Layout) -> Batch:
     """This process's rows of a batch, near enough equally many; at least one, if need be unscored.
 
     So all processes call the model equally often: what they share in it needs them all.

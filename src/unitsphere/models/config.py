@@ -1,0 +1,79 @@
+"""What the configs of all architectures share: the sizes of a model, and their checks."""
+
+import math
+from dataclasses import dataclass
+
+from unitsphere.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The settings that every architecture has; its own config adds to them."""
+
+    vocab_size: int | None = None
+    """V; none: as the tokenizer, rounded up to a multiple of 64"""
+    d_model: int = 128
+    """width of the hidden state"""
+    n_layers: int = 4
+    """blocks"""
+    n_heads: int = 4
+    """attention heads; must divide d_model"""
+    n_kv_heads: int | None = None
+    """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
+    window: int | None = None
+    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
+    d_ff: int | None = None
+    """width of the MLP; none: 4·d_model"""
+    mixers: str = "attention"
+    """token mixers of the layers by name, again from the first when the names are used up"""
+    tied: bool = False
+    """use the input embedding as output head"""
+
+
+def head_size(d_model: int, n_heads: int) -> int:
+    """d_k = d_model/H; a `UserError` unless H divides d_model."""
+    if n_heads < 1 or d_model < 1 or d_model % n_heads:
+        raise UserError(
+            f"model.d_model {d_model} is not divisible by model.n_heads {n_heads}: "
+            "change one of them"
+        )
+    return d_model // n_heads
+
+
+def kv_heads(n_heads: int, n_kv_heads: int | None) -> int:
+    """Heads of keys and values: n_heads if none are given; a `UserError` unless they divide it."""
+    if n_kv_heads is not None and (n_kv_heads < 1 or n_heads % n_kv_heads):
+        raise UserError(
+            f"model.n_heads {n_heads} is not divisible by model.n_kv_heads {n_kv_heads}: "
+            "change one of them"
+        )
+    return n_heads if n_kv_heads is None else n_kv_heads
+
+
+def mlp_size(d_ff: int | None, d_model: int) -> int:
+    """The MLP's width: 4·d_model if none is given; a `UserError` unless it is positive."""
+    if d_ff is not None and d_ff < 1:
+        raise UserError(f"model.d_ff must be at least 1: {d_ff}; leave it out for 4·d_model")
+    return 4 * d_model if d_ff is None else d_ff
+
+
+def rotary_size(d_k: int, fraction: float) -> int:
+    """How many dimensions of a head RoPE rotates: the largest even number up to d_k·fraction.
+
+    Raises UserError for a fraction that is not between 0 and 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise UserError(f"model.rotary_fraction must be between 0 and 1: {fraction}")
+    return 2 * int(round(d_k * fraction, 6) // 2)  # 100 · 0.58 is a little less than 58
+
+
+def vocabulary(size: int | None) -> int:
+    """V; a `UserError` if it is still to be taken from a tokenizer."""
+    if size is None or size < 1:
+        raise UserError(f"model.vocab_size is {size}: give the number of tokens")
+    return size
+
+
+def output_std(std: float, n_layers: int, cross: bool) -> float:
+    """std/√(the number of sublayers that add to h), 2 per layer, or 3 with cross-attention."""
+    return std / math.sqrt((3 if cross else 2) * n_layers)
