@@ -130,7 +130,6 @@ def test_going_on_trains_nothing_again_and_another_study_is_refused(case):
 
 
 def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
-    pytest.importorskip("optuna")
     search = {"optim.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
     study = study_of(
         recipe, method="optuna", trials=3, search=search, seeds=[0], run={"workers": 1}
@@ -152,7 +151,6 @@ def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
 
 
 def test_points_that_optuna_gave_for_another_search_are_refused(recipe, tmp_path):
-    pytest.importorskip("optuna")
     wide, narrow = (
         study_of(
             recipe,

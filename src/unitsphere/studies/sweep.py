@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from unitsphere.config import read_json, to_dict
+from unitsphere.config import flatten, read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.numbers import short
@@ -24,19 +24,13 @@ from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
 from unitsphere.studies.core.rates import arm_config, to_come
 from unitsphere.studies.core.results import RUNS, provenance, study_folder
-from unitsphere.studies.core.search import (
-    EarlyStop,
-    MedianRule,
-    ask,
-    check_optuna,
-)
+from unitsphere.studies.core.search import EarlyStop, MedianRule, next_points, random_points
 from unitsphere.studies.core.space import (
     MOST_POINTS,
     Params,
     Space,
     count_points,
     grid_points,
-    random_point,
     space_of,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text
@@ -112,8 +106,6 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
     call then goes on.
     """
-    if study.method == "optuna":
-        check_optuna()
     check_keys(study)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
@@ -132,8 +124,7 @@ def check_keys(study: SweepStudy) -> None:
     Points that are drawn for it are looked at, not the whole space.
     """
     for arm in study.arms:
-        for number in range(LOOKED_AT):
-            point = random_point(study.space, 0, number)
+        for point in random_points(study.space, LOOKED_AT, seed=0):
             resolve(with_overrides(arm_config(study, arm), point), None)
 
 
@@ -142,7 +133,7 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
     done: dict[str, list[Trial]] = {arm: [] for arm in study.arms}
     turn = max(1, (study.run.workers or available_slots()) // len(study.arms))
     while True:
-        points = {arm: next_points(study, out, arm, done[arm], turn) for arm in study.arms}
+        points = {arm: points_so_far(study, out, arm, done[arm], turn) for arm in study.arms}
         if all(len(points[arm]) == len(done[arm]) for arm in study.arms):
             return done
         runs = {
@@ -166,31 +157,49 @@ def runs_left(study: SweepStudy, arm: str, points: int) -> list[Job]:
     return to_come(study, arm, study.tokens, runs)
 
 
-def next_points(
+def points_so_far(
     study: SweepStudy, out: Path, arm: str, done: Sequence[Trial], turn: int
 ) -> list[Params]:
-    """An arm's points so far and those of the next turn; what Optuna gave is kept in ASKED."""
+    """An arm's points so far and those of the next turn; what was drawn is kept in ASKED."""
     if study.method == "grid":
         return grid_points(study.space)
     assert study.trials is not None
-    if study.method == "random":
-        numbers = range(study.trials)
-        return [random_point(study.space, study.search_seed, number) for number in numbers]
     path = out / RUNS / arm / ASKED
     asked = points_of(path, study.search)
+    if study.method == "random":
+        if not asked:
+            asked = random_points(study.space, study.trials, study.search_seed)
+            for number, params in trained_points(path.parent, study.space).items():
+                asked[number] = params
+            keep_points(path, study.search, asked)
+        return asked
     missing = min(turn, study.trials - len(asked))
     if len(asked) > len(done) or missing < 1:
         return asked
     told = [told_of(trial) for trial in done]
     known = [t for t in told if t is not None]
-    points = [*asked, *ask(study.space, known, missing, study.search_seed, len(asked))]
+    asked = [*asked, *next_points(study.space, known, missing, study.search_seed, len(asked))]
+    keep_points(path, study.search, asked)
+    return asked
+
+
+def keep_points(path: Path, search: Mapping[str, object], points: Sequence[Params]) -> None:
+    """Write down the points that were drawn, and what they were drawn from."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"search": study.search, "points": points}, indent=2) + "\n")
-    return points
+    write_text(path, json.dumps({"search": search, "points": points}, indent=2) + "\n")
+
+
+def trained_points(folder: Path, space: Space) -> dict[int, Params]:
+    """Trial -> its point, of a random search by an older version, which kept no list of them."""
+    found = {}
+    for config in sorted(folder.glob("trial-*/seed-*/config.json")):
+        values = flatten(read_json(config))
+        found[int(config.parts[-3].removeprefix("trial-"))] = {key: values[key] for key in space}
+    return found
 
 
 def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
-    """The points that Optuna gave so far; a `UserError` if they are of another search."""
+    """The points that were drawn so far; a `UserError` if they are of another search."""
     if not path.exists():
         return []
     kept = read_json(path)
@@ -301,8 +310,7 @@ def parts(study: SweepStudy) -> list[Part]:
         if study.method == "grid":
             points = grid_points(study.space)
         elif study.method == "random":
-            numbers = range(study.trials or 0)
-            points = [random_point(study.space, study.search_seed, number) for number in numbers]
+            points = random_points(study.space, study.trials or 0, study.search_seed)
         else:
             points = [{}] * (study.trials or 0)
         trials = [point_config(study, arm, point) for point in points]
