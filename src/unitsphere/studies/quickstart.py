@@ -16,7 +16,7 @@ from typing import Any
 
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
-from unitsphere.report.document import Page
+from unitsphere.report.document import Page, Section, Text
 from unitsphere.report.kinds.quickstart import Arm, validation_figures
 from unitsphere.report.registry import SUMMARY
 from unitsphere.report.render.picture import write_picture
@@ -41,6 +41,7 @@ RECIPES = (
     "quickstart/ngpt",
     "quickstart/angpt",
 )
+SAMPLE_LINES, WIDTH = 6, 76
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,13 +214,28 @@ def title(found: Found) -> str:
 
 
 def write(document: dict[str, Any], out: Path) -> tuple[Page, list[Path]]:
-    """Write summary.json, the picture and the HTML page."""
+    """Write summary.json, the picture and the HTML page.
+
+    The page for the terminal has the beginning of what each arm wrote.
+    """
     write_text(out / SUMMARY, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     written = write_page(out)
     curves = validation_figures(written.page)
     if curves is not None:
         write_picture(curves.figures, [out / "curves.png"], curves.columns, document["title"])
-    return written.page, [out / "curves.png", written.path] if curves else [written.path]
+    sections = [*written.page.sections, Section("wrote", "Samples", wrote(document["samples"]))]
+    files = [Path(arm["run"]) for arm in document["arms"]]
+    files += [out / SUMMARY, *([out / "curves.png"] if curves else []), written.path]
+    return dataclasses.replace(written.page, sections=sections), files
+
+
+def wrote(samples: Mapping[str, str]) -> list[Text]:
+    """The first lines of each arm's last sample."""
+    found = []
+    for name, sample in samples.items():
+        lines = [line[:WIDTH] for line in sample.split("\n") if line.strip()][:SAMPLE_LINES]
+        found.append(Text([f"{name} wrote:", *(f"  {line}" for line in lines)]))
+    return found
 
 
 def failures(found: Found) -> list[str]:
