@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unitsphere.models.parts import Linear
+from unitsphere.models.plans import input_bounds
+from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.report.table import markdown
 from unitsphere.studies.core.plan import with_overrides
@@ -87,11 +88,11 @@ def loss_table(out: Path) -> str:
 class Largest:
     """The largest element and length that the inputs of a model's static layers have shown."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Transformer) -> None:
         self.element = self.length = 0.0
-        for layer in model.modules():
-            if isinstance(layer, Linear) and layer.input_bound:
-                layer.register_forward_pre_hook(self.look)
+        for name, bound in input_bounds(model).items():
+            if bound:
+                model.get_submodule(name).register_forward_pre_hook(self.look)
 
     def look(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Keep what is larger than before."""

@@ -12,9 +12,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from unitsphere.finetune import FinetuneConfig, finetune
 from unitsphere.report.table import markdown
-from unitsphere.training.finetune import finetune
-from unitsphere.training.finetune_config import FinetuneConfig
 
 FILES = {
     "cola": "cola_in_domain_dev.tsv",

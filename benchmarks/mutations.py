@@ -43,16 +43,16 @@ MODELS = [  # the cheapest first: one failure is enough
 ]
 TRAINING = [
     "tests/models/test_layout.py",
-    "tests/training/test_schedule.py",
-    "tests/training/test_optim.py",
-    "tests/training/test_optim_groups.py",
-    "tests/training/test_remembered.py",
-    "tests/training/test_constraint.py",
-    "tests/training/test_frobenius.py",
-    "tests/training/test_cpr.py",
-    "tests/training/test_muon.py",
-    "tests/training/test_frequency.py",
-    "tests/training/test_constraint_contract.py",
+    "tests/training/optim/test_schedule.py",
+    "tests/training/optim/test_optim.py",
+    "tests/training/optim/test_optim_groups.py",
+    "tests/training/optim/test_remembered.py",
+    "tests/training/optim/test_constraint.py",
+    "tests/training/optim/test_frobenius.py",
+    "tests/training/optim/test_cpr.py",
+    "tests/training/optim/test_muon.py",
+    "tests/training/optim/test_frequency.py",
+    "tests/training/optim/test_constraint_contract.py",
 ]
 SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}
 """Folder of the source -> the tests that its mutants meet."""

@@ -15,7 +15,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 from unitsphere import __version__
 from unitsphere.cli import app, main
 from unitsphere.cli.parse import describe, options, parse
-from unitsphere.cli.train import split_recipe
+from unitsphere.cli.settings import split_recipe
+from unitsphere.cli.train import Train
 from unitsphere.errors import UserError
 
 HEAVY = ["torch", "numpy", "tokenizers", "matplotlib", "rich", "tensorboard", "safetensors"]
@@ -239,10 +240,11 @@ def test_help_shows_no_empty_default_and_each_flag_once(capsys):
         ("--optim.muon_head False quickstart/ngpt", "quickstart/ngpt"),
         ("--model.qk_norm --optim.lr 3 my.toml", "my.toml"),
         ("--optim.lr 3", None),
+        ("--dry_run --world-size 4 my.toml", "my.toml"),
     ],
 )
 def test_the_recipe_is_found_wherever_it_stands(line, recipe):
-    assert split_recipe(line.split())[0] == recipe
+    assert split_recipe(line.split(), Train)[0] == recipe
 
 
 @pytest.mark.parametrize(

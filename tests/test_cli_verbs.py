@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -82,6 +83,30 @@ def test_params_of_a_file_takes_the_tokenizer_s_vocabulary(folder, capsys):
     assert count["vocab_size"] == 320
     matrices = 16 * 32**2 + 2 * 320 * 32
     assert count["parameters"] == matrices + 2 * 32 + 320 + 2
+
+
+def test_params_shows_each_setting_with_its_source(capsys):
+    name = "ngpt2024/ablations/table5-row02-s_qk-scalar"
+    changes = ["--model.n_layers", "2", "--model.s_u.init=1/L", "--train.steps", "100000"]
+    found = printed(capsys, "params", name, "--show", *changes)
+    assert (found["recipe"], found["n_layers"]) == (name, 2)
+    shown = {one["key"]: (one["value"], one["source"]) for one in found["settings"]}
+    assert shown["model.s_qk.form"] == ("scalar", f"recipe {name}")
+    assert shown["data.context"] == (1024, "recipe ngpt2024/ablations/baseline")
+    assert shown["model.d_model"] == (1024, "recipe ngpt2024/ngpt-0.5b")
+    assert shown["model.n_layers"] == (2, "command line")
+    assert shown["train.steps"] == (100000, "command line")
+    assert shown["model.s_u.init"] == (0.5, 'derived: "1/L" (command line)')
+    assert shown["model.bound"] == ("sphere", "default of ngpt")
+    assert shown["train.seed"] == (0, "default")
+    assert shown["train.precision"][1] == "derived (recipe ngpt2024/ngpt-0.5b)"
+    assert main(["params", "quickstart/ngpt", "--show"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r'model.s_z.init +11.31\d+ +derived: "sqrt\(d\)" \(recipe', table)
+    assert main(["params", "--show"]) == 2
+    assert "needs a recipe" in capsys.readouterr().err
+    assert main(["params", "quickstart/ngpt", "--show", "--model.d_modle", "4"]) == 2
+    assert "did you mean '--model.d_model'?" in capsys.readouterr().err
 
 
 def test_params_as_a_table(capsys):
@@ -233,13 +258,15 @@ def test_training_writes_samples(folder):
 
 
 def test_the_run_folder_follows_the_recipe():
-    from unitsphere.cli.train import default_out, split_recipe
+    from unitsphere.cli.settings import split_recipe
+    from unitsphere.cli.train import Train, default_out
 
     assert default_out("quickstart/ngpt") == Path("runs/quickstart/ngpt")
     assert default_out("my/own.toml") == Path("runs/own")
     line = ["--out", "x", "--train.steps=3", "a/b", "--optim.lr", "1"]
-    assert split_recipe(line) == ("a/b", ["--out", "x", "--train.steps=3", "--optim.lr", "1"])
-    assert split_recipe(["--help"]) == (None, ["--help"])
+    rest = ["--out", "x", "--train.steps=3", "--optim.lr", "1"]
+    assert split_recipe(line, Train) == ("a/b", rest)
+    assert split_recipe(["--help"], Train) == (None, ["--help"])
 
 
 def test_a_run_without_out_takes_a_folder_of_its_own(folder, capsys, tmp_path, monkeypatch):

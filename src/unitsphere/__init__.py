@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from unitsphere.models.constraint import project_ as project
     from unitsphere.models.plans import fold_ as fold
     from unitsphere.models.registry import build
-    from unitsphere.training.constraint import constrain
     from unitsphere.training.load import load_run as load
+    from unitsphere.training.optim.constraint import constrain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 _HOMES = {
     "UserError": ("unitsphere.errors", "UserError"),
     "build": ("unitsphere.models.registry", "build"),
-    "constrain": ("unitsphere.training.constraint", "constrain"),
+    "constrain": ("unitsphere.training.optim.constraint", "constrain"),
     "fold": ("unitsphere.models.plans", "fold_"),
     "load": ("unitsphere.training.load", "load_run"),
     "project": ("unitsphere.models.constraint", "project_"),

@@ -204,7 +204,8 @@ def only_parse(patch: pytest.MonkeyPatch, argv: list[str]) -> None:
         raise Parsed
 
     with patch.context() as own:
-        own.setattr(f"unitsphere.cli.{app.VERBS[argv[0]][0]}.parse", read)
+        module = "settings" if argv[0] == "train" else app.VERBS[argv[0]][0]
+        own.setattr(f"unitsphere.cli.{module}.parse", read)
         with pytest.raises(Parsed):
             main(argv)
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 STYLE = ROOT / "docs/STYLE.md"
-HELD: list[str] = ["CONTRIBUTING.md"]
+HELD = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"]
 """Files and folders in which the phrases are refused."""
 
 

@@ -20,7 +20,7 @@ from design_cases import (
 
 from unitsphere.models.constraint import constraints, declarations, roles
 from unitsphere.models.registry import count_parameters
-from unitsphere.training.constraint import constrain
+from unitsphere.training.optim.constraint import constrain
 
 NEEDS = {"g": {"qk_norm": True}, "g_init": {"qk_norm": True}}
 """What another switch must say for this one to act."""

@@ -6,7 +6,7 @@ from design_cases import DESIGNS, OBJECTIVES, logits, make, source_of, tokens
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
-from unitsphere.training.constraint import constrain
+from unitsphere.training.optim.constraint import constrain
 
 EVERY = pytest.mark.parametrize(
     ("design", "objective"), [(d, o) for d in DESIGNS for o in OBJECTIVES]

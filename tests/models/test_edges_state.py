@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import build
-from unitsphere.training.constraint import constrain
+from unitsphere.training.optim.constraint import constrain
 
 EVERY = pytest.mark.parametrize(
     ("design", "objective"), [(d, o) for d in DESIGNS for o in OBJECTIVES]

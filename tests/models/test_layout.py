@@ -11,9 +11,9 @@ from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.ops.project import length
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, write_tensors
-from unitsphere.training.constraint import ConstraintConfig, constrain
-from unitsphere.training.muon import Muon
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.muon import Muon
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
 TOKENS = torch.arange(24).reshape(2, 12)

@@ -22,8 +22,8 @@ from reference import optim as oracle_optim
 
 from unitsphere.models.constraint import MATRICES, declarations
 from unitsphere.ops.loss import cross_entropy
-from unitsphere.training.constraint import constrain
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import constrain
 
 OTHERS = ["rezero", "lnscaling", "dyt"]
 

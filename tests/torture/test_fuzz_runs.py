@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torture.mutations import damaged, json_files
 
-from unitsphere.cli.train import read_command
+from unitsphere.cli.settings import read_settings
+from unitsphere.cli.train import Train
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
@@ -314,8 +315,8 @@ def test_fuzz_flags(tiny_config, cases):
     def check(given_pairs, joined) -> None:
         argv = [w for f, v in given_pairs for w in ([f"{f}={v}"] if joined else [f, v])]
         with cases:
-            config, _ = read_command("recipe.toml", tiny_config, argv)
-            resolve(config, None)
+            found = read_settings("train", "recipe.toml", tiny_config, argv, Train)
+            resolve(found.config, None)
 
     check()
     cases.done()

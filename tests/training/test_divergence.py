@@ -9,8 +9,8 @@ from run_folders import figures, weights
 
 from unitsphere.errors import UserError
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
+from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.run import last_state, train
-from unitsphere.training.schedule import ScheduleConfig
 
 
 def watched(losses: list[float]) -> list[int | None]:

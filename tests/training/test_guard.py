@@ -12,9 +12,9 @@ from unitsphere.models.registry import build
 from unitsphere.training import checkpoint, guard, monitor
 from unitsphere.training import step as training_step
 from unitsphere.training.checkpoint import tensors
-from unitsphere.training.constraint import ConstraintConfig, constrain
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.run import train
 
 TOKENS = torch.arange(24).reshape(2, 12) % 16

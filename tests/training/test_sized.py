@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitsphere.cli.train import read_command
-from unitsphere.config import read_toml, to_dict
+from unitsphere.cli.settings import read_settings
+from unitsphere.cli.train import Train
+from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.studies.core.rates import arm_config
@@ -18,7 +19,7 @@ from unitsphere.studies.core.spec import ArmSpec, Study, Tune
 from unitsphere.studies.ladder import LadderStudy, rung_of
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
-from unitsphere.training.recipes import config_from, load_recipe, recipe_folder, recipe_names
+from unitsphere.training.recipes import config_from, layers, load_recipe, recipe_names
 from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.sized import BySize
 
@@ -68,14 +69,18 @@ def test_a_number_follows_the_sizes_wherever_they_are_set(tmp_path):
     larger = with_overrides(recipe, {"model.d_model": 256, "model.n_layers": 8})
     assert (larger.model.s_z.init, larger.model.alpha.init) == (16, 1 / 8)
     name = str(tmp_path / "mine.json")
+
+    def read(argv):
+        return read_settings("train", name, recipe, argv, Train).config
+
     argv = ["--model.d_model", "64", "--model.alpha.init=3/L", "--model.s-qk.init", "0.5*sqrt(d)"]
-    options, _ = read_command(name, recipe, argv)
+    options = read(argv)
     assert (options.model.s_z.init, options.model.alpha.init) == (8, 3 / 4)
     assert options.model.s_qk.init == 4
-    numbers, _ = read_command(name, recipe, ["--model.s_z.init", "1/L", "--model.s_z.init", "5"])
+    numbers = read(["--model.s_z.init", "1/L", "--model.s_z.init", "5"])
     assert numbers.model.s_z.init == 5
     with pytest.raises(UserError, match=r"model\.s_z\.init: 'fast' is neither a number nor a form"):
-        read_command(name, recipe, ["--model.s_z.init", "fast"])
+        read(["--model.s_z.init", "fast"])
 
 
 def test_a_model_sees_numbers_and_config_json_has_them(tmp_path):
@@ -124,8 +129,9 @@ def test_a_run_begun_with_the_digits_goes_on_with_them(tmp_path):
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith(("quick", "unit"))])
 def test_small_recipes_write_no_number_that_goes_with_the_size(name):
     model = load_recipe(name).model
-    own = read_toml(recipe_folder() / f"{name}.toml")["model"]
-    given = [own.get("init_std"), *(own.get(k, {}).get("init") for k in ("s_z", "alpha"))]
+    tables = [table.get("model", {}) for _, table in layers(name)]
+    given = [own.get("init_std") for own in tables]
+    given += [own.get(key, {}).get("init") for own in tables for key in ("s_z", "alpha")]
     by_size = {model.d_model**0.5, model.d_model**-0.5, 1 / model.n_layers}
     for value in given:
         near = isinstance(value, float) and any(

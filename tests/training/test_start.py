@@ -13,9 +13,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
+from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.plan import build_trainer
 from unitsphere.training.run import last_state, train
-from unitsphere.training.schedule import ScheduleConfig, steps_alike
 
 
 def scheduled(config, kind="constant", **schedule):

@@ -4,8 +4,8 @@ import torch
 from unitsphere.data import IGNORED, Batch
 from unitsphere.models.registry import build
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.schedule import factor
 from unitsphere.training.plan import Trainer, make_plan
-from unitsphere.training.schedule import factor
 from unitsphere.training.step import backward, set_rates
 
 

@@ -65,8 +65,7 @@ def run(argv: list[str]) -> int:
     args = parse(Finetune, argv, "finetune")
     from torch import OutOfMemoryError
 
-    from unitsphere.training.finetune import finetune
-    from unitsphere.training.finetune_config import FinetuneConfig
+    from unitsphere.finetune import FinetuneConfig, finetune
 
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(FinetuneConfig)}
     for name in ("run", "data", "test"):

@@ -38,8 +38,8 @@ def harmless(text: str) -> str:
     )
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; columns after the first are aligned to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+    """A table on stdout; columns after the first `left` are aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -48,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         table.add_column(
-            Text(harmless(column)), justify="right" if index else "left", overflow="fold"
+            Text(harmless(column)), justify="left" if index < left else "right", overflow="fold"
         )
     for row in rows:
         table.add_row(*(Text(harmless(cell)) for cell in row))

@@ -1,33 +1,64 @@
-"""`unitsphere params`: exact parameter counts, without allocating a model."""
+"""`unitsphere params`: exact parameter counts without allocating a model, and resolved recipes."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import parse
+from unitsphere.cli.settings import Settings, read_settings, split_recipe
+from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from unitsphere.training.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Params:
     """Exact parameter counts of recipes, without allocating the models.
 
+    With --show: all settings of one recipe as `unitsphere train` would use them,
+    each with its source: a default, a recipe's file (its own, or that of a base),
+    the command line, or derived from other settings and this machine.
+
     examples:
       unitsphere params
       unitsphere params angpt2025/gpt-plus-0.5b angpt2025/ngpt-0.5b --json
+      unitsphere params quickstart/ngpt --show --model.d_model 256
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="[RECIPE …]")] = ()
     """recipes, by name or by the path of a TOML file; none: all that are shipped, in a table
     without the papers' ablations"""
+    show: bool = False
+    """print one recipe's settings and their sources; takes --section.key value, as train does"""
+    json: bool = False
+    """print one JSON document instead of a table"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """Print the settings of RECIPE and their sources, as `unitsphere train` would use them.
+
+    example:
+      unitsphere params RECIPE --show --model.d_model 256
+    """
+
+    show: bool = False
+    """print the settings instead of the count"""
     json: bool = False
     """print one JSON document instead of a table"""
 
 
 def run(argv: list[str]) -> int:
-    """Count and print."""
+    """Count, or show one recipe's settings, and print."""
+    name, rest = split_recipe(argv, Show)
+    if name is not None and any(word.partition("=")[0] == "--show" for word in rest):
+        return show(name, rest)
     args = parse(Params, argv, "params")
+    if args.show:
+        raise UserError("params --show needs a recipe, such as quickstart/ngpt")
     from unitsphere.training.recipes import grouped_recipes, is_ablation, recipe_names
 
     if args.json:
@@ -48,19 +79,65 @@ def run(argv: list[str]) -> int:
 
 def count(name: str) -> dict[str, Any]:
     """A recipe's parameters, all and by role, from shapes alone (the meta device)."""
-    from unitsphere.models.registry import count_parameters
-    from unitsphere.training.corpus import model_vocabulary
     from unitsphere.training.recipes import load_recipe
 
     config = load_recipe(name)
+    return {"recipe": name} | counted(config)
+
+
+def counted(config: "RunConfig") -> dict[str, Any]:
+    """The parameters of a config's model, all and by role, and its shape."""
+    from unitsphere.models.registry import count_parameters
+    from unitsphere.training.corpus import model_vocabulary
+
     numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
     by_role = count_parameters(config.architecture, numbers, config.objective)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {
-        "recipe": name,
         "architecture": config.architecture,
         "objective": config.objective,
         "parameters": sum(by_role.values()),
         "by_role": by_role,
         **shape,
     }
+
+
+def show(name: str, argv: list[str]) -> int:
+    """Print every setting of a recipe and where its value comes from."""
+    from unitsphere.training.recipes import load_recipe
+
+    settings = read_settings("params --show", name, load_recipe(name), argv, Show)
+    rows = list(sourced(name, settings))
+    counts = {"recipe": name} | counted(settings.config)
+    if settings.own.json:
+        print_json(counts | {"settings": rows})
+        return 0
+    cells = [[str(cell) for cell in row.values()] for row in rows]
+    print_table(("key", "value", "source"), cells, left=3)
+    print(f"\n{counts['parameters']:,} parameters")
+    return 0
+
+
+def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
+    """Each key with its resolved value and its source.
+
+    "derived" values depend on other settings or on this machine: sizes in forms such as "sqrt(d)",
+    the vocabulary, precision "auto", absolute paths.
+    """
+    from unitsphere.config import flatten, to_dict
+    from unitsphere.training.recipes import sources
+    from unitsphere.training.resolve import resolve
+    from unitsphere.training.sized import BySize
+
+    config = settings.config
+    asked, files = flatten(to_dict(config)), sources(name)
+    found = []
+    for key, value in flatten(to_dict(resolve(config, None))).items():
+        default = f"default of {config.architecture}" if key.startswith("model.") else "default"
+        source = "command line" if key in settings.given else files.get(key, default)
+        if isinstance(asked[key], BySize):
+            source = f'derived: "{asked[key].form}" ({source})'
+        elif asked[key] != value:
+            source = f"derived ({source})"
+        found.append({"key": key, "value": value, "source": source})
+    return found

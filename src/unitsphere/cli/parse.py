@@ -85,6 +85,11 @@ def parse(
         raise UserError(_retold(errors.getvalue(), given, known, verb)) from None
 
 
+def given_options(cls: type, argv: list[str], verb: str) -> set[str]:
+    """The names of the options in `argv`, as fields of `cls` ("train.steps")."""
+    return {name for name, _ in _read(argv, options(cls), verb, takes_words=False).options}
+
+
 _HELP = tyro.constructors.ConstructorRegistry()
 _at_work: list[type] = []
 

@@ -6,23 +6,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
 from unitsphere.cli.output import hours, print_json, print_table
-from unitsphere.cli.parse import options, parse
+from unitsphere.cli.parse import check_positive
+from unitsphere.cli.settings import FORMS, read_settings, split_recipe
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
     from unitsphere.training.cost import DryRun
-
-FORMS = """\
-A number of the model may follow its width d and its depth L, in a recipe and
-as an option: "sqrt(d)", "0.5*sqrt(d)", "1/sqrt(d)", "1/L", and the like."""
 
 USAGE = f"""\
 usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
@@ -67,22 +64,32 @@ a key that is True or False is true by its name (--optim.muon_head):
 {FORMS}"""
 
 
-@dataclasses.dataclass
-class Instead:
-    """What is asked for in the place of training here."""
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train RECIPE; the defaults are this recipe's.
 
+    A key that is True or False is true by its name, and takes either value.
+
+    example:
+      unitsphere train RECIPE --train.steps 500 --out runs/mine
+    """
+
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """run folder: a new one, or one of this very config to resume; none: runs/RECIPE, or where
+    that holds another run the first of RECIPE-2, -3, … that is free or holds this one"""
     dry_run: bool = False
-    world_size: int | None = None
+    """lay the run out without training it: shards, memory, FLOPs, hours, disk"""
+    world_size: Annotated[int | None, arg(metavar="N")] = None
+    """of --dry_run: the number of processes"""
     json: bool = False
+    """of --dry_run: print one JSON document"""
 
 
 def run(argv: list[str]) -> int:
     """Train, or go on with a run."""
     argv = ["--data.verify" if word == "--verify" else word for word in argv]
     submission, argv = take_submission(argv)
-    command = argv
-    instead, argv = take_instead(argv)
-    name, rest = split_recipe(argv)
+    name, rest = split_recipe(argv, Train)
     if name is None:
         if not {"-h", "--help"} & set(argv):
             raise UserError(
@@ -101,17 +108,18 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.run import train
 
     with told_to_others():
-        config, given = read_command(name, load_recipe(name), rest)
-    if instead.dry_run:
-        world = instead.world_size or (submission.processes if submission else 1)
+        config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
+        check_options(options)
+    if options.dry_run:
         if submission:
             print("--dry_run: nothing is submitted", file=sys.stderr)
-        return show_dry_run(config, world, instead.json)
+        world = options.world_size or (submission.processes if submission else 1)
+        return show_dry_run(config, world, options.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     with told_to_others():
-        out = given or pick_folder(config, name, first)
+        out = options.out or pick_folder(config, name, first)
     if submission:
-        return submit(submission, command if given else [*command, f"--out={out}"], out)
+        return submit(submission, argv if options.out else [*argv, f"--out={out}"], out)
     try:
         found = train(config, out, name, sampler=write_sample)
         if first:
@@ -164,111 +172,11 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
     return out
 
 
-def take_instead(argv: list[str]) -> tuple[Instead, list[str]]:
-    """The options that are no settings of a run, and all other words."""
-    found, rest, words = Instead(), [], iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in ("--dry-run", "--dry_run"):
-            found.dry_run = True
-        elif name == "--json":
-            found.json = True
-        elif name in ("--world-size", "--world_size"):
-            found.world_size = positive(name, value if equals else next(words, ""))
-        else:
-            rest.append(word)
-    if (found.world_size or found.json) and not found.dry_run:
+def check_options(options: Train) -> None:
+    """Raise UserError for options that only a dry run has."""
+    check_positive(world_size=options.world_size)
+    if (options.world_size or options.json) and not options.dry_run:
         raise UserError("--world_size and --json are for --dry_run; torchrun says how many train")
-    return found, rest
-
-
-def positive(name: str, text: str) -> int:
-    """A count of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{name} needs a number of processes, not '{text}'")
-    return int(text)
-
-
-def split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe (the first word that is neither an option nor an option's value), and the rest."""
-    index = 0
-    while index < len(argv):
-        token = argv[index]
-        if not token.startswith("-"):
-            return token, argv[:index] + argv[index + 1 :]
-        alone = "=" in token or token in ("-h", "--help")
-        if not alone and argv[index + 1 : index + 2]:
-            alone = argv[index + 1].lower() not in ("true", "false") and is_boolean(token)
-        index += 1 if alone else 2
-    return None, argv
-
-
-def is_boolean(option: str) -> bool:
-    """Whether an option is true by its name, in any architecture's config."""
-    from unitsphere.models.registry import ARCHITECTURES
-    from unitsphere.training.config import run_config_type
-
-    name = option.lstrip("-").replace("-", "_")
-    return any(options(run_config_type(kind)).get(name) is bool for kind in ARCHITECTURES)
-
-
-def read_command(
-    name: str, recipe: "RunConfig", argv: list[str]
-) -> tuple["RunConfig", Path | None]:
-    """The recipe's config with the options applied, and the run folder if it is named."""
-    from unitsphere.studies.core.plan import with_overrides
-
-    kind = type(recipe)
-    keys = [f.name for f in dataclasses.fields(kind)]
-    help_out = (
-        f"run folder: a new one, or one of this very config to resume; none: {default_out(name)}, "
-        "or where that holds another run the first of …-2, -3 that is free or holds this one"
-    )
-    out_field = ("out", Annotated[Path | None, arg(metavar="RUN", help=help_out)], None)
-    arguments: Any = dataclasses.make_dataclass("Train", [out_field], bases=(kind,), frozen=True)
-    start = arguments(**{key: getattr(recipe, key) for key in keys})
-    forms, rest = take_forms(kind, argv)
-    parsed = parse(
-        arguments,
-        rest,
-        f"train {name}",
-        default=start,
-        about=f"Train {name}; the defaults are this recipe's.\n\n"
-        "A key that is True or False is true by its name, and takes either value.\n\n"
-        f"example:\n  unitsphere train {name} --train.steps 500 --out runs/mine\n\n{FORMS}",
-    )
-    config = kind(**{key: getattr(parsed, key) for key in keys})
-    return with_overrides(config, forms), parsed.out
-
-
-def take_forms(kind: type["RunConfig"], argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The numbers of the model that are given by its sizes ("sqrt(d)"), and all other words."""
-    from unitsphere.training.sized import is_number
-
-    numbers = {k for k, of in options(kind).items() if k.startswith("model.") and is_number(of)}
-    forms, rest, words = {}, [], iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        key = name.removeprefix("--").replace("-", "_")
-        if not name.startswith("--") or key not in numbers:
-            rest.append(word)
-            continue
-        value = value if equals else next(words, "")
-        forms.pop(key, None)  # the last one counts
-        if value and value != "None" and not reads_as_number(value):
-            forms[key] = value
-        else:
-            rest += [name, value] if value else [name]
-    return forms, rest
-
-
-def reads_as_number(text: str) -> bool:
-    """Whether Python reads a number in it."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def default_out(recipe: str) -> Path:

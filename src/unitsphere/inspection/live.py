@@ -11,12 +11,11 @@ probes, since they gather what is spread over them.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from unitsphere.config import did_you_mean
 from unitsphere.data.batch import Batch
@@ -105,18 +104,20 @@ class Live:
         self,
         step: int,
         model: Transformer,
-        optimizer: Optimizer,
+        moments: Callable[[], Mapping[str, Tensor]],
         batch: Batch,
         precision: AbstractContextManager[object],
     ) -> dict[str, float]:
         """The figures of `step`, with those that `updating` saw; empty if no probes are due.
 
+        moments: gives Adam's first moments by parameter.
         precision: the context in which the run's forward passes are computed.
         """
         if not self.due(step):
             return {}
         self.take("weights", Subject(model))
-        self.take("moments", Subject(model, moments=moments(model, optimizer)))
+        if self.wanted("moments"):
+            self.take("moments", Subject(model, moments=moments()))
         if self.wanted("states"):
             with precision:
                 self.take("states", Subject(model, batch.to(model.device), deep=False))
@@ -135,13 +136,3 @@ class Live:
             except DoesNotApply:
                 continue
             self.found |= {f"{PREFIX}{name}/{key}": value for key, value in flat(values).items()}
-
-
-def moments(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Adam's first moment by parameter; none of what it has not stepped, or Muon trains."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        kept = optimizer.state.get(parameter, {})
-        if "exp_avg" in kept:
-            found[name] = kept["exp_avg"]
-    return found

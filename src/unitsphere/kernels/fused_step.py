@@ -13,7 +13,8 @@ from torch.optim import Adam, Optimizer
 
 from unitsphere.kernels.functions import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
-from unitsphere.ops.project import PROJECTIONS, is_cut, own
+from unitsphere.ops.dtensor import is_cut, local
+from unitsphere.ops.project import PROJECTIONS
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
 
@@ -146,9 +147,9 @@ def _arguments(
     shadow: Tensor | None,
 ) -> tuple[Any, ...]:
     assert weight.grad is not None
-    tensors = [own(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
+    tensors = [local(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
     numbers = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
     kind, dim, radius = bound.kind, bound.dim, bound.radius
     decoupled = group["decoupled_weight_decay"]
-    narrow = None if shadow is None else own(shadow)
+    narrow = None if shadow is None else local(shadow)
     return (*tensors, state["step"], *numbers, kind, dim, radius, decoupled, narrow)

@@ -4,26 +4,24 @@ A weight may be a DTensor, spread over processes. Where each holds whole vectors
 own and nothing is communicated; where a shard cuts them, the lengths are summed over processes.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-NO_LENGTH = 1e-30  # vectors no longer than this count as zero
+from unitsphere.ops.dtensor import Axes, complete, is_cut, local, placements
 
-Axes = int | tuple[int, ...]
-"""One axis: a matrix is a set of vectors along it. Both: the whole matrix is one vector."""
+NO_LENGTH = 1e-30  # vectors no longer than this count as zero
 
 
 def length(weight: Tensor, dim: Axes) -> Tensor:
-    """‖w‖ for every vector along `dim`, that axis kept with size 1; of the vectors held `own`."""
+    """‖w‖ for every vector along `dim`, that axis kept with size 1; of those held here."""
     if not placements(weight):  # the usual case, and small matrices wait for Python
         return _norm(weight, dim)
     if not is_cut(weight, dim):
-        return _norm(own(weight), dim)
+        return _norm(local(weight), dim)
     wide = torch.promote_types(weight.dtype, torch.float32)
-    return own(_complete(torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)))
+    return local(complete(torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)))
 
 
 def _norm(weight: Tensor, dim: Axes) -> Tensor:
@@ -34,38 +32,11 @@ def _norm(weight: Tensor, dim: Axes) -> Tensor:
     return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds; an ordinary tensor itself."""
-    local = getattr(tensor, "to_local", None)
-    return tensor if local is None else local()
-
-
-def is_cut(weight: Tensor, dim: Axes) -> bool:
-    """Whether vectors of the weight along `dim` are spread over several processes."""
-    axes = {axis % weight.dim() for axis in ((dim,) if isinstance(dim, int) else dim)}
-    return any(p.is_partial() or getattr(p, "dim", None) in axes for p in placements(weight))
-
-
-def placements(tensor: Tensor) -> Sequence[Any]:
-    """Where the parts of a DTensor are; nothing for an ordinary tensor."""
-    return getattr(tensor, "placements", ())
-
-
-def _complete(sums: Tensor) -> Tensor:
-    """A DTensor whose terms several processes have, summed; any other tensor itself."""
-    if not any(p.is_partial() for p in placements(sums)):
-        return sums
-    from torch.distributed.tensor import Replicate
-
-    known = [Replicate() if p.is_partial() else p for p in placements(sums)]
-    return sums.redistribute(placements=known)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 @torch.no_grad()
 def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> Tensor:
     """w ← radius · w/‖w‖ for every vector along `dim` (nGPT §2.6, step 2); zero vectors stay."""
     factor = length(weight, dim).clamp_(min=NO_LENGTH).reciprocal_().mul_(radius)
-    own(weight).mul_(factor)
+    local(weight).mul_(factor)
     return weight
 
 
@@ -73,7 +44,7 @@ def project_sphere_(weight: Tensor, dim: Axes, radius: float | Tensor = 1.0) -> 
 def project_ball_(weight: Tensor, dim: Axes, radius: float = 1.0) -> Tensor:
     """w ← w · min(1, radius/‖w‖) for every vector along `dim` (anGPT §4.2)."""
     factor = length(weight, dim).reciprocal_().mul_(radius).clamp_(max=1)
-    own(weight).mul_(factor)
+    local(weight).mul_(factor)
     return weight
 
 
@@ -85,11 +56,11 @@ def project_tangent_(gradient: Tensor, weight: Tensor, dim: Axes) -> Tensor:
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     w = weight.to(wide)
-    square = own(_complete(w.square().sum(dim, keepdim=True)))
-    share = own(_complete((w * gradient).sum(dim, keepdim=True))) / square.masked_fill_(
+    square = local(complete(w.square().sum(dim, keepdim=True)))
+    share = local(complete((w * gradient).sum(dim, keepdim=True))) / square.masked_fill_(
         square == 0, 1
     )
-    own(gradient).sub_(own(w).mul(share).to(gradient.dtype))
+    local(gradient).sub_(local(w).mul(share).to(gradient.dtype))
     return gradient
 
 

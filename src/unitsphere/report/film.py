@@ -30,6 +30,8 @@ from unitsphere.training.evaluate.documents import given_rows
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
+from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.state import first_moment_keys
 from unitsphere.training.recipes import load_recipe
 
 TOKENS = 2048
@@ -178,7 +180,7 @@ def subjects(
         before = copies(model)
     for step, folder in places.items():
         load_model(folder, model)
-        moments = moments_of(folder, model)
+        moments = moments_of(folder, model, config)
         yield Subject(model, moments=moments, before=before, steps=step - last), step
         before, last = copies(model), step
 
@@ -206,13 +208,14 @@ def starts_alike(run: Path, device: torch.device) -> bool:
     return alone and "device" in found and on_cpu == (device.type == "cpu")
 
 
-def moments_of(folder: Path, model: Transformer) -> dict[str, Tensor]:
+def moments_of(folder: Path, model: Transformer, config: RunConfig) -> dict[str, Tensor]:
     """Adam's first moment by parameter; none of what Muon trains."""
-    ends = ".exp_avg"
+    keys = first_moment_keys(model, build_optimizer(model, config.optim))
     empty = empty_tensors(folder, "optim.")
-    wanted = {name: tensor for name, tensor in empty.items() if name.endswith(ends)}
+    named = {name: f"optim.{name}.{key}" for name, key in keys.items()}
+    wanted = {stored: empty[stored] for stored in named.values() if stored in empty}
     read_tensors(folder, wanted)
-    return {name.removeprefix("optim.").removesuffix(ends): t for name, t in wanted.items()}
+    return {name: wanted[stored] for name, stored in named.items() if stored in wanted}
 
 
 def probed_batch(

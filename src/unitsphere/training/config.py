@@ -16,8 +16,8 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.optim import OptimConfig
-from unitsphere.training.schedule import ScheduleConfig, decay_end
+from unitsphere.training.optim import OptimConfig, optim_config_type
+from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
 
@@ -184,16 +184,22 @@ class RunConfig:
             )
 
 
-@functools.cache
 def run_config_type(name: str) -> type[RunConfig]:
     """`RunConfig` whose `model` has the config type of architecture `name`, every key defaulted.
 
     Raises UserError with the nearest match for an unknown architecture.
     """
+    return _run_config_type(name, optim_config_type())
+
+
+@functools.cache
+def _run_config_type(name: str, optim: type[OptimConfig]) -> type[RunConfig]:
+    """`run_config_type` for one set of registered optimizers."""
     model = architecture(name).config
     fields = [
         ("architecture", Literal[name], field(default=name)),
         ("model", model, field(default_factory=model)),
+        ("optim", optim, field(default_factory=optim)),
     ]
     made = dataclasses.make_dataclass(
         f"{model.__name__.removesuffix('Config')}RunConfig",

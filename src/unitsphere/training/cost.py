@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own, placements
+from unitsphere.ops.dtensor import local, placements
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import PEAK_BF16, autocast, peak_flops, pick_device, pick_precision
 from unitsphere.training.distributed.layout import Degrees, Layout, check_rows, degrees
@@ -233,7 +233,7 @@ def pretended(world: int) -> Iterator[None]:
 def shards(model: Transformer) -> list[Shard]:
     """Those of the first block and of what lies outside the blocks; all blocks are alike."""
     return [
-        Shard(name, tuple(p.shape), tuple(own(p).shape), describe(p))
+        Shard(name, tuple(p.shape), tuple(local(p).shape), describe(p))
         for name, p in model.named_parameters()
         if not name.startswith(("blocks.", "encoder.")) or name.split(".")[1] == "0"
     ]

@@ -3,7 +3,7 @@
 | part | is |
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
-| optimizer | two numbers per weight (Adam), one (Muon's matrices), fp32 |
+| optimizer | what it declares that it keeps of every parameter (`optim/state.py`) |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
@@ -25,16 +25,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.mixers import mixer_names
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.chunked_loss import chunk_rows
+from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
-from unitsphere.ops.project import own
 from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
 from unitsphere.training.distributed.tensor import share_matrices
+from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.state import state_spec
 
 
 def flops_per_token(model: Transformer, context: int) -> int:
@@ -84,20 +85,21 @@ class Forecast:
 
 
 def forecast(
-    config: RunConfig, model: Transformer, layout: Layout, device: torch.device | None = None
+    config: RunConfig,
+    model: Transformer,
+    layout: Layout,
+    device: torch.device | None = None,
+    kept: int | None = None,
 ) -> Forecast:
     """What training `config` needs in each process, for its model as `parallelize` left it.
 
     Weights, gradients and optimizer state are those of `model`; it may be on the meta device when
-    `device` says where it is to be trained.
+    `device` says where it is to be trained. kept: what `kept_per_sequence` gives, if it is known.
     """
     rows = min(config.train.micro_batch or local_rows(config, layout), local_rows(config, layout))
     weights = sum(held(parameter) for parameter in model.parameters())
     blocks = [*model.blocks, *(model.encoder or [])]
-    kept = activations(config, layout)
-    if config.train.recompute != "none":  # the block that is being computed again
-        whole = activations(config, layout, recompute=False)
-        kept += max(whole - kept, 0) // len(blocks)
+    kept = kept_per_sequence(config, layout, len(blocks)) if kept is None else kept
     return Forecast(
         weights=weights,
         gradients=held_between_parts(config, model, layout, weights),
@@ -116,7 +118,7 @@ def local_rows(config: RunConfig, layout: Layout) -> int:
 
 def held(parameter: Tensor) -> int:
     """Bytes of a parameter that this process holds."""
-    return own(parameter).numel() * parameter.element_size()
+    return local(parameter).numel() * parameter.element_size()
 
 
 def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, weights: int) -> int:
@@ -128,12 +130,13 @@ def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, we
 
 
 def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
-    """Bytes of the optimizer's state."""
-    role = roles(model)
-    of_muon = config.optim.roles_of_muon()
+    """Bytes of the state that the optimizer declares; what it counts with is left out."""
+    optimizer = build_optimizer(model, config.optim)
     return sum(
-        own(p).numel() * FP32 * (1 if role[name] in of_muon else 2)
-        for name, p in model.named_parameters()
+        slot.bytes(parameter)
+        for parameter in model.parameters()
+        for slot in state_spec(optimizer, parameter).values()
+        if slot.shape  # not the counts
     )
 
 
@@ -151,26 +154,28 @@ def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], lay
     return outside + sum(sorted(whole(block, dtype) for block in blocks)[-2:])
 
 
-def activations(config: RunConfig, layout: Layout, recompute: bool = True) -> int:
-    """Bytes that the forward pass of one sequence keeps for the backward pass, without the head.
+def kept_per_sequence(config: RunConfig, layout: Layout, blocks: int) -> int:
+    """Bytes kept for the backward pass for each sequence, without the head.
 
-    Layers with the same mixer keep the same, so a model of one layer and one of two tell the rest.
+    With recomputation those of one of the `blocks`, which is being computed again, are added.
     """
-    how, n_layers = config.train.recompute if recompute else "none", config.model.n_layers
-    if len(set(mixer_names(config.model))) == 1:
-        one, two = (kept_by(config, layout, how, layers) for layers in (1, 2))
-        total = one + (n_layers - 1) * (two - one)
-    else:
-        total = kept_by(config, layout, how, n_layers)
+    kept = activations(config, layout, config.train.recompute)
+    if config.train.recompute == "none":
+        return kept
+    return kept + max(activations(config, layout, "none") - kept, 0) // blocks
+
+
+def activations(config: RunConfig, layout: Layout, how: Recompute) -> int:
+    """Bytes that the forward pass of one sequence keeps, counted on the model as it is built."""
+    total = kept_by(config, layout, how)
     return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
 
 
-def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) -> int:
-    """Bytes that a forward pass in fp32 of so many layers keeps."""
-    changes: dict[str, Any] = {"n_layers": n_layers}
-    if hasattr(config.model, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
-        changes["attention_dropout"] = 0.0
-    sizes = dataclasses.replace(config.model, **changes)
+def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
+    """Bytes that a forward pass of one sequence in fp32 keeps."""
+    sizes = config.model
+    if hasattr(sizes, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
+        sizes = dataclasses.replace(sizes, attention_dropout=0.0)
     model = build_from(config.architecture, sizes, "meta", objective=config.objective)
     if layout.degrees.tp > 1:
         share_matrices(model, layout)
@@ -178,7 +183,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        part = own(tensor)
+        part = local(tensor)
         kept[part.untyped_storage()._cdata] = part.numel() * part.element_size()
         return tensor
 
@@ -186,7 +191,7 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute, n_layers: int) ->
     # Not the meta device, whose attention would keep all scores.
     with FakeTensorMode(allow_non_fake_inputs=True), kept_again:
         model.to_empty(device="cpu")
-        weights = {own(p).untyped_storage()._cdata for p in model.parameters()}
+        weights = {local(p).untyped_storage()._cdata for p in model.parameters()}
         tokens = torch.zeros((1, config.data.context), dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             memory = model.encode(tokens) if config.objective == "seq2seq" else None
@@ -250,9 +255,10 @@ def fitting_rows(
     `free` counts from before the gradients: the weights are there. 1 if none fits.
     """
     rows = local_rows(config, layout)
+    kept = kept_per_sequence(config, layout, len(model.blocks) + len(model.encoder or []))
     for count in (n for n in range(rows, 0, -1) if rows % n == 0):
         train = dataclasses.replace(config.train, micro_batch=count)
-        found = forecast(dataclasses.replace(config, train=train), model, layout, device)
+        found = forecast(dataclasses.replace(config, train=train), model, layout, device, kept)
         if found.memory - found.weights <= SPARE * free:
             return count
     return 1

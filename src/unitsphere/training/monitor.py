@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
+from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
 from unitsphere.training.stop import Stop, Watchdog
 
@@ -148,9 +150,8 @@ class RunMonitor:
         """What the live probes show, if that is due."""
         trainer = self.trainer
         precision = autocast(trainer.model.device, trainer.plan.precision)
-        return trainer.live.record(
-            step, trainer.model, trainer.optimizer, self.corpus.example, precision
-        )
+        moments = partial(first_moments, trainer.model, trainer.optimizer)
+        return trainer.live.record(step, trainer.model, moments, self.corpus.example, precision)
 
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""

@@ -28,17 +28,17 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.config import RunConfig
-from unitsphere.training.constraint import Kind, bounds_of, constrain
 from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
 from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
 from unitsphere.training.distributed.parallelize import fill, parallelize
 from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
 from unitsphere.training.distributed.straggler import LocalTime
 from unitsphere.training.forecast import fitting_rows, held
-from unitsphere.training.frequency import weigh_head
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
-from unitsphere.training.schedule import warmup_steps
+from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
+from unitsphere.training.optim.muon import weigh_head
+from unitsphere.training.optim.schedule import warmup_steps
 
 log = logging.getLogger("unitsphere.fp8")
 
@@ -112,7 +112,7 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
         return plan  # a CPU's memory is the machine's: the whole batch goes at once
     if plan.precision == "bf16-storage":
         shapes.to(torch.bfloat16)
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         parallelize(shapes, plan.layout, config.train.recompute)
     weights = sum(held(parameter) for parameter in shapes.parameters())
 
@@ -180,7 +180,7 @@ def build_trainer(
     model = build_from(
         config.architecture,
         config.model,
-        "meta" if plan.layout.cuts_weights else plan.device,
+        "meta" if plan.layout.shards_weights else plan.device,
         config.train.seed,
         config.objective,
     )
@@ -199,7 +199,7 @@ def build_trainer(
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
     )
-    if plan.layout.cuts_weights:
+    if plan.layout.shards_weights:
         fill(model, shapes_of(config), config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)

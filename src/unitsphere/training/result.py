@@ -9,8 +9,8 @@ from unitsphere.data.prepare import lost_share
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
+from unitsphere.training.optim.schedule import decay_end, warmup_steps
 from unitsphere.training.plan import Trainer
-from unitsphere.training.schedule import decay_end, warmup_steps
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.plan import Trainer, build_trainer, plan_run
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.schedule import steps_alike, warmup_steps
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import AgreedStop, Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed

@@ -34,8 +34,8 @@ from unitsphere.data.batch import Batch
 from unitsphere.training.device import autocast
 from unitsphere.training.distributed.gradients import clip_gradients, reduce_gradients, reducing
 from unitsphere.training.guard import Guard
+from unitsphere.training.optim.schedule import factor
 from unitsphere.training.plan import Trainer
-from unitsphere.training.schedule import factor
 
 
 class Monitor(Protocol):

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unitsphere.errors import UserError
-from unitsphere.training.distributed.layout import Layout
+
+if TYPE_CHECKING:
+    from unitsphere.training.distributed.layout import Layout
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -96,7 +98,7 @@ class Stop:
 class AgreedStop(Stop):
     """A stop that all processes heed at the same question, whichever of them got the signal."""
 
-    def __init__(self, layout: Layout, limit: float | None = None) -> None:
+    def __init__(self, layout: "Layout", limit: float | None = None) -> None:
         super().__init__(limit)
         self.layout = layout
 

@@ -18,10 +18,10 @@ from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, named_tensors
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
-from unitsphere.training.constraint import ConstraintConfig
-from unitsphere.training.cpr import CPRConfig
 from unitsphere.training.distributed.layout import Degrees, Layout
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.constraint import ConstraintConfig
+from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.plan import Trainer, build_trainer, make_plan
 from unitsphere.training.step import update
 

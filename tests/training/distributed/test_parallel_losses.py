@@ -10,9 +10,9 @@ import torch
 from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, losses, resumed, save, trainer_of
 from parallel_launch import launch
 
-from unitsphere.training.constraint import bounds_of
-from unitsphere.training.distributed.gradients import whole
+from unitsphere.ops.dtensor import whole
 from unitsphere.training.distributed.layout import Degrees
+from unitsphere.training.optim.constraint import bounds_of
 from unitsphere.training.plan import Trainer
 
 TOLERANCE = 1e-5

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from unitsphere.models.constraint import Constraint, constraints
-from unitsphere.training.distributed.gradients import whole as whole_of
+from unitsphere.ops.dtensor import whole as whole_of
 from unitsphere.training.distributed.layout import Degrees
 
 CASES = ARCHITECTURES | VARIANTS

@@ -13,8 +13,8 @@ from parallel_launch import launch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unitsphere.ops.dtensor import whole
 from unitsphere.training.distributed import parallelize
-from unitsphere.training.distributed.gradients import whole
 from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.plan import Trainer
 from unitsphere.training.step import update

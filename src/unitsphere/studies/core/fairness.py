@@ -47,7 +47,7 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.rates import Tuned
 from unitsphere.training.config import RunConfig
-from unitsphere.training.schedule import decay_end, fall_begins
+from unitsphere.training.optim.schedule import decay_end, fall_begins
 
 SAME = {
     "data": (

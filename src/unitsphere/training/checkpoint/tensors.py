@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.states import check_states
+from unitsphere.training.optim.state import check_state
 
 
 def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -107,25 +107,22 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     """
     parameters = dict(model.named_parameters())
     stored = empty_tensors(folder, "optim.", "meta")
-    check_states(folder, stored, parameters, optimizer)
-    tensors: dict[str, Tensor] = {}
-    for name, shape in stored.items():
-        parameter, _, _ = name.removeprefix("optim.").rpartition(".")
-        of = parameters[parameter].detach()
-        if of.shape == shape.shape:  # then it is spread over processes as the parameter is
-            tensors[name] = torch.empty_like(of, dtype=shape.dtype)
-        else:
-            tensors[name] = torch.empty_like(shape, device="cpu")
+    slots = check_state(folder, stored, parameters, optimizer)
+    of = {name: name.removeprefix("optim.").rpartition(".")[::2] for name in slots}
+    tensors = {name: slot.empty(parameters[of[name][0]]) for name, slot in slots.items()}
     read_tensors(folder, tensors)
     states: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        parameter, _, key = name.removeprefix("optim.").rpartition(".")
-        states.setdefault(parameter, {})[key] = tensor
+    for name, (parameter, key) in of.items():
+        states.setdefault(parameter, {})[key] = tensors[name]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     packed = optimizer.state_dict()
     packed["state"] = {i: states[name] for i, name in enumerate(order) if name in states}
     optimizer.load_state_dict(packed)
+    for name, (parameter, key) in of.items():  # torch rounds what it loads to the weight's dtype
+        weight = parameters[parameter]
+        if optimizer.state[weight][key].dtype != slots[name].dtype:
+            optimizer.state[weight][key] = tensors[name].to(weight.device)
 
 
 def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, Tensor]:

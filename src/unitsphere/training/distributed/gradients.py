@@ -4,7 +4,7 @@ A model's tensors may lie on several meshes (FSDP's shards, what tensor parallel
 are whole everywhere). torch's foreach functions take one mesh at a time: hence `by_mesh`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,16 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own, placements
+from unitsphere.ops.dtensor import by_mesh, local, placements, whole
 from unitsphere.training.distributed.layout import Layout
-
-
-def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors in groups that lie on the same mesh, ordinary ones in a group of their own."""
-    groups: dict[object, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
-    return list(groups.values())
 
 
 @contextmanager
@@ -64,7 +56,7 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
     if not isinstance(model, FSDPModule):
         return
     left = [p for p in model.parameters() if p.grad is not None and not is_sharded(p)]
-    found = [own(gradient) for gradient in gradients(left)]
+    found = [local(gradient) for gradient in gradients(left)]
     if found:
         total = layout.sum_(torch.cat([gradient.flatten().float() for gradient in found]))
         parts = total.split([gradient.numel() for gradient in found])
@@ -97,9 +89,3 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
 def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Those that are there."""
     return [p.grad for p in parameters if p.grad is not None]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A DTensor's value; any other tensor itself."""
-    gathered = getattr(tensor, "full_tensor", None)
-    return tensor if gathered is None else gathered()

@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from unitsphere.errors import UserError
 
@@ -125,7 +123,7 @@ class Layout:
         return self.rank // self.degrees.tp
 
     @property
-    def cuts_weights(self) -> bool:
+    def shards_weights(self) -> bool:
         """Whether a process holds only a part of a weight."""
         return self.degrees.dp_shard > 1 or self.degrees.tp > 1
 
@@ -178,16 +176,6 @@ def check_rows(rows: int, context: int, found: Degrees) -> None:
             f"train.batch_tokens gives {rows} sequences an update, which {found.data} processes "
             f"cannot share evenly: train.batch_tokens {fitting} would do"
         )
-
-
-def part_of(start: Tensor, target: Tensor) -> Tensor:
-    """What this process's part of `target` is in the whole of it."""
-    if not isinstance(target, DTensor):
-        return start
-    sizes, offsets = compute_local_shape_and_global_offset(
-        start.shape, target.device_mesh, target.placements
-    )
-    return start[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
 
 
 Recompute = Literal["none", "selective", "full"]

@@ -31,9 +31,9 @@ from torch.utils.checkpoint import (
 from unitsphere.models.constraint import MATRICES, constraints, declarations, normalize_, roles
 from unitsphere.models.parts import Resets
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.project import own
+from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
-from unitsphere.training.distributed.layout import Layout, Recompute, part_of
+from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
 FORWARD_METHODS = ("loss", "encode")
@@ -82,7 +82,7 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
 
     def between(weight: nn.Parameter) -> Shard | None:
-        even = own(weight).shape[-1] % layout.degrees.dp_shard == 0
+        even = local(weight).shape[-1] % layout.degrees.dp_shard == 0
         return Shard(1) if weight in columns and even else None
 
     cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
@@ -207,7 +207,7 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         normalize_(module)
         for key, start in module.named_parameters(name, recurse=False):
             target = model.get_parameter(key)
-            own(target).copy_(part_of(start, target))
+            local(target).copy_(part_of(start, target))
         module.to_empty(device="meta", recurse=False)
 
 

@@ -1,0 +1,196 @@
+"""One fine-tuning at one learning rate with one seed; and all of them, kept on the disk."""
+
+import copy
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
+
+from unitsphere.config import from_dict, read_json, to_dict
+from unitsphere.data.labelled import padded_rows, shuffled_batches
+from unitsphere.files import own_folder, write_text
+from unitsphere.finetune.data import Labelled, Parts
+from unitsphere.finetune.folder import MODEL, load_weights, save_weights, weights_of
+from unitsphere.finetune.results import Scored, Tuned
+from unitsphere.finetune.scores import scores
+from unitsphere.models.classifier import Classifier, Pool
+from unitsphere.models.registry import build_from
+from unitsphere.training.device import autocast, pick_precision
+from unitsphere.training.environment import commit
+from unitsphere.training.load import LoadedRun
+from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.schedule import ScheduleConfig, factor, warmup_steps
+
+SCHEDULE = ScheduleConfig(kind="linear", warmup=0.1)
+"""As BERT is fine-tuned (arXiv 1810.04805): warm-up over a tenth of the updates, then linear."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a classifier is trained, but for rate and seed.
+
+    `optim` is the pre-training's, of which head_by_frequency is for its head of tokens alone.
+    """
+
+    optim: OptimConfig
+    epochs: int
+    batch: int
+    separator: int
+
+    def optim_at(self, lr: float) -> OptimConfig:
+        """The optimizer with another peak rate; Muon's second rate keeps its ratio to the first."""
+        second = self.optim.adam_lr
+        return replace(
+            self.optim, lr=lr, adam_lr=None if second is None else second * lr / self.optim.lr
+        )
+
+
+def fit(classifier: Classifier, train: Labelled, how: Fit, lr: float, seed: int) -> bool:
+    """Train in place, under the body's own constraint; False if the loss became no number.
+
+    The head starts from `seed`, which also orders the batches.
+    """
+    classifier.head.reset(torch.Generator(classifier.device).manual_seed(seed))
+    torch.manual_seed(seed)  # dropout, if the body has any
+    optim = how.optim_at(lr)
+    steps = how.epochs * math.ceil(len(train) / how.batch)
+    optimizer = build_optimizer(classifier, optim)
+    warmup = warmup_steps(SCHEDULE, steps)
+    constrain(classifier.body, optimizer, config=optim.constraint, warmup=warmup)
+    precision = pick_precision("auto", classifier.device)
+    classifier.train()
+    order = shuffled_batches(range(len(train)), how.batch, how.epochs, seed)
+    for step, indices in enumerate(order):
+        rows = padded_rows([train.tokens[i] for i in indices], how.separator)
+        truth = torch.tensor([train.truth[i] for i in indices], device=classifier.device)
+        with autocast(classifier.device, precision):
+            logits = classifier(*(part.to(classifier.device) for part in rows))
+        loss = F.cross_entropy(logits.float(), truth)
+        if not math.isfinite(loss.item()):
+            return False
+        loss.backward()
+        clip_grad_norm_(classifier.parameters(), optim.clip or math.inf)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor(SCHEDULE, step, steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    return True
+
+
+@torch.no_grad()
+def class_logits(
+    classifier: Classifier, tokens: Sequence[np.ndarray], separator: int, rows: int = 64
+) -> torch.Tensor:
+    """Logits [examples, classes] on the CPU, in fp32; sequences of like length go together."""
+    classifier.eval()
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    found = torch.empty(len(tokens), classifier.head.weight.shape[0])
+    for start in range(0, len(order), rows):
+        indices = order[start : start + rows]
+        batch = padded_rows([tokens[i] for i in indices], separator)
+        found[indices] = classifier(*(part.to(classifier.device) for part in batch)).float().cpu()
+    return found
+
+
+class Trials:
+    """Trains and scores on demand; what is on the disk already is read from there.
+
+    `body`, the pre-trained model, is copied and stays as it is; with `scratch` a model of the
+    same config starts at random from each seed instead.
+    """
+
+    def __init__(
+        self, out: Path, run: LoadedRun, parts: Parts, how: Fit, pool: Pool, scratch: bool
+    ) -> None:
+        self.out, self.run, self.parts, self.how = out, run, parts, how
+        self.pool: Pool = pool
+        self.scratch = scratch
+        own_folder(out / "parts")
+
+    def tuned(self, lr: float, seed: int) -> Tuned:
+        """Scores on the tune part, after training if need be."""
+        path = self._path(lr, seed, "tune.json")
+        if not path.is_file():
+            self._train(lr, seed)
+        return from_dict(Tuned, read_json(path), f"{path}: ")
+
+    def tested(self, lr: float, seed: int) -> Scored:
+        """Scores on the test part. Only the best rate is asked for them."""
+        path = self._path(lr, seed, "test.json")
+        if not path.is_file():
+            scored = self._score(self._trained(lr, seed), self.parts.test)
+            write_text(path, json.dumps(to_dict(scored)) + "\n")
+        return from_dict(Scored, read_json(path), f"{path}: ")
+
+    def keep(self, lr: float, seed: int) -> None:
+        """Make this classifier the folder's model, and drop the weights of all others."""
+        final = self.out / MODEL
+        if weights_of(final) != weights_tag(lr, seed):
+            self._trained(lr, seed)
+            self._path(lr, seed, "safetensors").replace(final)
+        for path in (self.out / "parts").glob("*.safetensors"):
+            path.unlink()
+
+    def forget(self, lr: float) -> None:
+        """Drop the weights of a rate that is not the best, of every seed."""
+        for path in (self.out / "parts").glob(f"lr-{lr!r}-seed-*.safetensors"):
+            path.unlink()
+
+    def _path(self, lr: float, seed: int, ending: str) -> Path:
+        return self.out / "parts" / f"lr-{lr!r}-seed-{seed}.{ending}"
+
+    def _trained(self, lr: float, seed: int) -> Classifier:
+        """The trained classifier; trained again, to the same weights, if they were dropped."""
+        path = self._path(lr, seed, "safetensors")
+        if not path.is_file():
+            self._train(lr, seed)
+        classifier = self._start(seed)
+        load_weights(path, classifier)
+        return classifier
+
+    def _start(self, seed: int) -> Classifier:
+        config, trained = self.run.config, self.run.model
+        if self.scratch:
+            body = build_from(
+                config.architecture,
+                config.model,
+                trained.device,
+                seed,
+                objective=trained.objective,
+            )
+        else:
+            body = copy.deepcopy(trained).float().requires_grad_(True)
+        return Classifier(body, len(self.parts.classes), self.pool)
+
+    def _train(self, lr: float, seed: int) -> None:
+        begun = time.perf_counter()
+        classifier = self._start(seed)
+        finite = fit(classifier, self.parts.train, self.how, lr, seed)
+        tune = self._score(classifier, self.parts.tune)
+        tune = tune if finite and math.isfinite(tune.loss) else None
+        seconds = time.perf_counter() - begun
+        save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
+        result = Tuned(tune, round(seconds, 3), commit())
+        write_text(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
+        said = f"tune loss {tune.loss:.4f}" if tune else "the loss became no number"
+        print(f"lr {lr:g}, seed {seed}: {said}, {seconds:.0f}s", file=sys.stderr)
+
+    def _score(self, classifier: Classifier, part: Labelled) -> Scored:
+        logits = class_logits(classifier, part.tokens, self.how.separator)
+        found = scores(part.truth, logits.argmax(-1).tolist(), len(self.parts.classes))
+        loss = float(F.cross_entropy(logits, torch.tensor(part.truth)))
+        return Scored(**found, loss=loss)
+
+
+def weights_tag(lr: float, seed: int) -> str:
+    """What a file of weights says of itself."""
+    return f"lr {lr!r}, seed {seed}"

@@ -1,0 +1,114 @@
+"""What fine-tunings show: scores, the choice of the rate, and the document of results.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unitsphere.config import to_dict
+from unitsphere.data.tasks import Metric
+from unitsphere.errors import UserError
+from unitsphere.finetune.data import FinetuneConfig, Parts
+from unitsphere.finetune.scores import Mean, Scores, mean_of
+
+METRICS: tuple[Metric, ...] = ("accuracy", "f1", "matthews")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores on one part, and the mean cross-entropy there in nats."""
+
+    accuracy: float
+    f1: float | None
+    matthews: float
+    loss: float
+
+    def scores(self) -> Scores:
+        """Without the loss."""
+        return Scores(accuracy=self.accuracy, f1=self.f1, matthews=self.matthews)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a trained classifier does on the tune part: None if its loss became no number.
+
+    `commit` is that of the code which trained it: a later call may be of another.
+    """
+
+    tune: Scored | None
+    seconds: float
+    commit: str | None = None
+
+
+def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
+    """The rate with the best mean score on the tune part; of equals, the lowest mean loss there.
+
+    A rate at which a seed's loss became no number is out; UserError if all are.
+    """
+    keys: dict[float, tuple[float, float]] = {}
+    for lr, found in tuned.items():
+        scored = [one.tune for one in found if one.tune]
+        if len(scored) == len(found):
+            score, loss = tune_means(scored, metric)
+            keys[lr] = (score, -loss)
+    if not keys:
+        raise UserError("the loss became no number at every rate: give a lower --lr")
+    return max(keys, key=lambda lr: keys[lr])
+
+
+def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
+    """Means of the deciding score and of the loss."""
+    values = [one.scores()[metric] or 0.0 for one in found]
+    return mean_of(values)["mean"], mean_of([one.loss for one in found])["mean"]
+
+
+def edge(best: float, rates: Sequence[float]) -> str | None:
+    """Which end of several rates the best is, "lowest" or "highest"; None if it lies within."""
+    if len(rates) < 2 or min(rates) < best < max(rates):
+        return None
+    return "lowest" if best == min(rates) else "highest"
+
+
+def document(
+    config: FinetuneConfig,
+    parts: Parts,
+    tuned: Mapping[float, Sequence[Tuned]],
+    best: float,
+    tests: Mapping[int, Scored],
+) -> dict[str, Any]:
+    """All scores as plain values."""
+    return {
+        "task": config.task,
+        "metric": config.metric,
+        "start": "random" if config.scratch else "pretrained",
+        "classes": parts.classes,
+        "examples": parts.sizes(),
+        "truncated": parts.truncated,
+        "test_examples_in_training": parts.overlap(),
+        "rates": [rate_document(lr, config, found) for lr, found in sorted(tuned.items())],
+        "best_lr": best,
+        "edge": edge(best, config.lr),
+        "test": {
+            "scores": {metric: mean_score(list(tests.values()), metric) for metric in METRICS},
+            "majority": {"class": parts.classes[parts.majority()]} | parts.baseline(),
+            "seeds": [{"seed": seed} | to_dict(scored) for seed, scored in tests.items()],
+        },
+        "model": {"lr": best, "seed": config.seed[0]},
+    }
+
+
+def rate_document(lr: float, config: FinetuneConfig, found: Sequence[Tuned]) -> dict[str, Any]:
+    """One rate: the deciding score's mean on the tune part, and every seed's scores."""
+    scored = [one.tune for one in found if one.tune]
+    seeds = zip(config.seed, found, strict=True)
+    return {
+        "lr": lr,
+        "tune": mean_score(scored, config.metric) if len(scored) == len(found) else None,
+        "tune_loss": tune_means(scored, config.metric)[1] if len(scored) == len(found) else None,
+        "seeds": [{"seed": seed} | to_dict(one) for seed, one in seeds],
+    }
+
+
+def mean_score(found: Sequence[Scored], metric: Metric) -> Mean | None:
+    """A score's mean over seeds; None for F1 of more than two classes."""
+    values = [value for one in found if (value := one.scores()[metric]) is not None]
+    return mean_of(values) if values else None

@@ -1,0 +1,107 @@
+"""Fine-tuning for classification: rates chosen on a tune part, scores reported on a test part.
+
+Every rate is trained with every seed on the train part and scored on the tune part. The rate with
+the best mean score there (a tie: the lower mean loss there) is the one reported, and only its
+models ever see the test part. What is finished is kept: the same command trains the rest.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from unitsphere.data.tasks import fields_of
+from unitsphere.errors import UserError
+from unitsphere.files import write_text
+from unitsphere.finetune.data import FinetuneConfig, Parts, open_parts
+from unitsphere.finetune.fit import Fit, Trials
+from unitsphere.finetune.folder import (
+    CONFIG,
+    RESULTS,
+    TOKENIZER,
+    check_settings,
+    settings_of,
+)
+from unitsphere.finetune.results import Tuned, best_rate, document
+from unitsphere.models.classifier import Pool
+from unitsphere.training.environment import environment
+from unitsphere.training.folder import disk_errors, locked
+from unitsphere.training.load import LoadedRun, load_run
+
+POOLS: dict[str, Pool] = {"mlm": "mean", "clm": "last"}
+"""How a body's features are pooled unless asked otherwise: a causal one has seen all at its last
+token; in masked pre-training no token of an encoder learns to stand for the whole text."""
+
+
+def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
+    """Fine-tune into the folder `out`, or go on there; the document of its results.json.
+
+    Raises UserError for a run, files or settings that cannot be used.
+    """
+    out = Path(out)
+    fields = fields_of(config.task, config.text, config.text2, config.label)
+    with locked(out), disk_errors(out):
+        run = load_run(config.run, config.device)
+        pool, length = pooling(config, run), sequence_length(run)
+        parts = open_parts(config.data, config.test, fields, run.tokenizer, length)
+        settings = settings_of(config, run, fields, parts, pool, length)
+        check_settings(out, settings)
+        write_text(out / CONFIG, json.dumps(settings, indent=2) + "\n")
+        run.tokenizer.save(out / TOKENIZER)
+        say(config, parts, length)
+        how = Fit(run.config.optim, config.epochs, config.batch, run.tokenizer.separator)
+        trials = Trials(out, run, parts, how, pool, config.scratch)
+        tuned = tune(trials, config)
+        best = best_rate(tuned, config.metric)
+        tests = {seed: trials.tested(best, seed) for seed in config.seed}
+        trials.keep(best, config.seed[0])
+        results = document(config, parts, tuned, best, tests)
+        results |= {"pool": pool, "environment": environment(run.model.device)}
+        write_text(out / RESULTS, json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def pooling(config: FinetuneConfig, run: LoadedRun) -> Pool:
+    """How features are pooled: as asked, else by the run's objective."""
+    objective = run.model.objective
+    if objective not in POOLS:
+        raise UserError(
+            f"{config.run} was trained as {objective}: fine-tune a masked (mlm) or causal (clm) "
+            "language model"
+        )
+    return config.pool or POOLS[objective]
+
+
+def sequence_length(run: LoadedRun) -> int:
+    """Tokens that an example may have: as many as the run was trained with."""
+    return min(run.config.data.context, run.model.max_length or run.config.data.context)
+
+
+def say(config: FinetuneConfig, parts: Parts, length: int) -> None:
+    """What is about to be trained, and what was cut off, on stderr."""
+    sizes = ", ".join(f"{n:,} to {part}" for part, n in parts.sizes().items())
+    what = "random weights" if config.scratch else config.run
+    print(f"{what}: {len(parts.classes)} classes; examples: {sizes}", file=sys.stderr)
+    if parts.truncated:
+        print(
+            f"{parts.truncated:,} examples are longer than the run's {length} tokens: truncated",
+            file=sys.stderr,
+        )
+    if parts.overlap():
+        print(
+            f"{parts.overlap():,} test examples stand word for word in the training data",
+            file=sys.stderr,
+        )
+
+
+def tune(trials: Trials, config: FinetuneConfig) -> dict[float, list[Tuned]]:
+    """Rate -> how each seed does on the tune part; keeps weights of the best rate so far."""
+    tuned: dict[float, list[Tuned]] = {}
+    for lr in config.lr:
+        tuned[lr] = [trials.tuned(lr, seed) for seed in config.seed]
+        usable = {rate: found for rate, found in tuned.items() if all(t.tune for t in found)}
+        best = best_rate(usable, config.metric) if usable else None
+        for rate in tuned:
+            if rate != best:
+                trials.forget(rate)
+    return tuned

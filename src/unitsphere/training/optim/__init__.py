@@ -1,0 +1,10 @@
+"""Optimizers, found by name in a registry; the constraint that belongs to them; the schedule."""
+
+from unitsphere.training.optim.config import (
+    OptimConfig,
+    RatesConfig,
+    build_optimizer,
+    optim_config_type,
+)
+
+__all__ = ["OptimConfig", "RatesConfig", "build_optimizer", "optim_config_type"]

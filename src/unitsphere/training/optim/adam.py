@@ -1,0 +1,72 @@
+"""Adam and AdamW, torch's own: fused where torch has it, weight decay never on gains."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Adam as TorchAdam
+from torch.optim import AdamW as TorchAdamW
+
+from unitsphere.models.constraint import MATRICES, Role
+from unitsphere.ops.dtensor import by_mesh
+from unitsphere.training.optim.config import OptimConfig
+from unitsphere.training.optim.registry import Definition, Parameters
+from unitsphere.training.optim.state import COUNT, StateSpec, like
+
+
+class Adam(TorchAdam):
+    """torch's Adam, which declares its state."""
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The count of steps and both moments."""
+        return {"step": COUNT, "exp_avg": like(parameter, 1), "exp_avg_sq": like(parameter, 2)}
+
+
+class AdamW(TorchAdamW, Adam):
+    """torch's AdamW, which declares its state."""
+
+
+def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
+    """Adam, or AdamW unless `optim.name` is "adam": a group for each rate, weight decay and mesh.
+
+    Its rate is `optim.adam_lr` if there is one. Fused it is 3 to 5 times faster on a CPU.
+    """
+    peak = config.lr if config.adam_lr is None else config.adam_lr
+
+    def settings(role: Role) -> dict[str, Any]:
+        decay = config.weight_decay if role in MATRICES else 0.0
+        return {"lr": peak * config.rates.of(role), "weight_decay": decay}
+
+    kind = Adam if config.name == "adam" else AdamW
+    return kind(
+        grouped(parameters, settings),
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=all(p.device.type in ("cpu", "cuda") for p in parameters),
+    )
+
+
+def grouped(
+    parameters: Parameters, settings: Callable[[Role], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Groups of the parameters that have the same settings by role and lie on the same mesh."""
+    alike: dict[tuple[Any, ...], list[Parameter]] = {}
+    for parameter, role in parameters.items():
+        alike.setdefault(tuple(settings(role).items()), []).append(parameter)
+    return [
+        {"params": held, **dict(numbers)}
+        for numbers, members in alike.items()
+        for held in by_mesh(members)
+    ]
+
+
+def split_roles(parameters: Parameters, wanted: Iterable[Role]) -> tuple[Parameters, Parameters]:
+    """The parameters of the wanted roles, and the others."""
+    wanted = set(wanted)
+    chosen = {p: role for p, role in parameters.items() if role in wanted}
+    return chosen, {p: role for p, role in parameters.items() if role not in wanted}
+
+
+ADAM = Definition(build_adam)
+ADAMW = Definition(build_adam, reads=frozenset({"weight_decay"}))

@@ -1,0 +1,173 @@
+"""The settings of `optim.*`, and the optimizer that is built from them by its name."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from unitsphere.errors import UserError
+from unitsphere.models.constraint import Role, roles
+from unitsphere.training.optim.constraint import ConstraintConfig
+from unitsphere.training.optim.registry import (
+    OPTIMIZERS,
+    definition,
+    readers,
+    section_key,
+)
+
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[tuple(OPTIMIZERS)]
+
+
+@dataclass(frozen=True)
+class RatesConfig:
+    """Peak rates of what is not a matrix of a layer, as multiples: of optim.adam_lr, or else lr.
+
+    With Muon on the head, of lr."""
+
+    embedding: float = 1.0
+    """of the input embedding, tied to the head or not"""
+    head: float = 1.0
+    """of the output head"""
+    scale: float = 1.0
+    """of scaling parameters, gains and biases"""
+
+    def __post_init__(self) -> None:
+        for key, value in asdict(self).items():
+            if not 0 < value < math.inf:
+                raise UserError(f"optim.rates.{key} must be a number above 0: {value}")
+
+    def of(self, role: Role) -> float:
+        """The multiple for a parameter of `role`."""
+        match role:
+            case "matrix":
+                return 1.0
+            case "embedding":
+                return self.embedding
+            case "head":
+                return self.head
+            case _:
+                return self.scale
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer's numbers. `optim_config_type` adds the sections of single optimizers."""
+
+    name: Name = "adam"
+    """adam; adamw: with decoupled weight decay; muon: Muon on the layers' matrices, adamw on
+    embeddings, head, gains, scales and biases"""
+    lr: float = 1e-3
+    """peak learning rate"""
+    adam_lr: float | None = None
+    """muon: peak rate of what adamw trains; none: lr, which fits adjust_lr match_rms_adamw"""
+    rates: RatesConfig = RatesConfig()
+    """peak rates by kind of parameter"""
+    muon_head: bool = False
+    """muon: train the output head by Muon too, unless it is tied to the embedding"""
+    head_by_frequency: bool = False
+    """muon_head: divide the gradient of the head's row of token v by √(V·p_v), p_v about v's share
+    of the training targets, so that rare tokens are learned as common ones are"""
+    beta1: float = 0.9
+    """decay of the first moment"""
+    beta2: float = 0.95
+    """decay of the second moment"""
+    eps: float = 1e-8
+    """added to the root of the second moment"""
+    weight_decay: float = 0.0
+    """decoupled, on matrices and embeddings (adamw, muon)"""
+    momentum: float = 0.95
+    """muon: decay of the momentum"""
+    nesterov: bool = True
+    """muon: look ahead by the momentum"""
+    ns_steps: int = 5
+    """muon: Newton–Schulz steps"""
+    adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so that lr is an
+    adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
+    clip: float = 1.0
+    """largest norm of the whole gradient; 0: unclipped"""
+    constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
+    """what is kept of the weights after every step"""
+
+    def __post_init__(self) -> None:
+        positive = {"lr": self.lr, "adam_lr": self.adam_lr, "ns_steps": self.ns_steps}
+        for key, value in positive.items():
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"optim.{key} must be a number above 0: {value}")
+        for key in ("eps", "weight_decay", "clip"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise UserError(f"optim.{key} must be a number from 0 on: {getattr(self, key)}")
+        for key in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"optim.{key} must be from 0 to below 1: {getattr(self, key)}")
+        self.check_keys()
+        if self.weight_decay and self.constraint.kind in ("hyperball", "cpr"):
+            raise UserError(
+                f"optim.constraint.kind '{self.constraint.kind}' takes the place of weight decay: "
+                "set optim.weight_decay 0"
+            )
+
+    def check_keys(self) -> None:
+        """A `UserError` for a key that is set and that the named optimizer does not read."""
+        advice = {
+            "weight_decay": f"{self.name} has no decoupled weight decay",
+            "muon_head": "it trains no head by Muon",
+            "adam_lr": f"with '{self.name}' set optim.lr",
+        }
+        for key, why in advice.items():
+            if getattr(self, key) and key not in definition(self.name).reads:
+                names = " or ".join(f"'{name}'" for name in readers(key))
+                raise UserError(f"optim.{key} is for optim.name {names}, not '{self.name}': {why}")
+        if self.head_by_frequency and not self.muon_head:
+            raise UserError(
+                "optim.head_by_frequency is for a head trained by Muon (optim.muon_head): Adam "
+                "evens out the rows by itself"
+            )
+
+    @property
+    def section(self) -> Any:
+        """The named optimizer's own keys, `optim.<name>.*`."""
+        kind = definition(self.name).section
+        if kind is None:
+            raise TypeError(f"optimizer '{self.name}' has no keys of its own")
+        return getattr(self, section_key(self.name), None) or kind()
+
+
+def optim_config_type() -> type[OptimConfig]:
+    """`OptimConfig` with a section for each registered optimizer that has keys of its own."""
+    return _with_sections(tuple(OPTIMIZERS.items()))
+
+
+@functools.cache
+def _with_sections(registered: tuple[tuple[str, str], ...]) -> type[OptimConfig]:
+    names = tuple(name for name, _ in registered)
+    kinds = {section_key(name): definition(name).section for name in names}
+    sections = [(key, kind, field(default_factory=kind)) for key, kind in kinds.items() if kind]
+    if not sections and names == get_args(Name):
+        return OptimConfig
+    fields = [("name", Literal[names], field(default="adam")), *sections]
+    made = dataclasses.make_dataclass("OptimConfig", fields, bases=(OptimConfig,), frozen=True)
+    made.__doc__ = OptimConfig.__doc__
+    return cast(type[OptimConfig], made)
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+    """The optimizer over the model's parameters, in groups by their declared roles.
+
+    Each group has its peak rate as "initial_lr" beside "lr". What constrains the weights is
+    `constrain`'s work (constraint.py).
+    """
+    role = roles(model)
+    parameters: dict[Parameter, Role] = {p: role[name] for name, p in model.named_parameters()}
+    optimizer = definition(config.name).build(parameters, config)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer

@@ -1,0 +1,267 @@
+"""The constraint belongs to the optimizer: it holds after every step, in anyone's loop.
+
+Vectors on spheres and in balls are projected by `Projection`. Whole matrices keep their Frobenius
+norm, the control for constraining vectors. R = ‖W₀‖_F is the norm when the constraint was set.
+
+| constraint | after the optimizer moved W to W' | source |
+|---|---|---|
+| frobenius | W ← R·W'/‖W'‖_F | equation of AdamH and MuonH, to first order in the rate |
+| hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
+
+Hyperball keeps the optimizer's direction alone, so a step has the angle arctan(lr) where it is
+tangent; with Adam it is AdamH, with Muon MuonH. R is kept in the optimizer's state as "radius".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from unitsphere.errors import UserError
+from unitsphere.kernels import fused_step
+from unitsphere.models.constraint import MATRICES, Constraint, constraints, overridden, roles
+from unitsphere.ops.dtensor import Axes
+from unitsphere.ops.project import length, project_sphere_, project_tangent_
+from unitsphere.training.optim.cpr import CPR, CPRConfig
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, holds
+
+WHOLE = (0, 1)
+
+REMEMBERED = {
+    "frobenius": MATRICES,
+    "hyperball": ("matrix",),
+    "cpr": ("matrix", "head"),
+}
+"""Constraints that keep something in the optimizer's state, and the roles that they act on: all
+that a sphere acts on (its control); Muon's matrices; linear layers, as CPR's authors do."""
+
+Kind = Literal["declared", "none", "sphere", "ball", "frobenius", "hyperball", "cpr"]
+
+
+@dataclass(frozen=True)
+class ConstraintConfig:
+    """What is kept of the weights in training."""
+
+    kind: Kind = "declared"
+    """declared: what the architecture declares (nGPT sphere, anGPT ball, GPT and NormFormer
+    nothing); none: nothing; sphere, ball: vectors of length 1, or at most 1, in every matrix, along
+    the axis that is declared or else the in axis; frobenius: every matrix at its initial
+    Frobenius norm; hyperball: the layers' matrices so, and their updates at lr times that (AdamH,
+    MuonH); cpr: linear layers regularized by CPR"""
+    riemannian: bool = False
+    """before the optimizer, project the weights' gradients on the spheres' tangent spaces: this
+    project's own, no paper's"""
+    cpr: CPRConfig = field(default_factory=CPRConfig)
+    """Constrained Parameter Regularization's bounds"""
+
+    def __post_init__(self) -> None:
+        if self.riemannian and self.kind in ("none", "ball", "cpr"):
+            raise UserError(
+                f"riemannian needs weights on spheres, and constraint '{self.kind}' has none: "
+                "take declared, sphere, frobenius or hyperball"
+            )
+
+
+class Projection(StepHook):
+    """Projects those of an optimizer's tensors that are constrained; by a kernel in Adam's pass."""
+
+    def __init__(self, held: list[tuple[Tensor, Constraint]]) -> None:
+        self.held = held
+        self.stepped: dict[Tensor, Tensor] = {}
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Step and project what the kernel can serve, in the optimizer's place."""
+        if ready:
+            self.stepped = fused_step(optimizer, self.held)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Project every other held tensor in place."""
+        for weight, constraint in self.held:
+            if weight in self.stepped:
+                weight.grad = self.stepped.pop(weight)
+            else:
+                constraint.project_(weight)
+
+
+class Tangent(StepHook):
+    """Riemannian gradients: takes out of each gradient what would change its vector's length.
+
+    This is the project's own (nGPT's A.4 is about steps of h, not about gradients of weights).
+    For gradients that `backward` left before the step; those of a closure come too late for it.
+    """
+
+    def __init__(self, held: list[tuple[Tensor, Axes]]) -> None:
+        self.held = held
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """g ← g − w⟨w, g⟩/⟨w, w⟩."""
+        for weight, dim in self.held:
+            if weight.grad is not None:
+                project_tangent_(weight.grad, weight, dim)
+
+
+class Frobenius(StepHook):
+    """Puts each matrix back on the Frobenius sphere of its initial radius."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
+        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The radius."""
+        held = any(weight is parameter for weight in self.weights)
+        return {"radius": Slot((), self.start[0].dtype)} if held else {}
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Project."""
+        for weight, radius in self.radii(optimizer):
+            project_sphere_(weight, WHOLE, radius)
+
+    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
+        return [
+            (weight, optimizer.state[weight].setdefault("radius", start))
+            for weight, start in zip(self.weights, self.start, strict=True)
+            if weight.grad is not None  # an optimizer takes any state for a step done
+        ]
+
+
+class Hyperball(Frobenius):
+    """Steps of the relative length lr along the optimizer's direction, then the sphere."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__(weights)
+        self.previous: list[Tensor] = []
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Keep the weights as they are before the step."""
+        self.previous = [weight.detach().clone() for weight in self.weights]
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer) -> None:
+        """Replace the step by one of length lr·R in its direction, and project."""
+        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
+        self.previous = []
+        for weight, radius in self.radii(optimizer):
+            old = previous[id(weight)]
+            direction = project_sphere_(weight - old, WHOLE, radius)
+            weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
+            project_sphere_(weight, WHOLE, radius)
+
+
+def constrain(
+    model: nn.Module,
+    *optimizers: Optimizer,
+    config: ConstraintConfig = ConstraintConfig(),
+    warmup: int = 0,
+) -> list[RemovableHandle]:
+    """Keep the model's constraints through training with these optimizers.
+
+    Projects once now, and after each step of an optimizer the tensors that it holds itself:
+    normalising copies of them is the bug that nGPT A.6 warns of. Call it once, after building
+    the optimizers and before the first step. The handles undo it (`handle.remove()`).
+
+    The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
+    Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
+    weights averaged beside the optimizer are for `unitsphere.project`. It survives
+    `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
+    optimizer comes back without it: call `constrain` again, what it remembers is in the state.
+
+    `config` puts another constraint in the place of the declared ones; `warmup` is the number
+    of warm-up steps, for CPR's warm start.
+
+    Raises ValueError if a parameter is declared neither constrained nor free, or if a trainable
+    constrained one is in none of the optimizers (a copy of it may be), UserError for a config
+    that does not fit the model.
+
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    >>> unitsphere.constrain(model, optimizer)
+    """
+    optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
+    bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
+    remembered = REMEMBERED.get(config.kind, ())
+    names = list(bounds) or [n for n, role in roles(model).items() if role in remembered]
+    if config.riemannian and not remembered and not spheres(bounds):
+        raise UserError(
+            f"{type(model).__name__} declares no sphere for riemannian gradients: "
+            "take constraint 'sphere', 'frobenius' or 'hyperball'"
+        )
+    weights = {name: model.get_parameter(name) for name in names}
+    check_held(weights, optimizers)
+    if remembered:
+        check_width(weights, config.kind)
+    for name, constraint in bounds.items():
+        constraint.project_(weights[name])
+    handles: list[RemovableHandle] = []
+    for optimizer in optimizers:
+        mine = {name: weight for name, weight in weights.items() if holds(optimizer, weight)}
+        for hook in hooks_for(mine, bounds, config, warmup):
+            handles += attach(optimizer, hook)
+    return handles
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps, of one that Accelerate or Lightning has wrapped."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def bounds_of(model: nn.Module, kind: Kind) -> list[Constraint]:
+    """The constraints on vectors that `kind` puts on a model; none for those on whole matrices."""
+    if kind == "declared":
+        return constraints(model)
+    return overridden(model, kind) if kind in ("sphere", "ball") else []
+
+
+def spheres(bounds: Mapping[str, Constraint]) -> dict[str, Axes]:
+    """Parameter name -> axis, for those on spheres."""
+    return {name: c.dim for name, c in bounds.items() if c.kind == "sphere"}
+
+
+def hooks_for(
+    weights: Mapping[str, Tensor],
+    bounds: Mapping[str, Constraint],
+    config: ConstraintConfig,
+    warmup: int,
+) -> list[StepHook]:
+    """What one optimizer does around its steps for the `weights` that it holds of a model's."""
+    tensors = list(weights.values())
+    axes: dict[str, Axes] = dict.fromkeys(weights, WHOLE)
+    if config.kind == "frobenius":
+        hook = Frobenius(tensors)
+    elif config.kind == "hyperball":
+        hook = Hyperball(tensors)
+    elif config.kind == "cpr":
+        hook = CPR(tensors, config.cpr, warmup)
+    else:
+        hook = Projection([(weight, bounds[name]) for name, weight in weights.items()])
+        axes = spheres(bounds)
+    found: list[StepHook] = [hook]
+    if config.riemannian:
+        found.insert(0, Tangent([(w, axes[name]) for name, w in weights.items() if name in axes]))
+    return found
+
+
+def check_held(weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError unless each of `weights` that is trained is held by an optimizer."""
+    for name, weight in weights.items():
+        if weight.requires_grad and not any(holds(o, weight) for o in optimizers):
+            raise ValueError(
+                f"no optimizer holds the constrained parameter '{name}' itself: "
+                "build the optimizer from model.parameters(), then call constrain"
+            )
+
+
+def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
+    """Raise UserError for weights in 16 bits: loading would round to that what is remembered."""
+    for name, weight in weights.items():
+        if torch.finfo(weight.dtype).bits < 32:
+            raise UserError(
+                f"constraint '{kind}' needs weights of 32 bits, and {name} is {weight.dtype}: "
+                "take train.precision bf16 instead of bf16-storage"
+            )

@@ -1,0 +1,57 @@
+"""The optimizers by name. A new one is a file beside this and a line in `OPTIMIZERS`.
+
+The line says where the file's `Definition` is. The optimizer that it builds declares its state
+(`state_spec`, see state.py); checkpoints, the forecast of memory and probes need nothing else.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from unitsphere.config import did_you_mean
+from unitsphere.errors import UserError
+from unitsphere.models.constraint import Role
+
+OPTIMIZERS: dict[str, str] = {
+    "adam": "unitsphere.training.optim.adam:ADAM",
+    "adamw": "unitsphere.training.optim.adam:ADAMW",
+    "muon": "unitsphere.training.optim.muon:MUON",
+}
+"""Value of `optim.name` -> module and name of its definition."""
+
+Parameters = Mapping[Parameter, Role]
+"""What an optimizer is built over: the model's parameters, each with its declared role."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How an optimizer is built, and the keys of `optim.*` that it reads."""
+
+    build: Callable[[Parameters, Any], Optimizer]
+    """makes it, from parameters and an `OptimConfig`; it must declare its state"""
+    reads: frozenset[str] = frozenset()
+    """those keys of `optim.*` that only some optimizers read, and this one does"""
+    section: type | None = None
+    """dataclass of this optimizer's own keys, `optim.<name>.*`, if it has any"""
+
+
+def definition(name: str) -> Definition:
+    """The definition of the optimizer `name`; a `UserError` with the nearest name otherwise."""
+    if name not in OPTIMIZERS:
+        raise UserError(f"unknown optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
+    module, _, attribute = OPTIMIZERS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def readers(key: str) -> list[str]:
+    """The optimizers that read `optim.<key>`."""
+    return [name for name in OPTIMIZERS if key in definition(name).reads]
+
+
+def section_key(name: str) -> str:
+    """The key of an optimizer's own section: its name, as Python can spell it."""
+    return name.replace("-", "_")

@@ -1,0 +1,233 @@
+"""What an optimizer keeps of each parameter, declared; and what belongs to its step.
+
+An optimizer of the registry has a method `state_spec(parameter)`: the name of every tensor that it
+keeps of that parameter, and its `Slot`. Checkpoints are checked by it, the forecast of memory adds
+it up, and probes find moments by it. A `StepHook` declares what it adds to that state.
+
+torch keeps step hooks through `load_state_dict`, but drops them from copies and pickles
+(`Optimizer.__getstate__`). A copy with `copy.deepcopy` keeps these; after unpickling, attach again.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from unitsphere.errors import UserError
+from unitsphere.ops.dtensor import local
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of an optimizer's state of a parameter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    like_parameter: bool = False
+    """spread over processes as the parameter is; otherwise every process holds all of it"""
+    moment: Literal[1, 2] | None = None
+    """Adam's first moment (an average of gradients) or its second (of their squares)"""
+
+    def bytes(self, parameter: Tensor) -> int:
+        """Bytes of it that this process holds."""
+        shape = local(parameter).shape if self.like_parameter else torch.Size(self.shape)
+        return shape.numel() * self.dtype.itemsize
+
+    def empty(self, parameter: Tensor) -> Tensor:
+        """An empty tensor for it: on the parameter's device and mesh, or all of it on the CPU."""
+        if self.like_parameter:
+            return torch.empty_like(parameter.detach(), dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+StateSpec = dict[str, Slot]
+"""Name of a tensor in the state of a parameter -> what it is."""
+COUNT = Slot(())
+"""A number that counts steps, as torch's optimizers keep it."""
+
+
+def like(parameter: Tensor, moment: Literal[1, 2] | None = None) -> Slot:
+    """A slot shaped and stored as the parameter is."""
+    return Slot(tuple(parameter.shape), parameter.dtype, like_parameter=True, moment=moment)
+
+
+@runtime_checkable
+class DeclaresState(Protocol):
+    """An optimizer that declares its state."""
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """All that it keeps of a parameter of its groups once that has been stepped."""
+        ...
+
+
+class StepHook:
+    """Work on the tensors that an optimizer holds, around each of its steps."""
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """What this hook adds to the optimizer's state of a parameter."""
+        return {}
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Called before a step; `ready`: with its gradients, which those of a closure are not."""
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Called when the weights have moved."""
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _, *given = args  # torch hands on those of `Optimizer.step`, the optimizer first
+        closure = given[0] if given else kwargs.get("closure")
+        self.before(optimizer, ready=closure is None)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.after(optimizer)
+
+
+def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
+    """Call `hook` around every step of `optimizer`, and of its deep copies; handles that undo it.
+
+    Deep copies of optimizer and model must be made together, `copy.deepcopy((model, optimizer))`,
+    as without any hook: an optimizer copied by itself gets parameters of its own.
+    """
+    optimizer.__deepcopy__ = lambda memo: _deep_copy(optimizer, memo)  # pyright: ignore[reportAttributeAccessIssue]
+    return [
+        optimizer.register_step_pre_hook(hook._before),
+        optimizer.register_step_post_hook(hook._after),
+    ]
+
+
+def _deep_copy(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """torch's deep copy of an optimizer, and the hooks attached to it over the copied tensors."""
+    twin = type(optimizer).__new__(type(optimizer))
+    memo[id(optimizer)] = twin
+    twin.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+    for hook in attached(optimizer):
+        attach(twin, copy.deepcopy(hook, memo))
+    return twin
+
+
+def attached(optimizer: Optimizer) -> list[StepHook]:
+    """The hooks that `attach` has attached."""
+    calls: list[Callable[..., Any]] = list(optimizer._optimizer_step_post_hooks.values())
+    owners = [getattr(call, "__self__", None) for call in calls]
+    return [owner for owner in owners if isinstance(owner, StepHook)]
+
+
+class Combined(Optimizer):
+    """Several optimizers behind one `step`, one state and one list of groups.
+
+    So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
+    must be a class that can be made again from its own groups, as torch's optimizers can.
+    """
+
+    def __init__(self, *parts: Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.kinds = [(type(part), len(part.param_groups)) for part in parts]
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A step of every part."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """What the part that holds the parameter keeps of it."""
+        return state_spec(next(part for part in self.parts if holds(part, parameter)), parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"kinds": self.kinds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by torch with what was loaded or copied: the parts go on with that."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Make the parts over this optimizer's own groups and state."""
+        groups = iter(self.param_groups)
+        self.parts: list[Optimizer] = [
+            kind(list(islice(groups, count)))  # pyright: ignore[reportCallIssue]
+            for kind, count in self.kinds
+        ]
+        for part in self.parts:
+            part.state = self.state
+
+
+def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether the optimizer steps this very tensor."""
+    return any(p is parameter for group in optimizer.param_groups for p in group["params"])
+
+
+def state_spec(optimizer: Optimizer, parameter: Tensor) -> StateSpec:
+    """All that an optimizer and its hooks keep of a parameter once it has been stepped."""
+    if not holds(optimizer, parameter):
+        return {}
+    if not isinstance(optimizer, DeclaresState):
+        raise TypeError(
+            f"{type(optimizer).__name__} does not declare its state: give it a method state_spec"
+        )
+    found = dict(optimizer.state_spec(parameter))
+    for hook in attached(optimizer):
+        found |= hook.state_spec(parameter)
+    return found
+
+
+def first_moment_keys(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Parameter name -> the name of Adam's first moment in its state, of all that has one."""
+    return {
+        name: key
+        for name, parameter in model.named_parameters()
+        for key, slot in state_spec(optimizer, parameter).items()
+        if slot.moment == 1
+    }
+
+
+def first_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Parameter name -> Adam's first moment, of all that has one and has been stepped."""
+    kept = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    keys = first_moment_keys(model, optimizer)
+    return {name: kept[name][key] for name, key in keys.items() if key in kept[name]}
+
+
+def check_state(
+    folder: Path,
+    stored: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    optimizer: Optimizer,
+) -> dict[str, Slot]:
+    """Stored name -> its slot; a UserError unless a checkpoint fits what the optimizer declares.
+
+    `stored` is `optim.<parameter>.<state>` -> a tensor of that shape and dtype. Of each of
+    `parameters` it must hold all that the optimizer keeps, or nothing. A checkpoint may come from
+    somebody else: torch would take any names, and fail in the next step.
+    """
+    found: dict[str, Slot] = {}
+    specs: dict[str, StateSpec] = {}
+    for name, tensor in stored.items():
+        parameter, _, key = name.removeprefix("optim.").rpartition(".")
+        if parameter in parameters and parameter not in specs:
+            specs[parameter] = state_spec(optimizer, parameters[parameter])
+        slot = specs.get(parameter, {}).get(key)
+        if slot is None or (tuple(tensor.shape), tensor.dtype) != (tuple(slot.shape), slot.dtype):
+            raise UserError(f"checkpoint {folder} does not fit the optimizer at {name}")
+        found[name] = slot
+    for parameter, spec in specs.items():
+        missing = [key for key in spec if f"optim.{parameter}.{key}" not in found]
+        if missing:
+            raise UserError(
+                f"checkpoint {folder} does not fit the optimizer at "
+                f"optim.{parameter}.{min(missing)}: only one of the two has it"
+            )
+    return found

@@ -1,0 +1,58 @@
+"""Work around an optimizer's step is told whether the gradients are there already."""
+
+import pytest
+import torch
+from torch import nn
+
+from unitsphere.kernels import using_kernels
+from unitsphere.models.constraint import Constraint
+from unitsphere.training.optim import constraint
+from unitsphere.training.optim.constraint import Projection
+from unitsphere.training.optim.state import StepHook, attach
+
+
+class Told(StepHook):
+    def __init__(self):
+        self.ready = []
+
+    def before(self, optimizer, ready):
+        self.ready.append(ready)
+
+
+def started():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3, bias=False)
+    layer(torch.ones(2, 4)).sum().backward()
+    return layer, torch.optim.Adam(layer.parameters(), fused=True)
+
+
+def test_gradients_are_there_unless_a_closure_makes_them():
+    _, optimizer = started()
+    told = Told()
+    attach(optimizer, told)
+    optimizer.step()
+    optimizer.step(None)
+    optimizer.step(closure=None)
+    optimizer.step(lambda: 0.0)
+    optimizer.step(closure=lambda: 0.0)
+    assert told.ready == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_a_projection_steps_in_the_optimizer_s_place_where_it_can(mode, monkeypatch):
+    layer, optimizer = started()
+    stepped = []
+
+    def fused_step(*arguments):
+        stepped.append(served(*arguments))
+        return stepped[-1].copy()
+
+    served = constraint.fused_step
+    monkeypatch.setattr(constraint, "fused_step", fused_step)
+    attach(optimizer, Projection([(layer.weight, Constraint("weight", 1))]))
+    gradient = layer.weight.grad
+    with using_kernels(mode):
+        optimizer.step()
+    assert [list(found) for found in stepped] == [[layer.weight] if mode == "auto" else []]
+    assert layer.weight.grad is gradient
+    torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(3))
