@@ -252,7 +252,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
         (["ngpt-table6", "--size", "huge"], "unknown size 'huge'"),
         (["normformer-table5", "--rates", "each"], "rows that differ in their rates"),
         (["ngpt-table6", "--rows", "7"], "unknown row '7'"),
-        (["ngpt-table6", "--set", "model.layers"], "is no KEY=VALUE"),
+        (["ngpt-table6", "--set", "model.layers"], "is not KEY=VALUE"),
         (["ngpt-table6", "--set", "optim.lr=1", "--set", "optim.lr=2"], "--set has optim.lr twice"),
         (["ngpt-table6", "--set", "model.n_layer=3"], "unknown key 'model.n_layer'"),
         (["ngpt-table6", "--set", "optim.lr=3.0"], "belongs in `lr` of an arm"),

@@ -155,7 +155,7 @@ def test_an_interrupted_study_goes_on_and_leaves_finished_runs_alone(finished, t
     folder, _, before, _ = finished
     out, study = tmp_path / "out", toy(folder, budgets=BUDGETS[:1])
     first, second = InProcess(stop=2), InProcess()
-    with pytest.raises(Preempted, match="the same command goes on"):
+    with pytest.raises(Preempted, match="the same command resumes"):
         compare(study, out, first)
     kept = {run: digest(run) for run in out.glob("runs/*/*/lr-*-seed-*") if run.is_dir()}
     assert len(kept) == 2
@@ -221,7 +221,7 @@ def test_a_finished_study_is_measured_against_another_baseline(copy):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "gtp"}, "'baseline' is no arm: 'gtp'"),
+        ({"baseline": "gtp"}, "'baseline' is not an arm: 'gtp'"),
         ({"budgets": []}, "'budgets' must be"),
         ({"arms": {"gpt": ArmSpec("x")}}, "at least two arms"),
     ],

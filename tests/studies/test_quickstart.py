@@ -143,7 +143,7 @@ def test_ctrl_c_says_how_to_go_on(copy, monkeypatch):
         raise Interrupted([])
 
     monkeypatch.setattr(module, "run_jobs", interrupt)
-    with pytest.raises(Preempted, match=r"runs: stopped and saved: the same command goes on"):
+    with pytest.raises(Preempted, match=r"runs: stopped and saved: the same command resumes"):
         quickstart(out, arms)
 
 

@@ -245,7 +245,7 @@ def test_what_makes_no_ramp_is_refused_by_name(keys, said):
     [
         ([], "lr-ramp needs RECIPES"),
         (["quickstart/ngpt", "quickstart/ngpt"], "given twice"),
-        (["quickstart/ngpt", "--set", "model.d_model"], "is no KEY=VALUE"),
+        (["quickstart/ngpt", "--set", "model.d_model"], "is not KEY=VALUE"),
         (["quickstart/nnpt"], "did you mean 'quickstart/ngpt'"),
     ],
 )

@@ -21,7 +21,7 @@ class LrRamp(StudyOptions):
 
     NormFormer's Figure 5. Each recipe is an arm; its figure is the median of the
     seeds. Diverged: the loss, averaged over 10 steps, has been 1 nat or more above
-    its lowest for 20 steps, or is no number (docs/how-to/lr-ramp.md).
+    its lowest for 20 steps, or is NaN or infinite (docs/how-to/lr-ramp.md).
     The same command resumes; finished runs are kept.
 
     examples:

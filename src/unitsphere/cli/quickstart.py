@@ -35,7 +35,7 @@ class Quickstart:
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/quickstart")
     """folder of the run folders, the summary and the curves"""
     workers: int | None = None
-    """arms at a time; one a core by default"""
+    """arms at a time; one per core by default"""
     train: Changes = dataclasses.field(default_factory=Changes)
     json: bool = False
     """print one JSON document instead of the report"""

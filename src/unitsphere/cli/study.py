@@ -77,7 +77,7 @@ def setting(text: str) -> tuple[str, object]:
 
     key, equals, value = text.partition("=")
     if not (key and equals and value):
-        raise UserError(f"--set {text!r} is no KEY=VALUE, such as model.n_layers=3")
+        raise UserError(f"--set {text!r} is not KEY=VALUE, such as model.n_layers=3")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -139,7 +139,7 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
     """Train what is missing of the study in the folder `out`.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     table = study.paper_table
     ablation_findings(study)

@@ -52,7 +52,7 @@ class CompareStudy(Comparing):
             raise UserError("'arms' must name at least two arms to compare")
         if self.baseline is not None and self.baseline not in self.arms:
             raise UserError(
-                f"'baseline' is no arm: {self.baseline!r} (arms: {', '.join(self.arms)})"
+                f"'baseline' is not an arm: {self.baseline!r} (arms: {', '.join(self.arms)})"
             )
 
     @property
@@ -62,10 +62,10 @@ class CompareStudy(Comparing):
 
 
 def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> Comparison:
-    """Train what is missing of the study in the folder `out`; what came of all runs.
+    """Train what is missing of the study in the folder `out`; the results of all runs.
 
     Raises UserError for an unfair study (see studies.fairness), a mistake in it or unusable data,
-    `Preempted` when stopped; the same call then goes on.
+    `Preempted` when stopped; the same call then resumes.
     """
     configs = {arm: decided(study, arm) for arm in study.arms}
     check_fair(configs, study.reference, study.allow)
@@ -99,7 +99,7 @@ def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None
 def final_records(
     out: Path, study: CompareStudy, rates: Mapping[tuple[str, int], Tuned], executor: Executor
 ) -> dict[tuple[str, int, int], Record]:
-    """What came of each reported run, by (arm, budget, seed); small budgets are run first.
+    """The result of each reported run, by (arm, budget, seed); small budgets are run first.
 
     Seed by seed: what slows the machine for a while then falls on every arm's times.
     """
@@ -139,7 +139,7 @@ def document(
 
 
 def arm_figures(found: Comparison, arm: str, recipe: str, size: Size) -> dict[str, Any]:
-    """One arm: what it is, and what came of it at each budget."""
+    """One arm: what it is, and the results of it at each budget."""
     rate = found.rates[arm, found.budgets[-1]]
     return {
         "recipe": recipe,

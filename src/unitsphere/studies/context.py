@@ -87,8 +87,8 @@ def check_tokenizer(run: LoadedRun, first: LoadedRun, path: Path) -> None:
     """Raise UserError unless both runs have one tokenizer."""
     if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(
-            f"{path} has another tokenizer than the first run: perplexities a token compare "
-            "between runs with one tokenizer alone"
+            f"{path} has another tokenizer than the first run: perplexities per token compare "
+            "only between runs with one tokenizer"
         )
 
 

@@ -30,7 +30,7 @@ from unitsphere.studies.laws import (
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of a ladder: its runs, and by arm the best sizes at the computes and the laws."""
+    """The results of a ladder: its runs, and by arm the best sizes at the computes and the laws."""
 
     study: LadderStudy
     rungs: Sequence[Rung]

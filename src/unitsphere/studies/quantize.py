@@ -38,7 +38,7 @@ class QuantizationStudy:
     """What is rounded, and what it is scored on.
 
     `data` None: each run's validation split, of which `tokens` tokens are scored. With `embeddings`
-    the embedding and the output head are rounded too, not the layers' matrices alone.
+    the embedding and the output head are rounded too, not only the layers' matrices.
     """
 
     arms: Arms

@@ -67,7 +67,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of the arms: records of all, and the figures of those that finished."""
+    """The results of the arms: records of all, and the figures of those that finished."""
 
     out: Path
     records: Mapping[str, Record]
@@ -105,7 +105,7 @@ def arm_name(recipe: str) -> str:
 
 
 def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = None) -> Found:
-    """Train the arms that are not finished under `out`, and read what came of all of them.
+    """Train the arms that are not finished under `out`, and read the results of all of them.
 
     Raises `Preempted` when stopped: the arms have saved, and the same call resumes.
     """

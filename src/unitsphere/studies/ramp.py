@@ -86,10 +86,10 @@ class Climb:
 
 
 def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[str, list[Climb]]:
-    """Train what is missing of the study in the folder `out`; each arm's runs, one a seed.
+    """Train what is missing of the study in the folder `out`; each arm's runs, one per seed.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     ramp_findings(study)  # a mistake leaves no folder
     with study_folder(out, study):

@@ -104,7 +104,7 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
     """Train what is missing of the study in the folder `out`; what was found, by arm.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     check_keys(study)
     with study_folder(out, study):
@@ -226,7 +226,7 @@ def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -
 def trial_runs(
     study: SweepStudy, out: Path, arm: str, number: int, params: Params
 ) -> list[Planned]:
-    """A trial's runs on the split that is searched on, one a seed."""
+    """A trial's runs on the split that is searched on, one per seed."""
     config = point_config(study, arm, params)
     data = tuning_data(config, study.tune.fraction)
     keys: dict[str, object] = {"data.source": str(data)}

@@ -1,4 +1,4 @@
-"""What came of a sweep's trials, and how much each key matters."""
+"""The results of a sweep's trials, and how much each key matters."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ BINS = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of an arm's space and what came of its runs, one for each of tune.seeds."""
+    """A point of an arm's space and the results of its runs, one for each of tune.seeds."""
 
     number: int
     params: Params
@@ -32,7 +32,7 @@ class Trial:
 
     @property
     def figure(self) -> float | None:
-        """Mean bits per byte (without these nats a token), if every run finished."""
+        """Mean bits per byte (or nats per token without them), if every run finished."""
         known = [figure(record) for record in self.records if record.status == "finished"]
         return statistics.mean(known) if len(known) == len(self.records) else None
 
@@ -77,7 +77,7 @@ def told_of(trial: Trial) -> Told | None:
 
 
 def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
-    """Each key's share of the variance of the trials' figures that it explains alone (ε², 0 to 1).
+    """The share of the variance of the trials' figures that each key explains by itself (ε²).
 
     One-way analysis of variance, a range cut into BINS quantiles; ε² is the explained share less
     what chance would explain. A key is left out if there are not two finished trials a value.

@@ -4,7 +4,7 @@ A kind is one object, `KIND` in the study's file. The command line and `run_stud
 steps for all kinds:
 
     parts     what would be trained, for `--dry_run`
-    train     plan the runs, execute those that are missing, read what came of all of them
+    train     plan the runs, execute those that are missing, read the results of all of them
     document  the figures of that as plain values: results.json
     write     results.json, results.md and the pictures, from the page of that kind
 

@@ -26,7 +26,7 @@ from unitsphere.training.resolve import resolve
 
 @dataclass
 class Search:
-    """The search of one rate: `found` maps each rate to what came of its runs, one a seed.
+    """The search of one rate: `found` maps each rate to the results of its runs, one per seed.
 
     `plan` gives the runs of a rate; `name` is for people.
     """

@@ -2,7 +2,7 @@
 
 (A grid is `itertools.product`, in `space`: Optuna's visits the same points in another order.)
 
-Optuna stores nothing: each time it is told what came of the trials, from their own folders, so
+Optuna stores nothing: each time it is told the results of the trials, from their own folders, so
 that a sweep that was interrupted resumes as if it had not been. Points that were drawn are kept in
 the study's folder, since another version of Optuna may draw others.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Told:
-    """What came of a trial: its loss, infinite if it diverged.
+    """The result of a trial: its loss, infinite if it diverged.
 
     `stopped`: if it was stopped early, at which evaluation; `loss` is then the one there.
     """
@@ -57,7 +57,7 @@ def next_points(
 
 
 def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
-    """Points of a sampler that is told what came of earlier trials."""
+    """Points of a sampler that is told the results of earlier trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -190,7 +190,7 @@ def is_hopeless(own: Sequence[float], rivals: Sequence[Sequence[float]], least: 
 
 
 def evaluations_of(run: Path) -> list[float]:
-    """The validation losses of a run in order: bits per byte, without these nats a token."""
+    """The validation losses of a run in order: bits per byte, or nats per token without them."""
     return [figure_of(record) for record in read_metrics(run) if "val_loss" in record]
 
 
