@@ -97,7 +97,7 @@ def test_after_ctrl_c_the_jobs_go_on_and_the_same_call_finds_them():
         run_jobs(jobs, on_progress=leave, executor=local())
     number = next(iter(json.loads(Path(".jobs/jobs.json").read_text()).values()))
     assert (
-        f"1 runs continue in the cluster: the same command comes back to them; `scancel {number}`"
+        f"1 runs continue in the cluster: the same command finds them again; `scancel {number}`"
         in str(stopped.value)
     )
     assert stopped.value.states[0].status in ("waiting", "running")

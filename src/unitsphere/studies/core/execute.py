@@ -70,8 +70,8 @@ class Record:
     """The result of a run.
 
     `loss` (nats per token) and `bits_per_byte` are those of the validation split after the last
-    step; `seconds` is the time of training, without validation; `tokens_per_second` the median of the
-    run's records. A run that did not finish has an `error` in their place.
+    step; `seconds` is the time of training, without validation; `tokens_per_second` the median of
+    the run's records. A run that did not finish has an `error` in their place.
     """
 
     planned: Planned

@@ -1,8 +1,8 @@
 """Jobs as arrays of a SLURM cluster, handed over by submitit and followed by their run folders.
 
 The jobs do not need the process that follows them: after Ctrl-C they continue, and the next call
-finds them by `.jobs/jobs.json` in the study's folder. Both sides must see that folder. How a job ended stands in
-`<run folder>.exit`; while SLURM's queue holds the job, it is not over.
+finds them by `.jobs/jobs.json` in the study's folder. Both sides must see that folder. A job's exit
+status is in `<run folder>.exit`; while SLURM's queue holds the job, it is not over.
 """
 
 import contextlib
@@ -170,8 +170,8 @@ class SlurmExecutor:
             return RESUMES
         arrays = " ".join(sorted({job.number.partition("_")[0] for job in self.followed}))
         return (
-            f"{len(self.followed)} runs continue in the cluster: the same command finds them again; "
-            f"`scancel {arrays}` stops them, each saved"
+            f"{len(self.followed)} runs continue in the cluster: the same command finds them "
+            f"again; `scancel {arrays}` stops them, each saved"
         )
 
     def close(self) -> None:
