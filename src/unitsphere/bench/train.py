@@ -218,7 +218,7 @@ def draw(report: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from unitsphere.report.curves import COLOURS
+    from unitsphere.report.render.axes import COLOURS
 
     check_figure(path)
     arms = report["arms"]

@@ -13,6 +13,7 @@ from unitsphere import __version__
 from unitsphere.cli import output
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, RunFailed, UserError
+from unitsphere.report.render.terminal import harmless
 from unitsphere.studies.core.local import end_with_parent
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 2, 75, 130
@@ -117,5 +118,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
-    print(f"unitsphere: error: {output.harmless(' '.join(message.split()))}", file=sys.stderr)
+    print(f"unitsphere: error: {harmless(' '.join(message.split()))}", file=sys.stderr)
     return status
