@@ -25,7 +25,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         ignored_by_default = number != signal.SIGINT
         signal.signal(number, signal.SIG_DFL if ignored_by_default else signal.default_int_handler)
 
-settings.register_profile("no clock", deadline=None)  # a busy machine is no failure
+settings.register_profile("no clock", deadline=None)  # a busy machine is not a failure
 settings.load_profile("no clock")
 
 

@@ -101,7 +101,7 @@ OPENS_ITSELF = {
 
 @pytest.mark.parametrize("path", [m for m in MODULES if named(m) not in ALONE], ids=named)
 def test_files_of_others_are_opened_and_written_in_one_place(path):
-    """By files.py: it refuses what is no file, and follows no link (docs/security.md)."""
+    """By files.py: it refuses what is not a file, and follows no link (docs/security.md)."""
     found = [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

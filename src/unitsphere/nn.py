@@ -1,4 +1,4 @@
-"""The sublayers of nGPT for a model of your own: each works alone, its weights on unit spheres.
+"""The sublayers of nGPT for your own model: each works by itself, with weights on unit spheres.
 
     from unitsphere.nn import NormalizedAttention, NormalizedMLP, SphereResidual, UnitEmbedding
 
@@ -14,8 +14,8 @@
 
 Weights start as unit vectors, drawn after `torch.manual_seed`. That they stay so in training is
 `unitsphere.constrain(model, optimizer)`'s work. It wants every parameter of the model declared:
-these modules declare theirs; say `free(module)` of what shall have no constraint, and
-`declare(module, weight=Bound(dim=1))` of a module of torch's own that shall have one.
+these modules declare theirs; use `free(module)` for what has no constraint, and
+`declare(module, weight=Bound(dim=1))` for a PyTorch module that has one.
 """
 
 import math

@@ -18,7 +18,7 @@ Every architecture is a decoder (`causal`), an encoder with the same head (`caus
   queries of cross-attention have none either;
 - source tokens are at positions 0, 1, ... as they stand in the row, padding counted: pad on the
   right, or pass `positions` to `encode`;
-- dropout is no part of the oracles.
+- dropout is not a part of the oracles.
 
 Three settings and arguments that every architecture has:
 - `n_kv_heads` (H_kv, none: H): W_k and W_v are [H_kv d_k, d], in self- and cross-attention of both

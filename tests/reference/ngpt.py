@@ -31,8 +31,9 @@ Decisions where the paper is silent or loose:
   alpha and keeps |h| = 1 for a vector. Where sin(theta) < 1e-6 the coefficients are LERP's.
 - `residual="lerp_nu"` is the arm "nGPT with LERP correction" of the anGPT paper (Figure 5):
   nu(alpha) = (1 - 2 alpha + 2 alpha^2)^(-1/2) in place of Norm.
-- `residual="add"` is no paper's: h = Norm(h + alpha h_A), h_A as long as it comes.
-- `residual="gated"` is no paper's: as "add", but h_A (h_X, h_M) is first multiplied by the number
+- `residual="add"` is not a paper's: h = Norm(h + alpha h_A), h_A as long as it comes.
+- `residual="gated"` is not a paper's: as "add", but h_A (h_X, h_M) is first multiplied by the
+  number
   2 / (1 + exp(-w . h)), h the vector that the sublayer has read, w the layer's w_A (w_X, w_M).
 - s_qk acts after RoPE (section 2.3.2: RoPE, then equations 15, 16). A vector s_qk that differs
   within a rotated pair therefore makes scores depend on absolute positions, not on i - j alone:

@@ -30,7 +30,8 @@ def played(
 ) -> dict:
     """The document of arms of known speed, the first is the baseline.
 
-    pace: tokens a second of an arm. changes: keys set in one. worse: nats by which an arm's largest
+        pace: tokens per second of an arm. changes: keys set in one. worse: nats by which an arm's
+    largest
     budget is worse than the law.
     """
     changes = {arm: {} for arm in faster} | (changes or {})

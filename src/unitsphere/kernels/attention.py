@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CUDNN_MENDED = 91501
-"""cuDNN 9.15.1: before it, attention was wrong where a length was no multiple of 128."""
+"""cuDNN 9.15.1: before it, attention was wrong where a length was not a multiple of 128."""
 OPT_OUT = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch's own environment variable for those who do not want cuDNN first."""
 

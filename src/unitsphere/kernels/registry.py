@@ -8,7 +8,7 @@
 
 The mode belongs to the process: `use_kernels(mode)` sets it, `using_kernels(mode)` for a while.
 Triton is imported when the first kernel serves. Under `TRITON_INTERPRET=1` kernels run on CPU
-tensors too, slowly: for tests, so with `require` alone.
+tensors too, slowly, for tests, so only with `require`.
 """
 
 import importlib.util
@@ -73,7 +73,7 @@ def mode() -> Mode:
 def use_kernels(mode: Mode) -> None:
     """Set the mode of this process; UserError for a name that is none."""
     if mode not in get_args(Mode):
-        raise UserError(f"kernels '{mode}' is no mode: use {', '.join(get_args(Mode))}")
+        raise UserError(f"kernels '{mode}' is not a mode: use {', '.join(get_args(Mode))}")
     _setting.mode = mode
 
 

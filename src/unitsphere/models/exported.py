@@ -110,7 +110,7 @@ def is_tied(model: Transformer) -> bool:
     if not model.config.tied:
         return False
     scale = model.head().scale
-    rescaled = isinstance(getattr(model, "s", None), Scale)  # DyT's, of the input alone
+    rescaled = isinstance(getattr(model, "s", None), Scale)  # DyT's, only of the input
     return unless_one(scale) is None and not rescaled
 
 
@@ -129,7 +129,7 @@ def twin_config(config: Any, tied: bool) -> Any:
 
 
 def twin(architecture: str, config: Any, objective: Any) -> Transformer:
-    """The twin of that config, shapes alone."""
+    """The twin of that config, only its shapes."""
     return fold_(build_from(architecture, config, "meta", objective=objective))
 
 

@@ -184,7 +184,7 @@ LogitGain = Literal["head", "layer", "fixed"]
 
 
 def logit_gain(form: LogitGain, start: float | None, n_heads: int, d_k: int) -> Scale:
-    """anGPT's g, the factor of the attention logits under QK norm: one a head, one a layer, fixed.
+    """anGPT's g, the factor of the attention logits under QK norm: per head, per layer, or fixed.
 
     It starts at √d_k, which gives the logits unit variance, unless `start` says otherwise.
     """

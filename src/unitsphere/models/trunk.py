@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         place of what the objective says, within `model.window` if there is one: padding at the
         end, for instance. Every token must see one. `memory` is what `encode` made of the
         source; seq2seq needs it. `documents` (int [batch, time]) numbers the document of each
-        token: a token sees its own document alone.
+        token: a token sees only its own document.
         """
         return self.logits(self.features(tokens, cache, left_padding, mask, memory, documents))
 

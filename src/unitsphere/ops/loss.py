@@ -113,7 +113,7 @@ def chunked(
     if reduction == "sum":
         return total
     count = scored.sum()
-    # The mean over nothing is no number, yet its gradient is 0: as in the plain loss.
+    # The mean over nothing is NaN, yet its gradient is 0: as in the plain loss.
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 

@@ -18,7 +18,7 @@ def unit_norm(x: Tensor, dim: int = -1) -> Tensor:
 
 
 class UnitNorm(torch.autograd.Function):
-    """`unit_norm`, of which x alone is kept for the backward pass."""
+    """`unit_norm`, which keeps only x for the backward pass."""
 
     generate_vmap_rule = True
 

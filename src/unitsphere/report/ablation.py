@@ -110,8 +110,8 @@ def times(found: Mapping[str, Any]) -> list[str]:
         paper = 100 * (theirs / base["paper"]["seconds_a_step"] - 1)
         here = 100 * (ours / base["seconds_a_step"] - 1)
         lines.append(
-            f"Time a step, {row['label']}: paper {paper:+.0f}%, ours {here:+.0f}% (medians of runs "
-            "side by side)."
+            f"Time per step, {row['label']}: paper {paper:+.0f}%, ours {here:+.0f}% (medians of "
+            "runs side by side)."
         )
     return lines
 

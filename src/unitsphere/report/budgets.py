@@ -67,7 +67,7 @@ def budget_curves(curves: Sequence[BudgetCurve], title: str, path: Path) -> Path
         axes.set_xticks(every, [compact(each, 3) for each in every])
         axes.set_xticks([], minor=True)
     axes.set_xlabel("training tokens, each point a run annealed over them")
-    axes.set_ylabel("validation loss (nats a token)")
+    axes.set_ylabel("validation loss (nats per token)")
     plain_ticks(axes)
     axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)

@@ -47,7 +47,7 @@ def number(value: float | None, form: str) -> str:
 
 
 def ratio(found: Mapping[str, Any]) -> str:
-    """A speedup: "1.42 (1.31–1.55)", "1.42 (≥ 1.31)" with one end alone, or why there is none."""
+    """A speedup: "1.42 (1.31–1.55)", "1.42 (≥ 1.31)" with only one end, or why there is none."""
     if found["median"] is None:
         return "not reached" if "not reached" in found["reason"] else "–"
     low, high = (number(found[end], ".2f") for end in ("low", "high"))
@@ -124,7 +124,7 @@ def comparison_page(found: Document, picture: str) -> str:
         [
             f"# {', '.join(found['arms'])}\n",
             "Each budget is a run of its own, annealed over it; all arms see the same tokens, and "
-            "for a seed in the same order. Losses are in nats a token on the validation split: "
+            "for a seed in the same order. Losses are in nats per token on the validation split: "
             "mean and standard error over the seeds.\n",
             origin(found["provenance"]),
             markdown(losses, loss_rows(found)),

@@ -97,14 +97,14 @@ def grid_picture(panels: Sequence[GridPanel], columns: int, path: Path) -> Path:
             colour = COLOURS[index % len(COLOURS)]
             axes.plot(curve.rates, curve.losses, "o-", color=colour, markersize=3, linewidth=1)
             axes.plot(*curve.lowest, "*", color=colour, markersize=11, markeredgecolor="black")
-            axes.plot([], [], color=colour, label=f"{curve.batch:,} tokens a step")
+            axes.plot([], [], color=colour, label=f"{curve.batch:,} tokens per step")
         axes.set_xscale("log")
         rates = sorted({rate for curve in panel.curves for rate in curve.rates})
         axes.set_xticks(rates, [f"{rate:.3g}" for rate in rates], fontsize=7, rotation=45)
         axes.set_xticks([], minor=True)
         plain_ticks(axes)
         axes.set_title(panel.title, fontsize=10)
-        dress(axes, "learning rate", "loss (nats a token)")
+        dress(axes, "learning rate", "loss (nats per token)")
         if panel.curves:
             axes.legend(frameon=False, fontsize=8)
     return save(figure, path)

@@ -105,7 +105,7 @@ def table(rows: Mapping[str, str]) -> str:
 
 
 def without_folders(config: RunConfig) -> RunConfig:
-    """The config with the names of its data alone: where they lay is nobody's business."""
+    """The config with only the names of its data, not their paths."""
 
     def name(path: str | None) -> str | None:
         return None if path is None else Path(path).name
@@ -191,7 +191,7 @@ def validation(run: Path, step: int) -> dict[str, str]:
 
 
 def machine(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Where and with what the run was begun."""
+    """Where and with what the run was started."""
     known = flatten(environment)
     rows = {
         "device": known.get("device"),

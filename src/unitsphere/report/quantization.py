@@ -83,13 +83,13 @@ def quantization_figure(found: Document, path: Path) -> list[Path]:
         for index, (name, arm) in enumerate(found["arms"].items()):
             draw(axes, arm, groups, index, name)
         axes.set_yscale("log")
-        axes.set_xlabel("bits a weight, scales included")
+        axes.set_xlabel("bits per weight, scales included")
         axes.set_title(title, fontsize=11)
         axes.grid(alpha=0.3, which="both")
         axes.spines[["top", "right"]].set_visible(False)
     for axes in both:
         plain_ticks(axes)
-    both[0].set_ylabel("increase of the loss (nats a token)")
+    both[0].set_ylabel("increase of the loss (nats per token)")
     both[0].legend(frameon=False, title="dotted: renormalised", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(suffix) for suffix in (".svg", ".png")]

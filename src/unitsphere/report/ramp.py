@@ -75,7 +75,7 @@ def ramp_picture(
     axes.set_xscale("log" if logarithmic else "linear")
     plain_ticks(axes)
     axes.set_xlabel("learning rate, rising at each step; × where the loss diverged")
-    axes.set_ylabel("training loss, smoothed (nats a token)")
+    axes.set_ylabel("training loss, smoothed (nats per token)")
     axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=11)

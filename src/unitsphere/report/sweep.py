@@ -88,7 +88,7 @@ def findings(name: str, arm: Mapping[str, Any]) -> list[str]:
     if arm["importance"]:
         order = sorted(arm["importance"].items(), key=lambda pair: -pair[1])
         shares = ", ".join(f"{key} {share:.0%}" for key, share in order)
-        lines.append(f"share of the trials' variance that a key explains alone: {shares}")
+        lines.append(f"share of the trials' variance that a key explains by itself: {shares}")
     return [*lines, *reported(arm)]
 
 
@@ -118,7 +118,7 @@ def reported(arm: Mapping[str, Any]) -> list[str]:
 def sweep_page(found: Mapping[str, Any], picture: str) -> str:
     """The whole as Markdown."""
     parts = [
-        f"# Sweep: {found['method']}, {found['tokens']:,} tokens a run\n",
+        f"# Sweep: {found['method']}, {found['tokens']:,} tokens per run\n",
         origin(found["provenance"]),
         f"![figure of every finished trial]({picture})\n",
     ]

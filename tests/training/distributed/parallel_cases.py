@@ -1,6 +1,6 @@
 """Tiny runs of every architecture, made the same way on any layout.
 
-Batches are a function of the step alone. Targets are scored unevenly: the rows of the first half
+Batches are a function only of the step. Targets are scored unevenly: the rows of the first half
 have few that count, so a process that averaged over its own rows would be wrong.
 """
 

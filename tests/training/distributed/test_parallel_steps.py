@@ -89,7 +89,7 @@ def reduced_once_a_batch(rank: int) -> None:
 
 
 def spike_of_one(rank: int) -> None:
-    """A loss that is no number in one process is left out by both."""
+    """A loss that is not a number in one process is left out by both."""
     for layout in (DDP, FSDP2):
         trainer = trainer_with("ngpt", layout, rank, on_spike="skip")
         update(trainer, 0)
