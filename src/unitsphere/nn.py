@@ -14,8 +14,8 @@
 
 Weights start as unit vectors, drawn after `torch.manual_seed`.
 `unitsphere.constrain(model, optimizer)` keeps them so in training. Every parameter of the model
-must be declared for it: these modules declare theirs; use `free(module)` for a module without a constraint, and
-`declare(module, weight=Bound(dim=1))` for one of torch's modules that gets one.
+must be declared for it: these modules declare theirs; use `free(module)` for a module without a
+constraint, and `declare(module, weight=Bound(dim=1))` for one of torch's modules that gets one.
 """
 
 import math

@@ -93,7 +93,7 @@ def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 def gate(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """A sublayer's output x times 2σ(⟨w, h⟩), a number from 0 to 2 per token; w [d], 0 for x itself.
+    """A sublayer's output x times 2σ(⟨w, h⟩), a number from 0 to 2 per token; with w = 0, x.
 
     The h that the sublayer read decides how far it moves. Shape and dtype of x.
     """
