@@ -98,10 +98,10 @@ def test_the_picture_shows_what_finished(found):
         seed["loss"] = None
     figure = budget_figure(lost)
     assert {line.legend for line in figure.series} == set(list(found["arms"])[:2])
-    assert picture([figure], "png")[:4] == b"\x89PNG"
+    assert picture(figure, "png")[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("budgets", [[], [{"tokens": 100, "seeds": [{"seed": 0, "loss": 3.0}]}]])
 def test_little_is_enough_for_a_picture(budgets):
     figure = budget_figure({"arms": {"one": {"budgets": budgets}}, "speedups": []})
-    assert len(picture([figure], "png")) > 1000
+    assert len(picture(figure, "png")) > 1000
