@@ -77,7 +77,7 @@ def _backward(
 def tiles(rows: int, d: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and how many tiles a program of the backward pass takes.
 
-    Chosen only from the shape, so that results do not depend on the GPU.
+    Only from the shape, so that results do not depend on the GPU.
     """
     block_d = covering(d)
     block_r = max(TILE // block_d, 1)
