@@ -21,8 +21,9 @@ from unitsphere.training.folder import read_evaluations
 
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
+from unitsphere.inference.lm_eval_files import shipped_tasks
 from unitsphere.inference.lm_eval_model import HarnessLM, read_settings
-from unitsphere.inference.lm_eval_tasks import figures, run_tasks, task_names
+from unitsphere.inference.lm_eval_tasks import figures, run_tasks
 
 CONTEXT = 96
 RECIPE = tiny_recipe(
@@ -168,7 +169,7 @@ def numbers(resps) -> list[float]:
 
 
 def test_every_shipped_task_is_compared_with_the_export(pairs):
-    assert sorted(pairs) == sorted(ITEMS) == task_names()
+    assert sorted(pairs) == sorted(ITEMS) == list(shipped_tasks())
 
 
 @pytest.mark.parametrize("task", [name for name in ITEMS if name != "translation"])
@@ -295,7 +296,7 @@ def test_translation_of_a_file_with_other_fields_as_a_table(capsys):
         (["--tasks", "text", "--task-data", "data"], "14 files in data fit *.jsonl"),
         (["--tasks", "piqa", "--task-data", "gone"], "gone: no such file or folder"),
         (["--tasks", "piqa", "--context", "8", "16"], "--tasks takes one --context"),
-        (["--shots", "3"], "--shots is of --tasks"),
+        (["--shots", "3"], "--shots needs --tasks"),
         (
             ["--tasks", "hellaswag", "--task-data", "data", "--context", "2"],
             "give a longer --context",

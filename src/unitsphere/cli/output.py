@@ -21,7 +21,7 @@ from unitsphere.report.render.terminal import rich_table
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
-    # JSON escapes control characters up to 0x1f alone; some terminals obey those from 0x7f too.
+    # JSON escapes only control characters up to 0x1f; some terminals obey those from 0x7f too.
     print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
@@ -32,7 +32,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     # A file or a pipe has no width to fit.
     width = None if sys.stdout.isatty() else 200
     console = Console(highlight=False, width=width)
-    # Printed by Python: rich would end the program by itself if a pipe's reader has left.
+    # Printed by Python: rich ends the program if a pipe's reader has left.
     with console.capture() as rendered:
         console.print(rich_table(columns, rows, left))
     print(rendered.get(), end="")
@@ -44,7 +44,7 @@ def print_text(text: str) -> None:
 
 
 def print_piece(text: str) -> None:
-    """Text that a model wrote: on a terminal without control characters, which could garble it."""
+    """A model's text; on a terminal without control characters, which could garble it."""
     if sys.stdout.isatty():
         text = "".join(
             "\N{REPLACEMENT CHARACTER}"
@@ -131,7 +131,7 @@ class Unfailing:
 
 
 def drop(stream: TextIO) -> None:
-    """Send what a stream still holds, and all that is written to it from now on, nowhere.
+    """Drop what a stream still holds, and all that is written to it from now on.
 
     Python would try again when it exits, and complain.
     """
