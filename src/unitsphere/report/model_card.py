@@ -105,7 +105,11 @@ def table(rows: Mapping[str, str]) -> str:
 
 
 def without_folders(config: RunConfig) -> RunConfig:
+<<<<<<< HEAD
     """The config with only the names of its data, not their paths."""
+=======
+    """The config with only the names of its data: a card does not show folders of this machine."""
+>>>>>>> main
 
     def name(path: str | None) -> str | None:
         return None if path is None else Path(path).name
@@ -197,7 +201,7 @@ def machine(environment: Mapping[str, Any]) -> dict[str, str]:
         "device": known.get("device"),
         "torch": known.get("packages.torch"),
         "unitsphere": " ".join(filter(None, (known.get("unitsphere", __version__), _at(known)))),
-        "begun": known.get("started"),
+        "started": known.get("started"),
     }
     return {name: str(value) for name, value in rows.items() if value}
 
