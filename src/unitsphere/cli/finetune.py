@@ -115,7 +115,7 @@ def show(results: dict[str, Any], out: Path) -> None:
 def tune_cells(rate: dict[str, Any]) -> tuple[str, str]:
     """A rate's score and loss on the tune part."""
     if rate["tune"] is None:
-        return "loss is no number", ""
+        return "loss is NaN or infinite", ""
     return cell(rate["tune"]), f"{rate['tune_loss']:.4f}"
 
 

@@ -128,7 +128,7 @@ def _split(weight: Tensor, dim: int) -> str | None:
 
 
 def _state(optimizer: Optimizer, group: Mapping[str, Any], weight: Tensor) -> dict[str, Tensor]:
-    """Adam's state of a weight, begun as `torch.optim.Adam` begins it."""
+    """Adam's state of a weight, started as `torch.optim.Adam` starts it."""
     state = optimizer.state[weight]
     if not state:
         on_device = group["fused"] or group["capturable"]
