@@ -1,9 +1,9 @@
-"""Are averaged weights to be projected? Validation loss of EMA weights as they are and projected.
+"""Should averaged weights be projected? Validation loss of EMA weights, unchanged and projected.
 
     python benchmarks/averages.py
 
 Two layers of 64 on the bytes of the standard library's modules, a tenth of them held back; 400
-steps of Adam at 1e-2. Prints one JSON document a run.
+steps of Adam at 1e-2. Prints one JSON document per run.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The arms of benchmarks/designs.py: what they share, what each is, and the middle of its rates.
 
-The rates' middles: those of the quickstart's recipes where there is one, that of
-docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for what shares its
-QK norm and its start (Muon, LN-scaling, DyT), and for the others the best of a look at 100 steps,
-docs/results/designs-look.md; for Post-LN half of it, the lowest that the look tried.
+The middle rate is that of the quickstart's recipe if there is one, that of
+docs/results/quickstart-ngpt-paper.md for nGPT with the paper's scales, GPT+'s for designs with its
+QK norm and its start (Muon, LN-scaling, DyT), and for the others the best of a first look at 100
+steps, docs/results/designs-look.md; for Post-LN half of that, the lowest rate of the look.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""The page that benchmarks/designs.py writes of what it found."""
+"""The page of the results of benchmarks/designs.py."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -27,7 +27,7 @@ def page(found: Mapping[str, Any]) -> str:
         "and nGPT (GPT+'s spread serves the other unconstrained designs).\n\n"
         f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
         f"Machine: {found['machine']}, torch {found['torch']}\n\n"
-        f"{markdown(head, rows)}\n"
+        f"{markdown_table(head, rows)}\n"
         + (f"Not run: {missing}.\n\n" if missing else "")
         + "“edge”: the best rate is the lowest or highest that was run, so a better one may lie "
         "beyond it; “the only one”: no other was run. What the command would run and has not is "

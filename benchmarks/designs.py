@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/designs.py --extend
 
 The arms share data, budget and schedule; every run is annealed to its end and then validated on
-the whole held-out split. Finished runs are reused, so the same command goes on after an
-interruption; --no-train writes the table from the runs that are there. With --extend an arm
-whose best rate lies at the edge of its three gets one more beyond it.
+the whole held-out split. Finished runs are reused, so the same command resumes after an
+interruption; --no-train writes the table from the existing runs. With --extend an arm whose best
+rate is at the edge of its three gets one more beyond it.
 
-The arms and where their rates come from: design_arms.py. The look behind some of the rates:
+design_arms.py has the arms and the sources of their rates. The first look behind some of the rates:
 
     .venv/bin/python benchmarks/designs.py --arms gpt pre-ln post-ln rezero --steps 100 \\
         --rates 2e-3 4e-3 8e-3 1.6e-2 --out runs/designs-look --results docs/results/designs-look
@@ -154,7 +154,7 @@ def trained(arm: Arm) -> list[float]:
 
 
 def record(arm: Arm) -> dict[str, Any]:
-    """What one arm is and what came of it."""
+    """One arm and its results."""
     config = arm.planned(arm.rates[0]).config
     return {
         "name": arm.name,
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"designs: error: {error}", file=sys.stderr)
         return 2
     except Interrupted:
-        print("stopped and saved: the same command goes on from there", file=sys.stderr)
+        print("stopped and saved: the same command resumes", file=sys.stderr)
         status = 75
     found = document(arms)
     for arm in found["arms"]:

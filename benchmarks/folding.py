@@ -1,4 +1,4 @@
-"""From how many tokens on a scale is cheaper in the weight than in the outputs (ops/linear.py).
+"""From how many tokens on it is cheaper to scale the weight than the outputs (ops/linear.py).
 
     .venv/bin/python benchmarks/folding.py
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unitsphere.bench.measure import timed
 from unitsphere.ops.linear import scale_rows
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 WIDTHS = (128, 256, 512)
 TOKENS_PER_WIDTH = (0.25, 0.5, 1, 2, 5, 10)
@@ -44,7 +44,7 @@ def main() -> None:
         [f"{d}", *(f"{ratio(d, round(share * d)):.2f}" for share in TOKENS_PER_WIDTH)]
         for d in WIDTHS
     ]
-    print(markdown(["d", *(f"{share:g}·d tokens" for share in TOKENS_PER_WIDTH)], rows))
+    print(markdown_table(["d", *(f"{share:g}·d tokens" for share in TOKENS_PER_WIDTH)], rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What rounding to FP8 costs: of one product, and of a small training run. On a CPU, emulated.
+"""The error of rounding to FP8: of one product and of a small training run, emulated on a CPU.
 
     OMP_NUM_THREADS=1 python benchmarks/fp8.py --out DIR
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unitsphere.models.plans import input_bounds
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
@@ -61,7 +61,7 @@ def product_table() -> str:
         for name, bounded in (("static", Bounded(1.0, 1.0)), ("dynamic", Bounded())):
             errors = product_errors(d_in, d_out, bounded)
             rows.append([f"{d_in} → {d_out}", name, *(f"{100 * e:.2f}%" for e in errors)])
-    return markdown(["size", "scales of x and W", "y", "dx", "dW"], rows)
+    return markdown_table(["size", "scales of x and W", "y", "dx", "dW"], rows)
 
 
 def run_config(arm: str, precision: str) -> RunConfig:
@@ -82,7 +82,7 @@ def loss_table(out: Path) -> str:
         for arm, found in losses.items()
     ]
     heads = [f"{precision} − {PRECISIONS[0]}" for precision in PRECISIONS[1:]]
-    return markdown(["arm", *PRECISIONS, *heads], rows)
+    return markdown_table(["arm", *PRECISIONS, *heads], rows)
 
 
 class Largest:
@@ -110,7 +110,7 @@ def input_table(out: Path) -> str:
         for step in range(4):
             model(open_corpus(config).batches.batch(step).inputs)
         rows.append([arm, f"{largest.element:.3f}", f"{largest.length:.3f}"])
-    return markdown(["arm", "largest element", "largest length"], rows)
+    return markdown_table(["arm", "largest element", "largest length"], rows)
 
 
 def main() -> None:

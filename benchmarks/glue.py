@@ -4,8 +4,7 @@
 
 DATA holds glue_sst2_val.jsonl, glue_mrpc_val.jsonl, glue_rte_val.jsonl and cola_in_domain_dev.tsv:
 validation splits, of which 64% train, 16% choose the rate and 20% are reported (`unitsphere
-finetune` without --test). The same command goes on where it was stopped, and the table holds what
-is finished.
+finetune` without --test). The same command resumes after a stop; the table has what is finished.
 """
 
 import argparse
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.finetune import FinetuneConfig, finetune
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 FILES = {
     "cola": "cola_in_domain_dev.tsv",
@@ -41,7 +40,7 @@ def main() -> None:
     for task in options.tasks:
         found = {arm: arm_of(options, task, arm) for arm in ("pre-trained", "random weights")}
         rows += task_rows(task, found)
-        text = report(options, markdown(HEAD, rows), found["pre-trained"])
+        text = report(options, markdown_table(HEAD, rows), found["pre-trained"])
         print(text)
         if options.markdown:
             options.markdown.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.inference.lm_eval_model import HarnessLM
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 
 def numbers(answers: Any) -> list[float]:
@@ -62,7 +62,7 @@ def compare(run: Path, data: str, context: int, limit: int | None) -> str:
             for each in (lm, hf)
         )
     head = ["task", "items", "same answer", "largest difference", "unitsphere", "harness's backend"]
-    return markdown(head, [row(task, ours, theirs) for task in sorted(ours["samples"])])
+    return markdown_table(head, [row(task, ours, theirs) for task in sorted(ours["samples"])])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     TORCH_LOGS=inductor_metrics python benchmarks/kernel_bytes.py 2>/dev/null
 
-On a CPU, without running a kernel. Printed as multiples of d a token, forward and backward.
+On a CPU, without running a kernel. Printed as multiples of d per token, forward and backward.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""What the live probes cost: CPU time of a probed step over that of a plain one.
+"""The cost of the live probes: CPU time of a probed step divided by that of a plain one.
 
     python benchmarks/live_probes.py [--steps 6] [RECIPE …]
 
-Both are taken in turns in one process, of steps after the first; the processor's time, so that
-other work on the machine counts less. The share is that of the whole training at `inspect.every`.
+Both are measured in turns in one process, without the first step, in CPU time, so that other work
+on the machine matters less. The share is that of a training with the default `inspect.every`.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/number_words.py --out runs/numbers
 
-writes train.jsonl and test.jsonl, a pair a line:
+writes train.jsonl and test.jsonl, one pair per line:
 
     {"source": "seven hundred and twelve, forty-one, nine thousand", "target": "712 41 9000"}
 

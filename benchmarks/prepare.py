@@ -1,11 +1,11 @@
-"""Speed and memory of `prepare` beside the bare `tokenizers` batch encoder on the same texts.
+"""Speed and memory of `prepare`, compared with the `tokenizers` batch encoder on the same texts.
 
     python benchmarks/prepare.py wiki.jsonl tokenizer.json --megabytes 60 --rounds 5
 
-Prints one JSON document. Each measurement is a fresh process; the arms take turns, so that other
-load on the machine falls on all of them. MB/s counts the file's bytes (10^6) by the wall clock;
-CPU seconds are those of the whole process, loading included. The bare arms hold the parsed texts
-in memory before their clock starts and throw the tokens away.
+Prints one JSON document. Each measurement is a new process; the arms take turns, so that other
+load on the machine affects all of them. MB/s counts the file's bytes (10^6) by the wall clock;
+CPU seconds are those of the whole process, including loading. The encoder's arms hold the parsed
+texts in memory before their clock starts and discard the tokens.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What the constraint costs beside Adam on a CPU: what it adds to the fused step ÷ that step.
+"""The cost of the constraint on a CPU: the time it adds to a fused Adam step ÷ that step.
 
     .venv/bin/python benchmarks/projection.py
 
 The matrices of nGPT's (sphere) and anGPT's (ball) layers, 12.6M parameters: torch's fused Adam
-alone, and the same with `constrain`, in turns, one thread. The median of the rounds' ratios less
-one, and its 95% interval. Prints a Markdown table.
+without and with `constrain`, in turns, on one thread. Prints a Markdown table with the median of
+the rounds' ratios minus one, and its 95% interval.
 """
 
 import copy
@@ -14,7 +14,7 @@ import torch
 from unitsphere import constrain
 from unitsphere.bench.measure import ratios, timed
 from unitsphere.models.registry import build
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 
 ROUNDS = 41
 
@@ -55,7 +55,7 @@ def adam(model: torch.nn.Module, constrained: bool) -> torch.optim.Adam:
 def main() -> None:
     torch.set_num_threads(1)
     headers = ["model", "parameters", "Adam, ms", "with the constraint, ms", "added (95%)"]
-    print(markdown(headers, [measure(name) for name in ("ngpt", "angpt")]))
+    print(markdown_table(headers, [measure(name) for name in ("ngpt", "angpt")]))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The sweep behind the quickstart's learning rates: arms × rates × seeds, on a split of its own.
+"""The sweep behind the quickstart's learning rates: arms × rates × seeds, on a separate split.
 
     .venv/bin/python benchmarks/quickstart_sweep.py
 
-Rates are tuned on documents that the quickstart never reports: the training documents, split anew
-(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's; while
-the best mean lies at an edge, the grid grows there. Every run is a whole run, annealed to its end.
-Finished runs are reused, so the same command goes on after an interruption.
+Rates are tuned on documents that the quickstart never reports: a split of the training documents
+(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's rate. While
+the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs
+are reused, so the same command resumes after an interruption.
 
-A change to be tried on an arm: --set ngpt:model.alpha.init=0.05 (its runs lie apart).
+To change an arm: --set ngpt:model.alpha.init=0.05 (its runs get separate folders).
 Writes docs/results/quickstart-sweep.json and .md.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record
 from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
 from unitsphere.studies.core.results import provenance, study_folder
@@ -92,7 +92,7 @@ def document(study: Study, searches: Mapping[str, Search]) -> dict[str, Any]:
 
 
 def rate_figures(lr: float, records: Sequence[Record]) -> dict[str, Any]:
-    """What came of a rate, in bits per byte."""
+    """The results of a rate, in bits per byte."""
     bits = {record.planned.seed: record.bits_per_byte for record in records}
     known = [value for value in bits.values() if value is not None]
     many = len(known) > 1
@@ -120,7 +120,7 @@ def page(found: Mapping[str, Any]) -> str:
         changes = ", ".join(f"{key} = {value}" for key, value in arm["overrides"].items())
         parts.append(f"## {arm['name']}{f' with {changes}' if changes else ''}\n")
         rows = [[rate_cell(r, arm["best"]), mean_cell(r), seeds_cell(r)] for r in arm["rates"]]
-        parts.append(markdown(["learning rate", "bits per byte", "each seed"], rows))
+        parts.append(markdown_table(["learning rate", "bits per byte", "each seed"], rows))
     return "\n".join(parts)
 
 
@@ -173,7 +173,7 @@ def overrides_of(arm: str, settings: Sequence[str]) -> dict[str, Any]:
         name, colon, rest = setting.partition(":")
         key, equals, value = rest.partition("=")
         if not (colon and equals and name in ARMS):
-            raise UserError(f"--set {setting!r} is no ARM:KEY=VALUE with ARM one of {ARMS}")
+            raise UserError(f"--set {setting!r} is not ARM:KEY=VALUE with ARM one of {ARMS}")
         if name == arm:
             try:
                 found[key] = json.loads(value)

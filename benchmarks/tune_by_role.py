@@ -1,11 +1,11 @@
-"""Tries chosen points of each arm on a split of its own: rates by role, the start, decay, warm-up.
+"""Tries chosen points of each arm on a separate split: rates by role, the start, decay, warm-up.
 
     .venv/bin/python benchmarks/tune_by_role.py benchmarks/tune-1m.toml
 
-`compare` tunes one rate. What a baseline needs besides, the start of its matrices and a rate of its
-own for each role, is searched here first: every point is a whole run, annealed to its end, scored
-on documents that no comparison reports (studies.core.tuning_split). The points are chosen by
-hand, each arm as many as the others; the file keeps all that were tried. Finished runs are reused.
+`compare` tunes one rate. This script first searches what else a baseline needs: the start of its
+matrices and a rate for each role. Every point is a run annealed to its end and scored on documents
+that no comparison reports (studies.core.tuning_split). The points are chosen by hand, equally many
+for each arm; the file keeps all that were tried. Finished runs are reused.
 
 The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from unitsphere.config import flatten, read_toml
 from unitsphere.errors import UserError
-from unitsphere.report.table import markdown
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record, execute
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import Planned
@@ -57,7 +57,7 @@ def read(path: Path) -> tuple[Study, list[tuple[str, int, Point]]]:
 
 
 def keys_of(point: Point) -> dict[str, Any]:
-    """What a point sets beside `optim.lr`."""
+    """The keys that a point sets in addition to `optim.lr`."""
     own = ("lr", "others", "seeds")
     keys = flatten({key: value for key, value in point.items() if key not in own})
     if "others" in point:
@@ -66,7 +66,7 @@ def keys_of(point: Point) -> dict[str, Any]:
 
 
 def planned(study: Study, arm: str, tokens: int, point: Point, out: Path) -> list[Planned]:
-    """The runs of a point, one a seed; points that set other keys lie in other folders."""
+    """The runs of a point, one per seed; points that set other keys have other folders."""
     keys = keys_of(point)
     words = [f"{key.rpartition('.')[2]}-{value}" for key, value in keys.items()]
     name = "+".join([arm, *words])
@@ -78,7 +78,7 @@ def planned(study: Study, arm: str, tokens: int, point: Point, out: Path) -> lis
 
 
 def row_of(point: Point, records: Sequence[Record]) -> dict[str, Any]:
-    """What came of a point: means over its seeds, None where one did not finish."""
+    """The results of a point: means over its seeds, None if one did not finish."""
     row: dict[str, Any] = {"point": point, "statuses": [record.status for record in records]}
     for name in ("loss", BITS):
         values = [getattr(record, name) for record in records]
@@ -91,7 +91,7 @@ def row_of(point: Point, records: Sequence[Record]) -> dict[str, Any]:
 def document(
     path: Path, points: Sequence[tuple[str, int, Point]], rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Each arm's points at each budget with what came of them, best first."""
+    """Each arm's points at each budget with their results, best first."""
     arms: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (arm, tokens, _), row in zip(points, rows, strict=True):
         arms.setdefault(arm, {}).setdefault(str(tokens), []).append(row)
@@ -115,7 +115,7 @@ def page(path: Path, found: Mapping[str, Any]) -> str:
         for tokens, rows in budgets.items():
             parts.append(f"## {arm}, {int(tokens):,} tokens\n")
             cells = [[shown(r["point"]), mean_cell(r, "loss"), mean_cell(r, BITS)] for r in rows]
-            parts.append(markdown(["point", "nats per token", "bits per byte"], cells))
+            parts.append(markdown_table(["point", "nats per token", "bits per byte"], cells))
     return "\n".join(parts)
 
 
@@ -135,7 +135,7 @@ def mean_cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was not run before; write and print what came of it."""
+    """Run what was not run before; write and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

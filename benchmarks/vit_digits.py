@@ -2,10 +2,10 @@
 
     python benchmarks/vit_digits.py docs/results/vit-digits.json
 
-Both have examples/vit_digits.py's patches, depth and width and as many parameters to half a
-percent. For each rate of a grid two models are trained on 1,078 digits, and the rate with the
-best mean accuracy on 269 more is the arm's; with it four are trained on all 1,347, and their
-accuracy on the last 450 is what is reported. 20 epochs, batches of 64, cosine to 0.
+Both have the patches, depth and width of examples/vit_digits.py; their parameter counts differ by
+half a percent. For each rate of a grid two models are trained on 1,078 digits; the rate with the
+best mean accuracy on 269 others is chosen. Four models are then trained at it on all 1,347 digits,
+and their accuracy on the last 450 is reported. 20 epochs, batches of 64, cosine to 0.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""nGPT with Accelerate: constrain what `prepare` gives back.
+"""nGPT with Accelerate: constrain what `prepare` returns.
 
     pip install accelerate
     python examples/accelerate_loop.py                    # or: accelerate launch …
 
-Before `prepare` does as well, unless it shards the model (FSDP): then parameters are new objects.
+Calling it before `prepare` works too, unless `prepare` makes new parameters (FSDP).
 """
 
 import argparse

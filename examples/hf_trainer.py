@@ -3,7 +3,7 @@
     pip install 'transformers[torch]'
     python examples/hf_trainer.py
 
-Accumulation, schedules, clipping, checkpoints and resuming are the Trainer's own.
+The Trainer does accumulation, schedules, clipping, checkpoints and resuming.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     pip install pytorch-lightning
     python examples/lightning_module.py
 
-Accumulation, clipping, precision and checkpoints are the Trainer's own. Its callbacks for averaged
-weights (EMA) replace the weights behind the optimizer: `on_train_end` projects them.
+Lightning's Trainer does accumulation, clipping, precision and checkpoints. Its callbacks for
+averaged weights (EMA) replace the weights without the optimizer, so `on_train_end` projects them.
 """
 
 import argparse

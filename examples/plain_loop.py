@@ -2,8 +2,8 @@
 
     python examples/plain_loop.py
 
-Two lines are about the sphere: `constrain` after the optimizer is built, and `project` for the
-averaged weights, since an average of unit vectors is shorter than one.
+Two lines keep the weights on the sphere: `constrain` after the optimizer is built, and `project`
+for the averaged weights, because an average of unit vectors is shorter than 1.
 """
 
 import argparse

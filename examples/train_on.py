@@ -1,9 +1,9 @@
-"""A run of `unitsphere train`, trained on in a loop of one's own.
+"""Train a run of `unitsphere train` further in your own loop.
 
     python examples/train_on.py runs/quickstart/ngpt
 
-`load` gives the model, the tokenizer and the run's config. The optimizer is new: for one that goes
-on bit for bit use `unitsphere train`.
+`load` returns the model, the tokenizer and the run's config. The optimizer is new. To resume the
+optimizer bit for bit, use `unitsphere train`.
 """
 
 import argparse

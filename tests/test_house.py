@@ -82,47 +82,9 @@ def test_the_quickstart_s_arms_differ_in_nothing_but_architecture_and_its_settin
             assert getattr(arm.model, size) == getattr(first.model, size)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_every_public_module_class_and_function_says_what_it_is(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    public = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and not node.name.startswith("_")
-    ]
-    silent = [f"{node.name} (line {node.lineno})" for node in public if not ast.get_docstring(node)]
-    assert ast.get_docstring(tree), "the module has no docstring"
-    assert silent == []
-
-
-@pytest.mark.parametrize("path", [m for m in MODULES if named(m) not in ALONE], ids=named)
-def test_files_stay_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
-
-
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_reading_a_file_never_runs_code_from_it(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert not imported & {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
-    assert not called & {"torch.load", "eval", "exec", "numpy.load", "np.load"}
-    # Of YAML's loaders the safe one alone makes no objects: what inherits from it may be used.
-    bases = {base for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for base in c.bases}
-    loaders = {ast.unparse(base) for base in bases if ast.unparse(base).endswith("Loader")}
-    assert loaders <= {"yaml.SafeLoader"}
-    assert not called & {"yaml.unsafe_load", "yaml.full_load", "yaml.load_all"}
+def test_files_stay_short():
+    lines = {named(m): len(m.read_text(encoding="utf-8").splitlines()) for m in MODULES}
+    assert {n: count for n, count in lines.items() if count > LONGEST and n not in ALONE} == {}
 
 
 OPENS = {"read_text", "read_bytes", "write_text", "write_bytes", "open"}
@@ -151,19 +113,6 @@ def test_files_of_others_are_opened_and_written_in_one_place(path):
         and not (node.args and ast.unparse(node.args[0]) in ("'x'", "'xb'"))
     ]
     assert bool(found) == (named(path) in OPENS_ITSELF), found
-
-
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_no_module_swallows_every_error(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    swallowing = [
-        handler.lineno
-        for handler in ast.walk(tree)
-        if isinstance(handler, ast.ExceptHandler)
-        and (handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException"))
-        and not isinstance(handler.body[-1], ast.Raise)
-    ]
-    assert swallowing == []
 
 
 SHIPPED = [

@@ -1,9 +1,8 @@
 """Normalized Transformers (nGPT, anGPT, NormFormer) and the baselines they are measured against.
 
 `unitsphere.build`, `unitsphere.load` and `unitsphere.constrain` are the library, `unitsphere.nn`
-has sublayers for models of your own, and a mistake of yours raises `unitsphere.UserError`; the
-command line is `unitsphere --help`. Names are imported when first used, so that importing the
-package costs nothing.
+has sublayers for your own models. A user's mistake raises `unitsphere.UserError`. The command line
+is `unitsphere --help`. Names are imported at their first use, so importing the package is fast.
 """
 
 import importlib

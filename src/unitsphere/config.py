@@ -2,8 +2,8 @@
 
 A config is a frozen dataclass whose fields are scalars, `T | None`, `Literal`s, lists or dicts of
 these, `Any`, or further such dataclasses. A key that the dataclass lacks, or a value of the wrong
-type, is a `UserError` that names the key and its nearest match: a misspelt setting never trains in
-silence.
+type, is a `UserError` that names the key and its nearest match, so a misspelt setting is never
+ignored.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file; a `UserError` if it is missing or no TOML."""
+    """The table in a TOML file; a `UserError` if it is missing or not TOML."""
     try:
         return tomllib.loads(read_text(path))
-    except ValueError as error:  # no TOML, or a number with too many digits
+    except ValueError as error:  # not TOML, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise UserError(f"{path} is not valid TOML: it is nested too deeply") from error
@@ -51,7 +51,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The document in a JSON file; a `UserError` if it is missing, no JSON or a link elsewhere."""
+    """The document in a JSON file; a `UserError` if it is missing, not JSON or a link elsewhere."""
     try:
         return parse_json(read_text(path, within=path.parent))
     except ValueError as error:
@@ -122,7 +122,7 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
 
 
 def check_seed(name: str, seed: int) -> None:
-    """Raise UserError for a seed that generators do not take."""
+    """Raise UserError for a seed that random generators do not take."""
     if not 0 <= seed < 2**64:
         raise UserError(f"{name} must be from 0 to 2^64 - 1: {seed}")
 

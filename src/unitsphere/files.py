@@ -1,8 +1,8 @@
-"""Files that somebody else may have made or planted: opened, and written beside, with care.
+"""Safe reading and atomic writing of files that somebody else may have made.
 
-A folder may come from a stranger. So a file of it is read only if it is a regular one, if no link
-leads out of the folder, and up to a size; and what is written goes through no link. What a user
-names on the command line may be a link: it is the user's own.
+A run folder may come from somebody whom the user does not trust. Its files are read only if they
+are regular files, up to a size, and only if no link leads out of the folder. Nothing is written
+through a link. A path that the user names on the command line may be a link.
 """
 
 import os
@@ -20,10 +20,10 @@ JSON_LIMIT = 256 << 20
 
 
 def open_given(path: Path, within: Path | None = None) -> FileIO:
-    """A regular file for reading bytes, unbuffered; a `UserError` with one line for all else.
+    """Opens a regular file for reading bytes, unbuffered; a one-line `UserError` for all else.
 
-    within: the folder to which the file must belong once links are followed. A FIFO or a device,
-    whose reading might never end, is not read.
+    within: the folder that the file must be in once links are followed. A FIFO or a device is
+    refused: reading it might never end.
     """
     try:
         if within is not None:
@@ -34,7 +34,7 @@ def open_given(path: Path, within: Path | None = None) -> FileIO:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise UserError(f"cannot read {path}: it is no regular file")
+        raise UserError(f"cannot read {path}: it is not a regular file")
     return FileIO(handle, "rb", closefd=True)
 
 
@@ -76,9 +76,9 @@ def check_within(path: Path, folder: Path) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """The folder `path`, made if need be; a `UserError` if it is a link or no folder.
+    """The folder `path`, made if needed; a `UserError` if it is a link or not a folder.
 
-    For folders inside a run or a study, where nobody but this package has reason to put one.
+    For folders inside a run or a study, which only this package makes.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,13 +90,13 @@ def own_folder(path: Path) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise UserError if `path` itself is a link: what is written or deleted there is elsewhere."""
+    """Raise UserError if `path` itself is a link: writing or deleting there would be elsewhere."""
     if path.is_symlink():
         raise UserError(f"{path} is a link, through which nothing is written: remove it")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file aside, sync it and rename it over `path`: no reader sees half of it.
+    """Write a new file beside `path`, sync it, rename it over `path`: no reader sees half of it.
 
     A link at `path` is replaced by the file; what it pointed to stays as it is. Raises OSError.
     """
@@ -111,9 +111,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A new empty file beside `path`, with its ending, that becomes `path` when all went well.
+    """A new empty file beside `path`, with its suffix; it is renamed to `path` if all goes well.
 
-    Its name is one that nobody knew before, so nothing can have been planted there.
+    Its name is random, so nobody can have put a file or a link there before.
     """
     # A name has at most 255 bytes: what is added to a long one must fit.
     temporary = path.with_name(f".{path.stem[:50]}.writing-{token_hex(8)}{path.suffix[:10]}")
@@ -127,18 +127,18 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def append_to(path: Path) -> TextIOWrapper:
-    """A regular file, made if need be, open for adding UTF-8 text; a `UserError` for a link."""
+    """A regular file, made if needed, open for appending UTF-8 text; a `UserError` for a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     refuse_link(path)
     handle = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise UserError(f"cannot write to {path}: it is no regular file")
+        raise UserError(f"cannot write to {path}: it is not a regular file")
     return open(handle, "a", encoding="utf-8")
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's names."""
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -147,5 +147,5 @@ def sync(path: Path) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """What the system says, without numbers and paths."""
+    """The system's message, without numbers and paths."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -153,7 +153,7 @@ def test_an_arm_is_compared_with_fp32_unless_it_is_that():
 def test_sizes_and_arms_are_checked():
     assert sizes_for(CPU, {"d_model": 64, "context": None}).d_model == 64
     assert sizes_for(torch.device("cuda"), {}).compile
-    with pytest.raises(UserError, match="no multiple of --context"):
+    with pytest.raises(UserError, match="not a multiple of --context"):
         sizes_for(CPU, {"tokens": 100, "context": 64})
     with pytest.raises(UserError, match="--vocab must be at least 1"):
         sizes_for(CPU, {"vocab_size": 0})
@@ -161,9 +161,9 @@ def test_sizes_and_arms_are_checked():
     assert (config.model.g, config.optim.lr, config.model.d_ff) == ("fixed", 0.5, None)
     assert arm_config("ngpt:kernels=off", TINY) == arm_config("ngpt", TINY)
     assert [arm_kernels(arm) for arm in ("ngpt", "ngpt:kernels=off")] == ["auto", "off"]
-    with pytest.raises(UserError, match="kernels=on of an arm is no mode"):
+    with pytest.raises(UserError, match="kernels=on of an arm is not a mode"):
         arm_kernels("ngpt:kernels=on")
-    with pytest.raises(UserError, match="no KEY=VALUE"):
+    with pytest.raises(UserError, match="not KEY=VALUE"):
         arm_config("ngpt:compile", TINY)
     with pytest.raises(UserError, match="unknown recipe 'gpt3'"):
         arm_config("gpt3", TINY)

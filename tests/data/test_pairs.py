@@ -98,7 +98,7 @@ def test_other_fields_and_other_files(jsonl: Path, tmp_path: Path) -> None:
     assert list(read_text_pairs([path], PairFields("de", "en"))) == [("eins", "one")]
     plain = tmp_path / "text.txt"
     plain.write_text("text")
-    with pytest.raises(UserError, match=r"no \.jsonl file: pairs come as lines such as"):
+    with pytest.raises(UserError, match=r"not a \.jsonl file: pairs come as lines such as"):
         list(read_text_pairs([plain], FIELDS))
 
 

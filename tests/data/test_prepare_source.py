@@ -80,7 +80,7 @@ def test_other_input_is_not_written_over(jsonl: Path, tmp_path: Path) -> None:
     assert everything(out) == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(UserError, match="no prepared folder"):
+    with pytest.raises(UserError, match="not a prepared folder"):
         prepare(str(jsonl), "bytes", tmp_path / "mine", progress=False)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 

@@ -113,7 +113,7 @@ def test_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         find_files(str(tmp_path / "pipe"))
 
 

@@ -295,7 +295,7 @@ def test_translation_of_a_file_with_other_fields_as_a_table(capsys):
         (["--tasks", "text", "--task-data", "data"], "14 files in data fit *.jsonl"),
         (["--tasks", "piqa", "--task-data", "gone"], "gone: no such file or folder"),
         (["--tasks", "piqa", "--context", "8", "16"], "--tasks takes one --context"),
-        (["--shots", "3"], "--shots is of --tasks"),
+        (["--shots", "3"], "--shots needs --tasks"),
         (
             ["--tasks", "hellaswag", "--task-data", "data", "--context", "2"],
             "give a longer --context",

@@ -335,7 +335,7 @@ def test_a_task_file_that_is_no_file_is_not_read(kind):
         os.mkfifo("mine.yaml")
     else:
         Path("mine.yaml").mkdir()
-    with pytest.raises(UserError, match=r"no regular file"):
+    with pytest.raises(UserError, match=r"not a regular file"):
         run_tasks(Rehearsal(), ["mine.yaml"])
 
 

@@ -4,8 +4,6 @@ import pytest
 import torch
 from design_cases import DESIGNS, OBJECTIVES, make, source_of, tokens
 
-from unitsphere.models.registry import ARCHITECTURES
-
 pytestmark = pytest.mark.timeout(900)  # a C++ compiler on a busy machine
 
 SCALAR = {"cpp.simdlen": 1}
@@ -37,8 +35,9 @@ def check(model, compiled):
         assert (p.grad - gradients[name]).abs().max() < 1e-5 * largest, name
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt", "normformer"])
 def test_compiled_in_one_graph_by_inductor(name):
+    """The papers' architectures: the others are these with other norms and factors."""
     model = make(name)
     check(model, torch.compile(model.loss, fullgraph=True, dynamic=False, options=SCALAR))
 

@@ -10,7 +10,12 @@ from torch.optim import Adam
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.ops.project import length
-from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, write_tensors
+from unitsphere.training.checkpoint.tensors import (
+    load_model,
+    load_optimizer,
+    named_tensors,
+    write_named,
+)
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon
@@ -90,7 +95,7 @@ def trained(seed=0, **optim):
 def test_a_checkpoint_has_every_tensor_as_out_by_in(name, tmp_path):
     """Every release has written W and its moments so: a file made by hand opens."""
     model, optimizer = trained(name=name)
-    write_tensors(tmp_path / "written", model, optimizer)
+    write_named(tmp_path / "written", named_tensors(model, optimizer))
     files = [load_file(path) for path in sorted((tmp_path / "written").glob("*.safetensors"))]
     written = {name: tensor for file in files for name, tensor in file.items()}
     by_hand = {f"model.{name}": p.detach().clone() for name, p in model.named_parameters()}

@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from reference import basics
-from reference.basics import Tensors, head, linear, of_layer, rope, silu, under, unit
+from reference.basics import Tensors, head, linear, rope, silu, under, unit
+from reference.trunk import Oracle
 
 
 @dataclass(frozen=True)
@@ -142,102 +143,22 @@ def block(
     return states
 
 
-def stack_states(
-    tensors: Tensors,
-    s: Settings,
-    stack: str,
-    tokens: Tensor,
-    positions: Tensor,
-    see: Tensor,
-    memory: Tensor | None = None,
-    see_memory: Tensor | None = None,
-) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
-    states = [tensors["E_in"][tokens]]
-    for i in range(s.n_layers):
-        p = of_layer(tensors, i, stack)
-        states += block(states[-1], p, s, positions, see, memory, see_memory)
-    return states
+def embed(tensors: Tensors, s: Settings, tokens: Tensor, positions: Tensor) -> Tensor:
+    """E_in[token]."""
+    return tensors["E_in"][tokens]
 
 
-def encode(
-    tensors: Tensors,
-    settings: Settings,
-    source: Tensor,
-    source_mask: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """The memory [B, S, d] of `source` [B, S]; source_mask [B, S], True = a real token."""
-    basics.require_double(tensors)
-    if positions is None:
-        positions = basics.positions_of(source, None)
-    see = basics.visible_source(source, source_mask, settings.window)
-    h = stack_states(tensors, settings, "encoder", source, positions, see)[-1]
-    return rms_norm(h, tensors["gain_encoder"], settings.eps)
+def memory_of(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
+    """RMSNorm of the encoder's last h."""
+    return rms_norm(h, tensors["gain_encoder"], s.eps)
 
 
-def hidden_states(
-    tensors: Tensors,
-    settings: Settings,
-    tokens: Tensor,
-    mask: Tensor | None = None,
-    left_padding: Tensor | None = None,
-    positions: Tensor | None = None,
-    memory: Tensor | None = None,
-    source_mask: Tensor | None = None,
-    documents: Tensor | None = None,
-) -> list[Tensor]:
-    """h [B, T, d] after the embedding and after each sublayer: 2L + 1 tensors, 3L + 1 with memory.
-
-    memory and source_mask: `encode`'s result and argument, with seq2seq.
-    """
-    basics.require_double(tensors)
-    basics.require_memory(settings.seq2seq, memory, documents)
-    if positions is None:
-        positions = basics.positions_of(tokens, left_padding)
-    see = basics.visible(tokens, settings.causal, mask, left_padding, settings.window, documents)
-    see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
-    return stack_states(tensors, settings, "layers", tokens, positions, see, memory, see_memory)
+def logits(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
+    """E_out RMSNorm(h)."""
+    E_out = tensors["E_in"] if s.tied else tensors["E_out"]
+    return linear(rms_norm(h, tensors["gain_final"], s.eps), E_out)
 
 
-def forward(
-    tensors: Tensors,
-    settings: Settings,
-    tokens: Tensor,
-    mask: Tensor | None = None,
-    left_padding: Tensor | None = None,
-    positions: Tensor | None = None,
-    memory: Tensor | None = None,
-    source_mask: Tensor | None = None,
-    documents: Tensor | None = None,
-) -> Tensor:
-    """Logits [B, T, V]; see `basics.visible` for mask, left_padding, documents.
-
-    memory and source_mask: `encode`'s result and argument, with seq2seq.
-    """
-    h = hidden_states(
-        tensors, settings, tokens, mask, left_padding, positions, memory, source_mask, documents
-    )[-1]
-    E_out = tensors["E_in"] if settings.tied else tensors["E_out"]
-    return linear(rms_norm(h, tensors["gain_final"], settings.eps), E_out)
-
-
-def loss(
-    tensors: Tensors,
-    settings: Settings,
-    tokens: Tensor,
-    targets: Tensor,
-    source: Tensor | None = None,
-    source_mask: Tensor | None = None,
-    label_smoothing: float = 0.0,
-    **where: Tensor | None,
-) -> Tensor:
-    """Mean cross-entropy over the targets that are not -100; `where` as in `forward`.
-
-    source and source_mask: as in `encode`, with seq2seq. label_smoothing: `basics.cross_entropy`.
-    """
-    if source is not None:
-        where |= {"memory": encode(tensors, settings, source, source_mask)}
-        where |= {"source_mask": source_mask}
-    logits = forward(tensors, settings, tokens, **where)
-    return basics.cross_entropy(logits, targets, label_smoothing)
+ORACLE = Oracle(embed, block, memory_of, logits)
+encode, hidden_states = ORACLE.encode, ORACLE.hidden_states
+forward, loss = ORACLE.forward, ORACLE.loss

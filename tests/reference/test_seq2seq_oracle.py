@@ -76,11 +76,11 @@ def test_each_sublayer_reads_what_the_one_before_it_gave(name: str) -> None:
     memory = case.oracle.encode(tensors, case.settings, SOURCE, REAL)
     where = (torch.zeros(2, 5), basics.visible(TOKENS, True, None, None), memory)
     where += (basics.visible_memory(TOKENS, memory, REAL),)
-    layer = (1,) if case.oracle is lnscaling else ()
+    layer = {"layer": 1} if case.oracle is lnscaling else {}
 
     def states(h: Tensor, tensors: Tensors) -> list[Tensor]:
         p = basics.of_layer(tensors, 0)
-        return case.oracle.block(h, p, case.settings, *layer, *where)
+        return case.oracle.block(h, p, case.settings, *where, **layer)
 
     h = case.oracle.hidden_states(tensors, case.settings, TOKENS, memory=memory, source_mask=REAL)[
         0

@@ -33,7 +33,7 @@ class InProcess:
         return bool(self.waiting)
 
     def interrupt(self) -> str:
-        return "stopped and saved: the same command goes on from there"
+        return "stopped and saved: the same command resumes there"
 
     def close(self) -> None:
         pass

@@ -12,21 +12,24 @@ from rich.console import Console
 from unitsphere.cli import main
 from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
-from unitsphere.report.ablation import ablation_table, interval, notes, printed
+from unitsphere.report.kinds.ablate import changes_table, flags, interval, notes, printed
 from unitsphere.report.registry import page_of
-from unitsphere.studies.ablate import Ablation, ablate, ablation_findings, ablation_study
-from unitsphere.studies.ablate_results import (
-    agreement,
+from unitsphere.report.render.terminal import rich_table
+from unitsphere.studies.ablate import (
+    KIND,
+    Ablation,
+    ablate,
+    ablation_findings,
+    ablation_study,
     change_of,
     document,
-    failed,
-    write_ablation,
+    failures,
 )
+from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.spec import load_study
-from unitsphere.studies.tables import load_table
+from unitsphere.studies.tables import agreement, load_table
 from unitsphere.training.load import load_run
 
-SOURCE = {"command": "unitsphere ablate", "commit": "abc", "machine": "one", "torch": "2"}
 TOY = {
     "model.d_model": 16,
     "model.n_layers": 1,
@@ -64,7 +67,7 @@ def case(toy, tmp_path_factory) -> Case:
     study = dataclasses.replace(study, tune=dataclasses.replace(study.tune, points=2, growths=0))
     executor = InProcess()
     found = ablate(study, out, executor)
-    return Case(study, out, executor, found, document(study, found, SOURCE))
+    return Case(study, out, executor, found, {"kind": KIND.name, **document(study, found)})
 
 
 def test_rows_are_trained_in_turn_seed_by_seed(case):
@@ -111,15 +114,16 @@ def test_the_document_has_the_papers_figures_and_ours(case):
 def test_table_notes_and_files(case):
     console = Console(width=80)
     with console.capture() as rendered:
-        console.print(ablation_table(case.document))
+        table = changes_table(case.document)
+        console.print(rich_table(table.columns[:5], [row[:5] for row in table.rows]))
     text = rendered.get()
     assert max(map(len, text.splitlines())) <= 80
     assert "NormFormer, lr 0.006" in text
     assert "-2.17" in text
-    said = " ".join(notes(case.document))
+    said = " ".join([*notes(case.document), *flags(case.document)])
     assert "one rate for all rows, tuned on row 03-baseline-lr-3e-3" in said
     assert "is at the edge of those tried" in said
-    files = write_ablation(case.document, case.out)
+    files = write_study(KIND, case.study, case.found, case.out).files
     assert json.loads(files[0].read_text()) == case.document
     assert "| NormFormer, lr 0.006 | -2.17 |" in files[1].read_text()
     assert "arXiv 2110.09456, Table 5" in files[1].read_text()
@@ -140,11 +144,11 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
         "ngpt-table6", "tiny", 128, "given", settings=toy | {"model.n_heads": 1}, seeds=(0,)
     )
     found = ablate(study, tmp_path / "out", InProcess(broken=["1-no-qk-norm"]))
-    made = document(study, found, SOURCE)
-    assert failed(made) == ["1-no-qk-norm seed 0: the disk is full"]
+    made = document(study, found)
+    assert failures(found) == ["1-no-qk-norm seed 0: the disk is full"]
     signs = {row["name"]: row["sign"] for row in made["rows"]}
     assert signs == {"0-baseline": None, "1-no-qk-norm": "not finished", "2-slerp": "one seed"}
-    said = " ".join(notes(made))
+    said = " ".join([*notes(made), *flags(made)])
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
@@ -157,7 +161,7 @@ def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):
         "ngpt-table5", "tiny", 128, "given", ["05", "09"], settings=settings, seeds=(0, 1)
     )
     found = ablate(study, tmp_path / "out", InProcess())
-    made = document(study, found, SOURCE)
+    made = document(study, found)
     rows = {row["name"]: row["means"] for row in made["rows"]}
     assert rows["05-alpha-scalar"]["alpha_A"]["paper"] == 0.30
     assert rows["09-s_qk-fixed"]["s_qk"] == {"paper": 1.0, "ours": 1.0}
@@ -167,7 +171,7 @@ def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):
         wanted += [abs(block.alpha_A()).item() for block in model.blocks]
     assert rows["05-alpha-scalar"]["alpha_A"]["ours"] == pytest.approx(sum(wanted) / 4)
     ours = rows["05-alpha-scalar"]["alpha_A"]["ours"]
-    page = write_ablation(made, tmp_path)[1].read_text()
+    page = write_study(KIND, study, found, tmp_path).files[1].read_text()
     assert "| mean: ours (paper's) | s_qk | s_u | s_nu | s_z | alpha_A | alpha_M |" in page
     assert f"{printed(ours)} (0.30)" in page
 
@@ -176,11 +180,11 @@ def test_failed_tuning_runs_are_shown_and_the_exit_status_tells(toy, tmp_path):
     study = ablation_study("ngpt-table6", "tiny", 128, settings=toy, seeds=(0,))
     study = dataclasses.replace(study, tune=dataclasses.replace(study.tune, points=2, growths=0))
     found = ablate(study, tmp_path / "out", InProcess(broken=["0-baseline"]))
-    made = document(study, found, SOURCE)
+    made = document(study, found)
     assert {row["lr"] for row in made["rows"]} == {None}
-    assert len(failed(made)) == 2
-    assert all(line.endswith("tune: the disk is full") for line in failed(made))
-    assert f"A tuning run failed, and its rate was left out: {failed(made)[0]}" in notes(made)
+    assert len(failures(found)) == 2
+    assert all(line.endswith("tune: the disk is full") for line in failures(found))
+    assert f"A tuning run failed, and its rate was left out: {failures(found)[0]}" in flags(made)
 
 
 def test_rows_that_are_not_alike_are_refused_by_name_unless_allowed(toy, tmp_path):
@@ -248,7 +252,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
         (["ngpt-table6", "--size", "huge"], "unknown size 'huge'"),
         (["normformer-table5", "--rates", "each"], "rows that differ in their rates"),
         (["ngpt-table6", "--rows", "7"], "unknown row '7'"),
-        (["ngpt-table6", "--set", "model.layers"], "is no KEY=VALUE"),
+        (["ngpt-table6", "--set", "model.layers"], "is not KEY=VALUE"),
         (["ngpt-table6", "--set", "optim.lr=1", "--set", "optim.lr=2"], "--set has optim.lr twice"),
         (["ngpt-table6", "--set", "model.n_layer=3"], "unknown key 'model.n_layer'"),
         (["ngpt-table6", "--set", "optim.lr=3.0"], "belongs in `lr` of an arm"),
@@ -272,7 +276,7 @@ def test_settings_are_read_as_toml():
 
 
 def test_the_report_s_page_has_ours_beside_the_paper_s(case):
-    write_ablation(case.document, case.out)
+    write_study(KIND, case.study, case.found, case.out)
     page = page_of(case.out)
     assert page.answer.startswith(
         f"Of {sum(r['against'] is not None for r in case.document['rows'])} rows"

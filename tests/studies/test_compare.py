@@ -13,13 +13,22 @@ from studies.tiny import recipes
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.registry import page_of
-from unitsphere.studies.compare import CompareStudy, any_failed, compare, write_comparison
+from unitsphere.studies.compare import KIND, CompareStudy
 from unitsphere.studies.core import execute as execute_module
 from unitsphere.studies.core import progress
+from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.rates import arm_config, rate_keys, run_keys
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study
 
 BUDGETS = [384, 768]
+
+
+def compare(study, out, executor):
+    return run_study(KIND, study, out, executor).document
+
+
+def failed(found):
+    return any(flag["name"] == "failed" for flag in found["flags"])
 
 
 def toy(folder: Path, **changes) -> CompareStudy:
@@ -42,7 +51,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     executor = InProcess()
     found = compare(toy(folder), folder / "out", executor)
-    write_comparison(found, folder / "out")
     return folder, folder / "out", found, executor.ran
 
 
@@ -147,7 +155,7 @@ def test_an_interrupted_study_goes_on_and_leaves_finished_runs_alone(finished, t
     folder, _, before, _ = finished
     out, study = tmp_path / "out", toy(folder, budgets=BUDGETS[:1])
     first, second = InProcess(stop=2), InProcess()
-    with pytest.raises(Preempted, match="the same command goes on"):
+    with pytest.raises(Preempted, match="the same command resumes"):
         compare(study, out, first)
     kept = {run: digest(run) for run in out.glob("runs/*/*/lr-*-seed-*") if run.is_dir()}
     assert len(kept) == 2
@@ -164,7 +172,7 @@ def test_one_failed_arm_ends_no_other_and_is_shown(finished, tmp_path):
     executor = InProcess(broken=["ngpt 768"])
     study = toy(folder, tune=Tune(points=1), seeds=[0])
     found = compare(study, tmp_path / "out", executor)
-    assert any_failed(found)
+    assert failed(found)
     assert found["arms"]["gpt"]["budgets"][1]["loss"] > 0
     budget = found["arms"]["ngpt"]["budgets"][1]
     assert budget["loss"] is None
@@ -176,8 +184,7 @@ def test_one_failed_arm_ends_no_other_and_is_shown(finished, tmp_path):
     names = [flag["name"] for flag in found["flags"]]
     assert names.count("failed") == 1
     assert "untuned" in names
-    write_comparison(found, tmp_path / "out")
-    assert not any_failed(before)
+    assert not failed(before)
 
 
 def test_divergence_is_a_result(finished, tmp_path):
@@ -185,7 +192,7 @@ def test_divergence_is_a_result(finished, tmp_path):
     arms = toy(folder).arms | {"ngpt": dataclasses.replace(toy(folder).arms["gpt"], lr=1e30)}
     study = toy(folder, arms=arms, tune=Tune(points=1), seeds=[0], budgets=BUDGETS[:1])
     found = compare(study, tmp_path / "out", InProcess())
-    assert not any_failed(found)
+    assert not failed(found)
     assert found["arms"]["ngpt"]["budgets"][0]["seeds"][0]["status"] == "diverged"
     assert {"diverged", "one-seed"} <= {flag["name"] for flag in found["flags"]}
 
@@ -214,7 +221,7 @@ def test_a_finished_study_is_measured_against_another_baseline(copy):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "gtp"}, "'baseline' is no arm: 'gtp'"),
+        ({"baseline": "gtp"}, "'baseline' is not an arm: 'gtp'"),
         ({"budgets": []}, "'budgets' must be"),
         ({"arms": {"gpt": ArmSpec("x")}}, "at least two arms"),
     ],
@@ -234,13 +241,12 @@ def test_tuning_runs_that_fail_are_shown(finished, tmp_path):
     folder, *_ = finished
     study = toy(folder, budgets=BUDGETS[:1], seeds=[0], tune=Tune(points=2, growths=0))
     found = compare(study, tmp_path / "out", InProcess(broken=["ngpt"]))
-    assert any_failed(found)
+    assert failed(found)
     assert found["arms"]["ngpt"]["lr"] is None
     assert found["arms"]["ngpt"]["budgets"][0]["seeds"] == []
     said = [flag["text"] for flag in found["flags"] if flag["name"] in ("no-rate", "failed")]
     assert said[0] == "ngpt at 384 tokens: no rate of its grid trained"
     assert said[1].endswith("tune: the disk is full")
-    write_comparison(found, tmp_path / "out")
 
 
 def test_two_budgets_of_the_same_steps_are_refused(tmp_path):
@@ -297,5 +303,6 @@ def test_the_report_s_page_has_the_answer_curves_and_settings(finished):
         "ngpt #1",
     ]
     means = [budget["loss"] for budget in found["arms"]["ngpt"]["budgets"]]
-    assert figures["loss-by-budget"].series[1].y == pytest.approx(means, rel=1e-5)
+    line = next(each for each in figures["loss-by-budget"].series if each.name == "ngpt")
+    assert line.y == pytest.approx(means, rel=1e-5)
     assert page.unfinished == ""

@@ -40,7 +40,7 @@ def test_a_run_worse_than_the_median_at_that_point_is_stopped(rule, tmp_path):
     assert look(rule, tmp_path, [3.5, 2.14]) is None
     assert look(rule, tmp_path, [2.1, 9.0]) is None  # its best counts
     assert look(rule, tmp_path, [3.5, 2.16]) == (
-        "stopped at evaluation 2 of 4: at best 2.1600, the median of 4 others there is 2.1500"
+        "stopped at evaluation 2 of 4: at best 2.1600, worse than the median of the others there"
     )
 
 

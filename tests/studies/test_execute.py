@@ -9,8 +9,8 @@ from studies.tiny import recipes
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
+from unitsphere.report.numbers import short
 from unitsphere.report.runs import Run
-from unitsphere.report.table import short
 from unitsphere.studies.core.execute import Local, execute, is_settled, read_record
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import plan, steps_for

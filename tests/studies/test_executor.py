@@ -84,7 +84,7 @@ def test_why_an_attempt_failed_is_not_taken_from_an_earlier_one(tmp_path):
 def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):
     (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], workers=1)
     assert state.status == "interrupted"
-    assert "has saved: the same command goes on" in str(state.error)
+    assert "has saved: the same command resumes" in str(state.error)
 
 
 def test_a_job_on_a_gpu_has_one_of_its_own(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_several_arms_are_corrected_for(tmp_path):
     assert [row["arm"] for row in rows] == ["a", "b", "c"]
     assert all(row["loss"]["p_corrected"] >= row["loss"]["p"] for row in rows)
     assert "corrected for 3 arms" in rows[0]["statement"]
-    assert "95% interval of this arm alone" in rows[0]["statement"]
+    assert "95% interval of only this arm" in rows[0]["statement"]
 
 
 def test_a_baseline_that_gets_worse_is_flagged_and_its_target_is_what_is_asked_for(tmp_path):

@@ -13,16 +13,16 @@ from unitsphere.cli import main
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.document import Text
-from unitsphere.report.ladder import ladder_tables
+from unitsphere.report.kinds.ladder import ladder_tables
 from unitsphere.report.registry import page_of
 from unitsphere.studies import ladder as module
 from unitsphere.studies.core import rates as tune
 from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.plan import size_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.ladder import LadderStudy, ladder
-from unitsphere.studies.ladder_files import write_ladder
-from unitsphere.studies.ladder_results import document, findings
+from unitsphere.studies.ladder_results import KIND, document, findings
 
 BATCHES = [96, 192, 384]
 RATE = {"gpt": (1.0, -0.4), "ngpt": (4.0, -0.5)}
@@ -155,7 +155,7 @@ def test_what_lies_at_an_edge_or_failed_is_flagged_and_left_out(tmp_path, monkey
     assert (law["points"] if law else 0) == (len(within) if len(within) > 1 else 0)
     edges = [best["edge"] for best in figures["arms"]["gpt"]["allocations"]]
     assert edges[-1] == "high"
-    write_ladder(climb(study, tmp_path / "out", monkeypatch, broken), tmp_path)
+    write_study(KIND, study, climb(study, tmp_path / "out", monkeypatch, broken), tmp_path)
 
 
 def toy(folder) -> LadderStudy:
@@ -175,7 +175,7 @@ def toy(folder) -> LadderStudy:
 
 def test_a_toy_ladder_trains_and_goes_on(tmp_path):
     study, executor = toy(tmp_path), InProcess(stop=3)
-    with pytest.raises(BaseException, match="the same command goes on"):
+    with pytest.raises(BaseException, match="the same command resumes"):
         ladder(study, tmp_path / "out", executor)
     executor = InProcess()
     rungs, spent = ladder(study, tmp_path / "out", executor)
@@ -190,7 +190,7 @@ def test_a_toy_ladder_trains_and_goes_on(tmp_path):
     assert rungs_again[0].optimum == rungs[0].optimum
     assert spent_again[0].records == spent[0].records
     assert again.ran == []
-    write_ladder(findings(study, rungs, spent), tmp_path / "out")
+    write_study(KIND, study, findings(study, rungs, spent), tmp_path / "out")
     said = [text for section in page_of(tmp_path / "out").sections for text in words(section)]
     assert not any("is not known" in text for text in said)
 
@@ -287,7 +287,7 @@ def test_the_verb_reports_a_study_and_leaves_its_files(found, tmp_path, capsys, 
 
 def test_the_report_s_page_has_laws_and_grids(found):
     findings, out = found
-    write_ladder(findings, out)
+    write_study(KIND, findings.study, findings, out)
     page = page_of(out)
     assert "to the power" in page.answer
     assert "95% intervals" in page.answer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere import build
-from unitsphere.studies.ablate_results import means_of
+from unitsphere.studies.tables import means_of
 
 
 def test_a_sign_that_changes_nothing_cancels_nothing():

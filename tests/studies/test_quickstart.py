@@ -8,16 +8,20 @@ import pytest
 from studies.tiny import recipes
 
 from unitsphere.cli import main
+from unitsphere.cli.study import report
 from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
-from unitsphere.report.curves import Curve
-from unitsphere.studies import quickstart as module
-from unitsphere.studies.core.local import Interrupted, State
+from unitsphere.studies.core import execute as module
+from unitsphere.studies.core.jobs import Interrupted, State
 from unitsphere.studies.core.plan import size_of, with_overrides
-from unitsphere.studies.quickstart import first_step_below, last_sample, quickstart
+from unitsphere.studies.quickstart import KIND, first_step_below, last_sample, quickstart_study
 from unitsphere.training.folder import locked
 from unitsphere.training.log import HEADER
 from unitsphere.training.recipes import load_recipe
+
+
+def quickstart(out, arms, overrides=None, as_json=False) -> int:
+    return report(KIND, quickstart_study(arms, overrides), out, as_json)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +64,13 @@ def test_it_leaves_run_folders_a_summary_and_curves(study):
 
 def test_finished_arms_are_reused_and_it_says_so(copy, capsys, monkeypatch):
     out, arms = copy
-    monkeypatch.setattr(module, "run_jobs", lambda *_: pytest.fail("trained a finished arm"))
+    monkeypatch.setattr(module, "run_jobs", lambda *_, **__: pytest.fail("trained a finished arm"))
     assert quickstart(out, arms) == 0
     said = capsys.readouterr()
     for name in ("gpt", "ngpt", "angpt"):
-        assert f"{name}: finished earlier, reused; delete {out / name} to train it anew" in said.err
+        assert (
+            f"{name}: finished earlier, reused; delete {out / name} to train it again" in said.err
+        )
         assert f"{name} wrote:" in said.out
     assert "curves" in said.out
 
@@ -83,7 +89,7 @@ def test_an_interrupted_arm_goes_on_and_gives_the_same_figures(copy, capsys):
     # As after Ctrl-C at step 4: the last checkpoint and what was logged after it are missing.
     shutil.rmtree(out / "ngpt" / "checkpoints" / "step-00000006")
     assert quickstart(out, arms) == 0
-    assert "ngpt: goes on from its last checkpoint" in capsys.readouterr().err
+    assert "ngpt: resumes from its last checkpoint" in capsys.readouterr().err
     after = read_json(out / "summary.json")["arms"][1]
     assert after["bits_per_byte"] == before["bits_per_byte"]
     assert "from step 4" in (out / "ngpt.log").read_text()
@@ -98,7 +104,7 @@ def test_a_failed_arm_is_shown_and_the_others_are_reported(copy, capsys):
     assert broken.exists()
     assert quickstart(out, arms) == 1
     said = capsys.readouterr()
-    assert "angpt failed: " in said.err
+    assert "failed: angpt: " in said.err
     assert str(out / "angpt.log") in said.err
     assert "ngpt wrote:" in said.out
     assert "angpt wrote:" not in said.out
@@ -111,20 +117,20 @@ def test_without_the_baseline_nothing_is_compared_with_it(copy, capsys, monkeypa
     out, arms = copy
     shutil.rmtree(out / "gpt")
 
-    def fail(jobs, workers, show):
+    def fail(jobs, **_):
         return [State(jobs[0], "failed", error="the disk is full")]
 
     monkeypatch.setattr(module, "run_jobs", fail)
     assert quickstart(out, arms) == 1
     said = capsys.readouterr()
     assert "last loss" not in said.out
-    assert "gpt failed: the disk is full" in said.err
+    assert "failed: gpt: the disk is full" in said.err
     assert read_json(out / "summary.json")["baseline"] is None
 
 
 def test_a_folder_of_other_settings_is_refused_before_anything_trains(copy, monkeypatch):
     out, arms = copy
-    monkeypatch.setattr(module, "run_jobs", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(module, "run_jobs", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(UserError, match=r"another config .*train\.steps: 6 -> 8"):
         quickstart(out, arms, {"train.steps": 8})
 
@@ -133,16 +139,16 @@ def test_ctrl_c_says_how_to_go_on(copy, monkeypatch):
     out, arms = copy
     shutil.rmtree(out / "gpt")
 
-    def interrupt(jobs, workers, show):
+    def interrupt(jobs, **_):
         raise Interrupted([])
 
     monkeypatch.setattr(module, "run_jobs", interrupt)
-    with pytest.raises(Preempted, match=r"runs: stopped and saved: the same command goes on"):
+    with pytest.raises(Preempted, match=r"runs: stopped and saved: the same command resumes"):
         quickstart(out, arms)
 
 
 def test_steps_to_the_baseline_are_never_interpolated():
-    curve = Curve("ngpt", [10, 20, 30, 40], [1, 2, 3, 4], [4.0, 3.0, 2.0, 1.9])
+    curve = {10: 4.0, 20: 3.0, 30: 2.0, 40: 1.9}
     assert first_step_below(curve, 2.5) == 30
     assert first_step_below(curve, 3.0) == 20
     assert first_step_below(curve, 1.8) is None

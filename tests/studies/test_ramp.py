@@ -14,16 +14,17 @@ from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
+from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.rates import arm_config
 from unitsphere.studies.core.spec import load_study, study_from
 from unitsphere.studies.ramp import (
+    KIND,
     Climb,
     RampStudy,
     climbing,
     document,
     median_rate,
     ramp,
-    write_ramp,
 )
 from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
@@ -92,7 +93,8 @@ def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
     said = capsys.readouterr()
     assert "runs to train: 1 (5 finished earlier)" in said.err
     found = json.loads(said.out)
-    assert found == document(study[0], climbs) == read_json(out / "results.json")
+    assert found == {"kind": "lr-ramp", **document(study[0], climbs)}
+    assert found == read_json(out / "results.json")
     assert main(words) == 0
     said = capsys.readouterr().out
     assert f"{found['arms']['ngpt']['lr']:.3g}" in said
@@ -145,7 +147,7 @@ def test_what_did_not_diverge_or_failed_is_said(study, tmp_path):
     said = {(flag["name"], flag["text"]) for flag in found["flags"]}
     assert ("not-diverged", "gpt: 2 of 3 did not diverge up to 10000") in said
     assert ("failed", "ngpt, seed 0: no disk") in said
-    write_ramp(found, climbs, tmp_path)
+    write_study(KIND, study[0], climbs, tmp_path)
     page = (tmp_path / "results.md").read_text()
     assert "| gpt | above 10000 | above 10000, 0.2, above 10000 |" in page
     assert "| ngpt | failed |" in page
@@ -191,7 +193,7 @@ def test_where_diverged_runs_come_from_is_known(study, tmp_path):
     found = document(study[0], climbs)
     assert found["provenance"]["runs_commit"] == ", ".join(sorted([made["commit"], "abc"]))
     assert [flag["name"] for flag in found["flags"]] == ["versions"]
-    page = write_ramp(found, climbs, tmp_path)[1].read_text()
+    page = write_study(KIND, study[0], climbs, tmp_path).files[1].read_text()
     assert f"Commit: {found['provenance']['runs_commit']}" in page
 
 
@@ -243,7 +245,7 @@ def test_what_makes_no_ramp_is_refused_by_name(keys, said):
     [
         ([], "lr-ramp needs RECIPES"),
         (["quickstart/ngpt", "quickstart/ngpt"], "given twice"),
-        (["quickstart/ngpt", "--set", "model.d_model"], "is no KEY=VALUE"),
+        (["quickstart/ngpt", "--set", "model.d_model"], "is not KEY=VALUE"),
         (["quickstart/nnpt"], "did you mean 'quickstart/ngpt'"),
     ],
 )
@@ -263,7 +265,7 @@ def test_recipes_of_the_same_name_are_arms_by_their_whole_name():
 
 def test_the_report_s_page_has_every_climb(study):
     settings, out, climbs = study
-    write_ramp(document(settings, climbs), climbs, out)
+    write_study(KIND, settings, climbs, out)
     page = page_of(out)
     median = document(settings, climbs)["arms"]["gpt"]["lr"]
     assert f"gpt {median:.3g} (seeds from" in page.answer

@@ -97,7 +97,7 @@ def test_after_ctrl_c_the_jobs_go_on_and_the_same_call_finds_them():
         run_jobs(jobs, on_progress=leave, executor=local())
     number = next(iter(json.loads(Path(".jobs/jobs.json").read_text()).values()))
     assert (
-        f"1 runs go on in the cluster: the same command comes back to them; `scancel {number}`"
+        f"1 runs continue in the cluster: the same command finds them again; `scancel {number}`"
         in str(stopped.value)
     )
     assert stopped.value.states[0].status in ("waiting", "running")
@@ -225,7 +225,7 @@ def test_an_array_of_slurm_jobs_is_submitted_run_and_followed():
     assert third.error == "exit status 3, nothing printed"
     assert second.status == "waiting"
     assert Path("scontrol.txt").read_text() == "requeue 7_1\n"
-    assert "1 runs go on in the cluster" in str(stopped.value)
+    assert "1 runs continue in the cluster" in str(stopped.value)
     assert "--jobs=7" in Path("asked.txt").read_text()
 
 

@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.space import (
@@ -12,7 +10,6 @@ from unitsphere.studies.core.space import (
     Range,
     count_points,
     grid_points,
-    random_point,
     space_of,
 )
 
@@ -45,34 +42,6 @@ def test_a_grid_has_every_combination_and_its_ends():
     assert points[0] == {"lr": 0.001, "n": 1, "norm": True}
     assert points[1]["norm"] == "rms"
     assert [p["n"] for p in points[:6:2]] == [1, 2, 3]
-
-
-@given(
-    st.floats(1e-6, 1e3),
-    st.floats(1.001, 1e4),
-    st.booleans(),
-    st.integers(0, 2**31),
-    st.integers(0, 1000),
-)
-def test_a_draw_lies_in_its_range_and_is_drawn_again_alike(low, ratio, log, seed, number):
-    space = {"lr": Range(low, low * ratio, log=log), "n": Range(2, 5, log=log, whole=True)}
-    point = random_point(space, seed, number)
-    assert low <= point["lr"] <= low * ratio
-    assert point["n"] in (2, 3, 4, 5)
-    assert isinstance(point["n"], int)
-    assert point == random_point(space, seed, number)
-
-
-def test_draws_spread_over_the_range():
-    space = {"lr": Range(1e-3, 1e-1, log=True), "kind": Choices(("a", "b"))}
-    space["n"] = Range(2, 4, whole=True)
-    points = [random_point(space, 0, number) for number in range(400)]
-    below = sum(point["lr"] < 1e-2 for point in points)
-    assert 150 < below < 250
-    assert 150 < sum(point["kind"] == "a" for point in points) < 250
-    assert {point["n"] for point in points} == {2, 3, 4}
-    assert all(point["lr"] == float(f"{point['lr']:.4g}") for point in points)
-    assert random_point(space, 1, 0) != points[0]
 
 
 @pytest.mark.parametrize(

@@ -58,5 +58,5 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path):
-    with pytest.raises(Preempted, match="the same command goes on"), study_folder(tmp_path, STUDY):
+    with pytest.raises(Preempted, match="the same command resumes"), study_folder(tmp_path, STUDY):
         raise Interrupted([])

@@ -45,14 +45,16 @@ def root(tmp_path):
     """A folder with complete checkpoints of steps 1, 2 and 3."""
     model, optimizer = make()
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path / "checkpoints", state(step), model, optimizer)
+        checkpoint.write(
+            tmp_path / "checkpoints", state(step), tensors.named_tensors(model, optimizer)
+        )
     return tmp_path / "checkpoints"
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_optimizer_state_and_rng_come_back(tied, tmp_path):
     model, optimizer = make(tied=tied, qk_norm=True)
-    folder = checkpoint.save(tmp_path, state(7), model, optimizer)
+    folder = checkpoint.write(tmp_path, state(7), tensors.named_tensors(model, optimizer))
     after = torch.rand(3)
 
     other, other_optimizer = make(seed=1, steps=0, tied=tied, qk_norm=True)
@@ -156,7 +158,7 @@ def test_leftovers_of_interrupted_savings_are_no_checkpoints_and_go(root):
 
 def test_every_nth_checkpoint_is_kept_for_good(root):
     for step in (4, 5, 6):
-        checkpoint.save(root, state(step), *make())
+        checkpoint.write(root, state(step), tensors.named_tensors(*make()))
     checkpoint.prune(root / "step-00000006", 1, keep_every=2)
     assert [*checkpoint.folders(root)] == [2, 4, 6]
 
@@ -177,7 +179,7 @@ def test_pruning_never_counts_a_damaged_newer_one(root):
 
 def test_saving_a_step_again_replaces_a_damaged_one(root):
     truncate(root / "step-00000003")
-    checkpoint.save(root, state(3), *make())
+    checkpoint.write(root, state(3), tensors.named_tensors(*make()))
     assert checkpoint.newest(root) == (root / "step-00000003", [])
 
 
@@ -203,7 +205,7 @@ def test_whatever_operation_the_disk_refuses_the_earlier_ones_stay(operation, ro
     while True:
         calls, failing = 0, failing + 1
         try:
-            checkpoint.save(root, state(4), model, optimizer)
+            checkpoint.write(root, state(4), tensors.named_tensors(model, optimizer))
         except UserError as error:
             refused.append(str(error))
         if calls < failing:
@@ -224,14 +226,15 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_later(tiny, tmp_
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps(to_dict(config)), encoding="utf-8")
     program = (
-        "import resource, sys; from unitsphere.training import checkpoint, run;"
+        "import resource, sys; from unitsphere.training import run;"
+        "from unitsphere.training.checkpoint import saver;"
         "from unitsphere.training.recipes import load_recipe;"
         "from unitsphere.errors import UserError;"
-        "write = checkpoint.write;\n"
+        "write = saver.write;\n"
         "def limited(root, state, *rest):\n"
         "    if state.step == 4: resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
         "    return write(root, state, *rest)\n"
-        "checkpoint.write = limited\n"
+        "saver.write = limited\n"
         "try: run.train(load_recipe(sys.argv[1]), sys.argv[2])\n"
         "except UserError as error: print(error)"
     )
@@ -279,7 +282,7 @@ def test_a_link_among_checkpoints_is_neither_followed_nor_deleted(root, tmp_path
     assert all("is a link, which is neither followed nor deleted" in line for line in said)
     for step in (7, 9):
         with pytest.raises(UserError, match="is a link"):
-            checkpoint.save(root, state(step), *make())
+            checkpoint.write(root, state(step), tensors.named_tensors(*make()))
     assert len([*elsewhere.iterdir()]) == len([*(root / "step-00000003").iterdir()])
 
 

@@ -112,7 +112,7 @@ def test_the_encoder_too_and_sizes_that_fp8_does_not_take_are_logged(caplog):
     use_fp8(model)
     assert (model.blocks[0].mlp.W_u.fp8, model.blocks[0].attention.W_q.fp8) == (None, BOTH)
     assert [record.getMessage() for record in caplog.records] == [
-        "fp8: blocks.0.mlp.W_u and 5 more are multiplied in bf16: their sizes are no multiples "
+        "fp8: blocks.0.mlp.W_u and 5 more are multiplied in bf16: their sizes are not multiples "
         "of 16"
     ]
 

@@ -26,7 +26,7 @@ RECIPES = {
     "normformer": "normformer2021/normformer-355m",
 }
 STEPS = 100_000
-"""Length of the pretended run: the learning rate hardly moves while a bench lasts."""
+"""Length of the pretended run: the learning rate hardly changes during a bench."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
             option = key.removeprefix("n_").removesuffix("_size")
             raise UserError(f"--{option} must be at least 1: {getattr(sizes, key)}")
     if sizes.tokens % sizes.context:
-        raise UserError(f"--tokens {sizes.tokens} is no multiple of --context {sizes.context}")
+        raise UserError(f"--tokens {sizes.tokens} is not a multiple of --context {sizes.context}")
     return sizes
 
 
 def arm_config(arm: str, sizes: Sizes) -> RunConfig:
-    """The run config of an arm at that size; a `UserError` for an arm that is none."""
+    """The run config of an arm at that size; a `UserError` for an unknown arm."""
     name, changes = read_arm(arm)
     recipe = load_recipe(RECIPES.get(name, name))
     shared = {
@@ -106,7 +106,7 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
 
 
 def arm_kernels(arm: str) -> Mode:
-    """The kernels' mode of an arm; a `UserError` for one that is none."""
+    """The kernels' mode of an arm; a `UserError` for an unknown one."""
     _, changes = read_arm(arm)
     return _mode(str(changes.get("kernels", "auto")))
 
@@ -121,7 +121,7 @@ def read_change(arm: str, change: str) -> tuple[str, Any]:
     """The key and the value, read as JSON where it is (true, 2, 0.5, null), else as a word."""
     key, equals, value = change.partition("=")
     if not equals:
-        raise UserError(f"'{change}' of the arm '{arm}' is no KEY=VALUE")
+        raise UserError(f"'{change}' of the arm '{arm}' is not KEY=VALUE")
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:
@@ -129,7 +129,7 @@ def read_change(arm: str, change: str) -> tuple[str, Any]:
 
 
 def check_names(arms: Sequence[str]) -> None:
-    """Raise UserError unless there are arms, each but once."""
+    """Raise UserError unless there are arms, each only once."""
     if not arms:
         raise UserError("--arms needs an arm, such as gpt-plus")
     twice = [arm for arm in arms if arms.count(arm) > 1]
@@ -140,5 +140,5 @@ def check_names(arms: Sequence[str]) -> None:
 def _mode(name: str) -> Mode:
     modes = get_args(Mode)
     if name not in modes:
-        raise UserError(f"kernels={name} of an arm is no mode: use {', '.join(modes)}")
+        raise UserError(f"kernels={name} of an arm is not a mode: use {', '.join(modes)}")
     return cast(Mode, name)

@@ -1,9 +1,9 @@
-"""`unitsphere bench kernels`: bytes a second of each registered kernel, as a share of a copy.
+"""`unitsphere bench kernels`: bytes per second of each registered kernel, as a share of a copy.
 
 The bytes are the fewest that the function can move: each input read once, each output written
 once, and in the backward pass the gradient from above, what was saved, and the gradients made. A
-function that spills intermediates to memory so has a low share. The plain function is timed beside
-the kernel, in turns; where no kernel serves (on a CPU) it is the only one.
+function that writes intermediates to memory therefore has a low share. The plain function and the
+kernel take turns; without a kernel (on a CPU) only the plain function is timed.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ def figures(
 
 
 def prepared(function: Callable[..., Tensor], case: Case, way: str) -> Callable[[], object]:
-    """What is timed: the call, or its backward pass alone."""
+    """What is timed: the call, or only its backward pass."""
     if way == "forward":
         return lambda: function(*case.arguments)
     out = function(*case.arguments)

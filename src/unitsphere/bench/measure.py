@@ -136,7 +136,7 @@ def noise_floor(same: Interval) -> float:
 
 
 def is_tie(ratio: Interval, floor: float) -> bool:
-    """Whether a ratio is no further from 1 than two copies of one arm are from each other."""
+    """Whether a ratio is as near to 1 as two copies of one arm are from each other."""
     return abs(ratio.median - 1) <= floor
 
 
@@ -160,7 +160,7 @@ def against_baseline(
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second of a large copy (read and written), operations a second of a product."""
+    """Bytes per second of a large copy (read and written), operations per second of a product."""
 
     copy: float
     matmul: float
@@ -176,14 +176,14 @@ def ceilings(device: torch.device) -> Ceilings:
 
 
 def copy_rate(size: int, device: torch.device) -> float:
-    """Bytes read and written a second when `size` bytes are copied on the device."""
+    """Bytes read and written per second when `size` bytes are copied on the device."""
     source = torch.ones(size // 8, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds(lambda: target.copy_(source), device)
 
 
 def matmul_rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Operations a second of a product of n × n matrices of random numbers."""
+    """Operations per second of a product of n × n matrices of random numbers."""
     a, b = torch.randn(2, n, n, device=device).to(dtype)
     out = torch.empty_like(a)
     return 2 * n**3 / _seconds(lambda: torch.mm(a, b, out=out), device)

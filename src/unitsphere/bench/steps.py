@@ -30,7 +30,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp8": 5e-2, "bf16-storage": 5e-2}
 
 
 class RandomBatches:
-    """Uniform random tokens, never zeros alone: a GPU multiplies zeros faster than numbers.
+    """Uniform random tokens, never only zeros: a GPU multiplies zeros faster.
 
     With `apart` token 0 begins a document, so that one has as many tokens as there are entries in
     the vocabulary, on average.

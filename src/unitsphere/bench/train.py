@@ -72,11 +72,11 @@ class Arm:
 def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> dict[str, Any]:
     """Everything that the verb reports, as plain values.
 
-    Raises UserError for an arm that is none, or that computes something else than its reference.
+    Raises UserError for an unknown arm, and for one that computes another thing than its reference.
     """
     check_names(names)
     device = torch.device(sizes.device)
-    # All arms share code that is compiled anew for each; beyond its limit torch would go on eager.
+    # All arms share code that is compiled again for each; beyond its limit torch would run eagerly.
     with torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True):
         first = ceilings(device)
         arms = [start(name, sizes) for name in [names[0], names[0] + COPY, *names[1:]]]
@@ -190,9 +190,9 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     sizes, protocol = environment["sizes"], environment["protocol"]
     lines = [
         f"{sizes['n_layers']} layers of {sizes['d_model']}, context {sizes['context']:,}, "
-        f"{sizes['tokens']:,} tokens a step, V = {sizes['vocab_size']:,}, {sizes['precision']} on "
-        f"{environment['device']}, {environment['threads']} threads; {environment['clock']}, "
-        f"{protocol['rounds']} rounds of {protocol['steps']} steps",
+        f"{sizes['tokens']:,} tokens per step, V = {sizes['vocab_size']:,}, "
+        f"{sizes['precision']} on {environment['device']}, {environment['threads']} threads; "
+        f"{environment['clock']}, {protocol['rounds']} rounds of {protocol['steps']} steps",
         f"noise: a second {noise['arm']} took {noise['median']:.3f} of the first's time "
         f"({noise['low']:.3f}–{noise['high']:.3f}): within {noise['floor']:.1%} of 1 is a tie",
         f"ceilings: copy {si(found['last']['copy'])}B/s, "
@@ -218,7 +218,7 @@ def draw(report: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from unitsphere.report.curves import COLOURS
+    from unitsphere.report.render.axes import COLOURS
 
     check_figure(path)
     arms = report["arms"]
@@ -235,7 +235,7 @@ def draw(report: Mapping[str, Any], path: Path) -> Path:
     right.axvspan(1 - floor, 1 + floor, color="0.88", zorder=0, label="noise")
     left.set_yticks(range(len(arms)), list(arms))
     left.set_ylim(len(arms) - 0.5, -0.5)
-    left.set_xlabel("ms a step: each round, and the median")
+    left.set_xlabel("ms per step: each round, and the median")
     right.set_xlabel(f"÷ {report['noise']['arm']}, with the 95% interval; grey: noise")
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)

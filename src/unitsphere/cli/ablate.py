@@ -1,15 +1,13 @@
 """`unitsphere ablate`: a paper's ablation table, ours beside the paper's."""
 
 import dataclasses
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, settings_of, show_study, with_workers
+from unitsphere.cli.study import StudyOptions, check_alone, run_verb, settings_of
 
 if TYPE_CHECKING:
     from unitsphere.studies.ablate import AblationStudy
@@ -26,13 +24,13 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ablate:
+class Ablate(StudyOptions):
     """Train the rows of a paper's ablation table, and set ours beside the paper's.
 
     Each figure is a relative change; ours has a 95% interval over the seeds, and
     says whether its sign is the paper's beyond that. At sizes other than the
     paper's, rates are tuned: one for all rows, or each row's, as the table asks.
-    The same command goes on where it was stopped; finished runs are kept.
+    The same command resumes; finished runs are kept.
 
     tables: ngpt-table4, ngpt-table5, ngpt-table6, angpt-figure5, angpt-figureA1,
     normformer-table4, normformer-table5. A study.toml of one serves as well.
@@ -60,42 +58,20 @@ class Ablate:
     """keys to set in every row, such as model.n_layers=3"""
     allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
     """names of what would be refused as unfair, to have it flagged"""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """the study's folder; runs/TABLE-SIZE by default"""
-    workers: int | None = None
-    """runs at a time; one a core or GPU by default"""
-    dry_run: bool = False
-    """say how many runs, hours and how much disk it would take, and train nothing"""
-    json: bool = False
-    """print one JSON document instead of the table"""
 
 
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Ablate, argv, "ablate")
-    check_positive(workers=args.workers, tokens=args.tokens)
-    from unitsphere.studies.ablate import ablate
-    from unitsphere.studies.ablate_results import document, failed, write_ablation
-    from unitsphere.studies.core.results import provenance
+    check_positive(tokens=args.tokens)
+    from unitsphere.studies.ablate import KIND
 
-    study, out = study_of(args)
-    if args.dry_run:
-        return show_study(study, out, args.json)
-    found = document(study, ablate(study, out), provenance())
-    files = write_ablation(found, out)
-    if args.json:
-        print_json(found)
-    else:
-        show(found)
-        for path in files:
-            print(path)
-    for line in failed(found):
-        print(f"failed: {line}", file=sys.stderr)
-    return 1 if failed(found) else 0
+    study, usual = study_of(args)
+    return run_verb(KIND, study, args, usual)
 
 
 def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
-    """The study that is asked for, and its folder."""
+    """The study that is asked for, and its usual folder."""
     from unitsphere.studies.ablate import AblationStudy, ablation_study
     from unitsphere.studies.core.spec import load_study
 
@@ -112,21 +88,4 @@ def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
         )
         study = dataclasses.replace(study, allow=list(args.allow))
         usual = Path("runs") / f"{args.table}-{args.size}"
-    return with_workers(study, args.workers), args.out or usual
-
-
-def show(found: dict[str, Any]) -> None:
-    """The table, and the notes below it."""
-    from rich.console import Console
-
-    from unitsphere.report.ablation import ablation_table, notes
-
-    console = Console(highlight=False, width=80)
-    with console.capture() as rendered:
-        console.print(found["title"], markup=False)
-        console.print(found["paper"], markup=False)
-        console.print(ablation_table(found))
-        console.print()
-        for line in notes(found):
-            console.print(line, markup=False)
-    print(rendered.get())
+    return study, usual

@@ -1,7 +1,7 @@
-"""`unitsphere VERB …`: finds the verb, runs it, turns mistakes into one line and an exit status.
+"""`unitsphere VERB …`: finds the verb, runs it, turns a mistake into one line and an exit status.
 
-Exit status: 0, 1 for a run that failed (its loss became NaN) or a study of which one did, 2 for a
-user's mistake or what the system refuses, 75 for a run that was stopped and saved its state, 130
+Exit status: 0 for success; 1 if a run failed (its loss became NaN), also within a study; 2 for a
+user's mistake or what the system refuses; 75 for a run that was stopped and saved its state; 130
 for any other interruption.
 """
 
@@ -13,6 +13,7 @@ from unitsphere import __version__
 from unitsphere.cli import output
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, RunFailed, UserError
+from unitsphere.report.render.terminal import harmless
 from unitsphere.studies.core.local import end_with_parent
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 2, 75, 130
@@ -20,27 +21,27 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0,
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
     "quickstart": ("quickstart", "train three matched models on this computer and compare them"),
-    "recipes": ("recipes", "what can be trained by name, paper by paper"),
-    "params": ("params", "exact parameter counts of the recipes"),
+    "recipes": ("recipes", "the recipes that can be trained by name, paper by paper"),
+    "params": ("params", "exact parameter counts; --show: a recipe resolved"),
     "prepare": ("prepare", "text, JSONL or files -> token shards to train on"),
     "train": ("train", "train a recipe; the same command again resumes"),
     "eval": ("evaluate", "loss, perplexity and bits per byte of a run on any text"),
     "replay": ("replay", "the batch of a training step, and each row's loss"),
-    "finetune": ("finetune", "a run as a classifier: GLUE-format TSV or JSONL"),
+    "finetune": ("finetune", "train a run as a classifier: GLUE-format TSV or JSONL"),
     "inspect": ("inspect", "look inside a run: the papers' probes, as figures"),
     "generate": ("generate", "sample text from a run"),
     "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
     "sweep": ("sweep", "search config keys: grid, random or Optuna"),
     "ablate": ("ablate", "a paper's ablation table, ours beside the paper's"),
     "context": ("context", "perplexity by context length and position, beside others"),
-    "lr-ramp": ("lr_ramp", "how high the rate climbs before the loss diverges"),
+    "lr-ramp": ("lr_ramp", "how high the learning rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "report": ("report", "one HTML page of a run or a study; --serve follows it"),
     "chat": ("chat", "write a text in turns with a run"),
     "quantize": ("quantize", "loss against bits: int8, int4, FP8, NVFP4 weights"),
-    "export": ("export", "a run as a folder that transformers loads"),
-    "serve": ("serve", "a run behind an OpenAI-compatible server"),
-    "bench": ("bench", "what a step, a token, a kernel costs, arm against arm"),
+    "export": ("export", "write a run as a folder that transformers loads"),
+    "serve": ("serve", "serve a run behind an OpenAI-compatible API"),
+    "bench": ("bench", "the cost of a step, a token, a kernel, arm against arm"),
     "doctor": ("doctor", "what is installed, what would be used, what is missing"),
 }
 
@@ -64,7 +65,8 @@ unitsphere VERB --help explains a verb; unitsphere --version is the version."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status.
 
-    Without `argv` it is that of this process, whose streams and parent are then looked after too.
+    Without `argv` the arguments of this process are used; its standard streams are then repaired,
+    and it ends when its parent ends.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -85,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and output.reader_has_left(sys.stdout):
             _drop_output()
-            return EXIT_OK  # the reader has what it wanted, as in `… | head`
+            return EXIT_OK  # the reader has all that it needs, as in `… | head`
         _drop_output()
         return _fail(f"cannot use {error.filename or 'the output'}: {error.strerror}")
     except KeyboardInterrupt:
@@ -109,7 +111,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Forget what stdout (a pipe whose reader has left, a full disk) does not take."""
+    """Drop what stdout (a pipe without a reader, a full disk) does not accept."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -117,5 +119,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
-    print(f"unitsphere: error: {output.harmless(' '.join(message.split()))}", file=sys.stderr)
+    print(f"unitsphere: error: {harmless(' '.join(message.split()))}", file=sys.stderr)
     return status

@@ -32,7 +32,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Bench(Measured):
-    """Time a training step of several architectures against each other.
+    """Compare the training step of several architectures in time and memory.
 
     Arms take turns in one process. First each arm must give the losses of its
     reference. The first arm is the baseline and runs twice, which shows the noise.

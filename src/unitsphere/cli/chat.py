@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from unitsphere.training.load import LoadedRun
 
 HELP = (
-    "an empty line: the model goes on\n/new: another text   /undo: the last turn taken back   "
-    "/show: the text so far\n/quit or Ctrl-D: the end   Ctrl-C: stops what is being written"
+    "an empty line: the model continues\n/new: start another text   /undo: remove the last turn   "
+    "/show: the text so far\n/quit or Ctrl-D: the end   Ctrl-C: stop the model"
 )
 TAIL = 60
 """Characters of a text's end that say which text it is."""
@@ -28,8 +28,8 @@ TAIL = 60
 class Chat:
     """Write a text in turns with the model of a run.
 
-    You write a line, the model goes on from there, then you again: it has
-    learned to continue texts, not to answer. Ctrl-C stops what it is writing.
+    You write a line and the model continues it, then it is your turn again. The
+    model has learned to continue texts, not to answer. Ctrl-C stops it.
 
     example: unitsphere chat runs/quickstart/ngpt --stop "\\n\\n"
     """

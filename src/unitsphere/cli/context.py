@@ -6,8 +6,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table, progress
+from unitsphere.cli.output import progress
 from unitsphere.cli.parse import check_contexts, check_positive, named_runs, parse
+from unitsphere.cli.study import report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,23 +54,17 @@ def run(argv: list[str]) -> int:
     check_contexts(args.context)
     arms = named_runs(args.runs)
     from unitsphere.data.prepare import check_scored
-    from unitsphere.report.context import columns, context_figure, rows
-    from unitsphere.studies.context import ContextStudy, context_study
-    from unitsphere.studies.core.results import write_page
+    from unitsphere.studies.context import KIND
 
     check_scored(args.data)
-    study = ContextStudy(
-        arms, args.data, args.field, args.context, args.per_document, args.chunk, args.device
+    study = KIND.spec(
+        arms,
+        args.data,
+        args.field,
+        args.context,
+        args.per_document,
+        args.chunk,
+        args.device,
+        lambda run: progress(str(run)),
     )
-    found = context_study(study, lambda path: progress(str(path)))
-    title = "Perplexity by context length and position"
-    table = columns(found), rows(found)
-    files = write_page(found, title, *table, "context.svg", args.out)
-    files += context_figure(found, args.out / "context")
-    if args.json:
-        print_json(found)
-    else:
-        print_table(*table)
-        for file in files:
-            print(file)
-    return 0
+    return report(KIND, study, args.out, args.json)

@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 NOTHING = ("loss", "perplexity", "bits_per_byte", "tokens", "bytes")
 """Figures of the text, which are null where only tasks were asked for."""
+FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
+"""Fields of the tasks translation and text -> the option that gives another name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """Score a run on text: loss (nats a token), perplexity, bits per byte.
+    """Score a run on text: loss (nats per token), perplexity, bits per byte.
 
-    A masked language model is scored on hidden tokens, the same ones each time:
+    A masked language model is scored on hidden tokens, the same tokens each time:
     loss, pseudo-perplexity and accuracy; it has no bits per byte.
     An encoder-decoder (seq2seq) is scored on the targets of pairs, and by BLEU on
-    what it writes for their sources.
+    the targets that it writes.
 
     Without --data the whole validation split is scored, in fp32. The losses that
     train shows are of --train.eval_tokens of it (all by default) and in the run's
@@ -79,7 +81,7 @@ class Eval:
     """by position: tokens that go through the model at a time, by default 1024"""
     tasks: Annotated[tuple[str, ...], arg(metavar="TASK [TASK …]")] = ()
     """lm-evaluation-harness tasks: hellaswag, …, zero_shot for nine of them, translation,
-    text, or YAML files of your own; the text is then scored with --data alone"""
+    text, or YAML files of your own; the text is then scored only with --data"""
     task_data: Annotated[Path | None, arg(metavar="DIR")] = None
     """the folder of the tasks' JSONL files, or the file of one task; none: beside the YAML file"""
     shots: Annotated[int | None, arg(metavar="N")] = None
@@ -114,7 +116,7 @@ def run(argv: list[str]) -> int:
     if args.data is None and not args.tasks:
         check_own_data(args.run, loaded.config)
     found = {} if args.tasks and args.data is None else evaluations(args, loaded)
-    tasks = task_figures(args, loaded) if args.tasks else {}
+    tasks = on_tasks(args, loaded) if args.tasks else {}
     if args.json:
         first = next(iter(found.values()), dict.fromkeys(NOTHING))
         by_context = found if args.context else {}
@@ -160,7 +162,9 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
     contexts = args.context or (run.config.data.context,)
     if args.by_position:
         refuse_pair_options(args, own)
-        return context_evaluations(args, run, contexts)
+        return context_evaluations(
+            run, str(args.run), args.data, args.field, contexts, args.chunk, args.per_document
+        )
     refuse_position_options(args)
     if own == "seq2seq":
         return pair_evaluations(args, run, contexts)
@@ -168,6 +172,22 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
         refuse_pair_options(args, own)
     with scorer(run, args.data, args.field) as score:
         return {context: figures(score(context)) for context in contexts}
+
+
+def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
+    """Task -> its figures."""
+    given = {field: getattr(args, option) for field, option in FIELDS.items()}
+    return task_figures(
+        run,
+        args.run,
+        args.tasks,
+        args.context[0] if args.context else run.config.data.context,
+        data=None if args.task_data is None else str(args.task_data),
+        rename={field: name for field, name in given.items() if name not in (None, field)},
+        shots=args.shots,
+        limit=args.limit,
+        trusted=args.trust_task_code,
+    )
 
 
 def pair_evaluations(
@@ -252,7 +272,7 @@ def check_task_options(args: "Eval") -> None:
     if not args.tasks:
         for name in ("task_data", "shots", "limit", "trust_task_code"):
             if getattr(args, name) not in (None, False):
-                raise UserError(f"--{name} is of --tasks: give both, or leave it out")
+                raise UserError(f"--{name} needs --tasks: give both, or leave it out")
         return
     from unitsphere.inference.lm_eval_tasks import check_lm_eval
 
@@ -272,7 +292,7 @@ def refuse_position_options(args: "Eval") -> None:
     """Raise UserError for an option that only --by_position has."""
     for name in ("chunk", "per_document"):
         if getattr(args, name) is not None:
-            raise UserError(f"--{name} is of --by_position: give both, or leave it out")
+            raise UserError(f"--{name} needs --by_position: give both, or leave it out")
 
 
 def print_positions(found: Mapping[int, Mapping[str, Any]]) -> None:

@@ -16,9 +16,8 @@ from unitsphere.errors import UserError
 class Finetune:
     """Train a run's model as a classifier, on GLUE-format TSV or JSONL.
 
-    A fifth of the data chooses the learning rate; the scores on --test, which
-    nothing else looks at, are a mean over seeds. The same command goes on where
-    it was stopped.
+    A fifth of the data chooses the learning rate. The scores are a mean over seeds
+    on --test, which is used for nothing else. The same command resumes.
 
     examples:
       unitsphere finetune runs/mlm --task sst2 --data train.tsv --test dev.tsv
@@ -45,7 +44,7 @@ class Finetune:
     epochs: int = 3
     """times that each example is trained on"""
     batch: int = 32
-    """examples an update"""
+    """examples per step"""
     seed: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (0, 1, 2)
     """seeds of the head and of the order of the examples"""
     pool: Literal["first", "mean", "last"] | None = None
@@ -75,7 +74,7 @@ def run(argv: list[str]) -> int:
         results = finetune(FinetuneConfig(**given), out)
     except OutOfMemoryError as error:
         raise UserError(
-            f"out of GPU memory: give --batch (examples an update, now {args.batch}) a lower value"
+            f"out of GPU memory: give --batch (examples per step, now {args.batch}) a lower value"
         ) from error
     if args.json:
         print_json(results)

@@ -22,9 +22,9 @@ Written = tuple[list[dict[str, Any]], list[str]]
 class Generate:
     """Continue prompts with the model of a run.
 
-    Several prompts are continued at once; each gives what it would give alone.
-    To an encoder-decoder (objective seq2seq) a prompt is the source: its target is
-    written, with the likeliest token at each step or with a beam.
+    Several prompts are continued at once, each as if it were the only one.
+    For an encoder-decoder (objective seq2seq) a prompt is a source, and its target
+    is written: the likeliest token at each step, or by a beam.
 
     examples:
       unitsphere generate runs/quickstart/ngpt --prompt "def main("
@@ -49,7 +49,7 @@ class Generate:
     min_p: float | None = None
     """draw from tokens at least this share as likely as the likeliest"""
     repetition_penalty: float = 1.0
-    """above 1: what was said, in the prompt too, becomes less likely"""
+    """above 1: tokens of the text so far, also of the prompt, become less likely"""
     stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(
         default_factory=list
     )

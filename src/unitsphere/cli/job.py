@@ -27,7 +27,7 @@ class TrainTask:
         self.argv = argv
 
     def __call__(self) -> int:
-        """Train, or go on; exits as the command does, unless the job takes another turn."""
+        """Train, or resume; exits as the command does, unless the job takes another turn."""
         os.environ.update(torchrun_variables())
         requeue = signal.getsignal(TIME_IS_UP)
         with arrived_signals() as arrived:

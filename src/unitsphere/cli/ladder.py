@@ -6,18 +6,17 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import show_study, with_workers
+from unitsphere.cli.parse import parse
+from unitsphere.cli.study import StudyOptions, run_verb
 
 
 @dataclasses.dataclass(frozen=True)
-class Ladder:
+class Ladder(StudyOptions):
     """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
     Best batch and rate of each size by interpolation within the grid, power laws
     of both, loss against compute; with `computes` best size and data for a compute
-    (anGPT's Appendices G and I). The same command goes on where it was stopped.
+    (anGPT's Appendices G and I). The same command resumes.
 
     a study is a file like this (docs/how-to/ladder.md explains each key):
       batches = [1024, 2048, 4096]          # tokens an update
@@ -35,40 +34,13 @@ class Ladder:
 
     study: Annotated[Positional[Path], arg(metavar="STUDY")]
     """a TOML file"""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """the study's folder; runs/NAME of the file by default"""
-    workers: int | None = None
-    """runs at a time, in place of the file's"""
-    dry_run: bool = False
-    """say how many runs, hours and how much disk it would take, and train nothing"""
-    json: bool = False
-    """print one JSON document instead of tables"""
 
 
 def run(argv: list[str]) -> int:
-    """Train what is missing, fit, and report."""
+    """Train what is missing and report."""
     args = parse(Ladder, argv, "ladder")
-    check_positive(workers=args.workers)
-    from unitsphere.report.ladder import ladder_tables, notes
     from unitsphere.studies.core.spec import load_study
-    from unitsphere.studies.ladder import LadderStudy, ladder
-    from unitsphere.studies.ladder_files import write_ladder
-    from unitsphere.studies.ladder_results import document, findings
+    from unitsphere.studies.ladder_results import KIND
 
-    study = with_workers(load_study(LadderStudy, args.study), args.workers)
-    out = args.out or Path("runs") / args.study.stem
-    if args.dry_run:
-        return show_study(study, out, args.json)
-    rungs, spent = ladder(study, out)
-    found = findings(study, rungs, spent)
-    files, figures = write_ladder(found, out), document(found)
-    if args.json:
-        print_json(figures)
-    else:
-        for title, columns, rows in ladder_tables(figures):
-            print(title)
-            print_table(columns, rows)
-            print()
-        for line in [*notes(figures), *files]:
-            print(line)
-    return 1 if any(flag["name"] == "failed" for flag in figures["flags"]) else 0
+    study = load_study(KIND.spec, args.study)
+    return run_verb(KIND, study, args, Path("runs") / args.study.stem)

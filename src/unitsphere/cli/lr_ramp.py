@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import check_alone, settings_of, show_study, with_workers
+from unitsphere.cli.parse import parse
+from unitsphere.cli.study import StudyOptions, check_alone, run_verb, settings_of
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class LrRamp:
+class LrRamp(StudyOptions):
     """How high the learning rate climbs, step by step, before the loss diverges.
 
     NormFormer's Figure 5. Each recipe is an arm; its figure is the median of the
     seeds. Diverged: the loss, averaged over 10 steps, has been 1 nat or more above
-    its lowest for 20 steps, or is no number (docs/how-to/lr-ramp.md).
-    The same command goes on where it was stopped; finished runs are kept.
+    its lowest for 20 steps, or is NaN or infinite (docs/how-to/lr-ramp.md).
+    The same command resumes; finished runs are kept.
 
     examples:
       unitsphere lr-ramp quickstart/gpt-plus quickstart/ngpt --steps 400 \\
@@ -47,40 +46,19 @@ class LrRamp:
     """keys to set in every recipe"""
     allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
     """names of what would be refused as unfair, to have it flagged"""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """the study's folder; runs/lr-ramp, or runs/NAME of NAME.toml, by default"""
-    workers: int | None = None
-    """runs at a time; one a core by default"""
-    dry_run: bool = False
-    """say how many runs, hours and how much disk it would take, and train nothing"""
-    json: bool = False
-    """print one JSON document instead of a table"""
 
 
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(LrRamp, argv, "lr-ramp")
-    check_positive(workers=args.workers)
-    study, out = study_of(args)
-    if args.dry_run:
-        return show_study(study, out, args.json)
-    from unitsphere.report.ramp import COLUMNS, notes, ramp_rows
-    from unitsphere.studies.ramp import document, ramp, write_ramp
+    from unitsphere.studies.ramp import KIND
 
-    climbs = ramp(study, out)
-    found = document(study, climbs)
-    files = write_ramp(found, climbs, out)
-    if args.json:
-        print_json(found)
-    else:
-        print_table(COLUMNS, ramp_rows(found))
-        for line in [*notes(found), *files]:
-            print(line)
-    return 1 if any(climb.error for runs in climbs.values() for climb in runs) else 0
+    study, usual = study_of(args)
+    return run_verb(KIND, study, args, usual)
 
 
 def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
-    """The study that the command line describes or names, and its folder."""
+    """The study that the command line describes or names, and its usual folder."""
     from unitsphere.studies.core.spec import load_study, study_from
     from unitsphere.studies.ramp import RampStudy
 
@@ -101,7 +79,7 @@ def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
             "allow": list(args.allow),
         }
         study, usual = study_from(RampStudy, table), Path("runs/lr-ramp")
-    return with_workers(study, args.workers), args.out or usual
+    return study, usual
 
 
 def is_study(names: Sequence[str]) -> bool:

@@ -15,49 +15,26 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that turn the direction of writing."""
+from unitsphere.report.render.terminal import rich_table
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
-    # JSON escapes control characters up to 0x1f alone; some terminals obey those from 0x7f too.
+    # JSON escapes only control characters up to 0x1f; some terminals obey those from 0x7f too.
     print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
-def harmless(text: str) -> str:
-    """A line without control characters, in whose place stands U+FFFD.
-
-    For names from files that somebody else may have made: a terminal obeys escape sequences, and
-    shows text behind a change of direction in another order.
-    """
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" or c in DIRECTIONS else c
-        for c in text
-    )
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """A table on stdout; columns after the first `left` are aligned to the right."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(
-            Text(harmless(column)), justify="left" if index < left else "right", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(harmless(cell)) for cell in row))
     # A file or a pipe has no width to fit.
     width = None if sys.stdout.isatty() else 200
     console = Console(highlight=False, width=width)
-    # Printed by Python: rich would end the program by itself if a pipe's reader has left.
+    # Printed by Python: rich ends the program if a pipe's reader has left.
     with console.capture() as rendered:
-        console.print(table)
+        console.print(rich_table(columns, rows, left))
     print(rendered.get(), end="")
 
 
@@ -67,7 +44,7 @@ def print_text(text: str) -> None:
 
 
 def print_piece(text: str) -> None:
-    """Text that a model wrote: on a terminal without control characters, which could garble it."""
+    """A model's text; on a terminal without control characters, which could garble it."""
     if sys.stdout.isatty():
         text = "".join(
             "\N{REPLACEMENT CHARACTER}"
@@ -154,7 +131,7 @@ class Unfailing:
 
 
 def drop(stream: TextIO) -> None:
-    """Send what a stream still holds, and all that is written to it from now on, nowhere.
+    """Drop what a stream still holds, and all that is written to it from now on.
 
     Python would try again when it exits, and complain.
     """

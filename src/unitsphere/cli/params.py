@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
 
 
 def count(name: str) -> dict[str, Any]:
-    """A recipe's parameters, all and by role, from shapes alone (the meta device)."""
+    """A recipe's parameters, all and by role, from shapes only (the meta device)."""
     from unitsphere.training.recipes import load_recipe
 
     config = load_recipe(name)

@@ -2,7 +2,7 @@
 
 tyro reports mistakes in boxes of several lines. So options are checked against the dataclass
 first, each is handed to tyro as `--name=value` (a value may then begin with a dash), and what
-tyro still refuses is retold in a line that names the option, its type and the value.
+tyro still refuses becomes a line that names the option, its type and the value.
 """
 
 import collections
@@ -82,7 +82,7 @@ def parse(
         if not stop.code:
             print(notes)
             raise
-        raise UserError(_retold(errors.getvalue(), given, known, verb)) from None
+        raise UserError(_one_line(errors.getvalue(), given, known, verb)) from None
 
 
 def given_options(cls: type, argv: list[str], verb: str) -> set[str]:
@@ -259,7 +259,7 @@ def describe(kind: Any) -> str:
     return names.get(kind, "a path" if getattr(kind, "__name__", "") == "Path" else "text")
 
 
-def _retold(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> str:
+def _one_line(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> str:
     """tyro's box as one line: it has refused the value of an option, or of a word."""
     for name, values in reversed(given.options):  # of one that is repeated the last one counts
         if f"--{name}:" in box or f"'--{name}'" in box:
@@ -302,7 +302,7 @@ def named_runs(words: Sequence[str]) -> dict[str, list[Path]]:
         if unnamed:
             path, name = word, Path(word).name or word
         if not name or not path:
-            raise UserError(f"{word!r} is no NAME=RUN, such as ngpt=runs/ngpt-1")
+            raise UserError(f"{word!r} is not NAME=RUN, such as ngpt=runs/ngpt-1")
         if Path(path).resolve() in seen:
             raise UserError(f"{path} is given twice: each run counts once")
         if name in by_folder or (unnamed and name in arms):

@@ -17,8 +17,8 @@ class Prepare:
     A .jsonl file holds a document a line, any other file of text is one document;
     .json, .csv, .tsv and .parquet are refused. A share of the documents is held
     out for validation; of a single document its end is.
-    Training from text does this by itself; prepare large sources beforehand, then
-    train with --data.source DIR. The same command again does nothing if DIR holds
+    Training from text does this by itself. Prepare a large source first, then train
+    with --data.source DIR. The same command again does nothing if DIR holds
     its result.
 
     examples:
@@ -37,9 +37,9 @@ class Prepare:
     pairs: bool = False
     """each JSONL line is a pair of texts, for objective seq2seq"""
     source_field: str = "source"
-    """the field of a pair that holds what is given"""
+    """the field of a pair that holds the source text"""
     target_field: str = "target"
-    """the field of a pair that holds what is to be said for it"""
+    """the field of a pair that holds the target text"""
     val_fraction: float = 0.02
     """share of the documents or pairs, or of a single document, that goes to validation"""
     validation: Annotated[str | None, arg(metavar="FILE")] = None

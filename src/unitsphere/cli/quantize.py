@@ -1,14 +1,13 @@
 """`unitsphere quantize`: what runs lose when their weights are stored in few bits."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, named_runs, parse
+from unitsphere.cli.study import report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +51,9 @@ def run(argv: list[str]) -> int:
     args = parse(Quantize, argv, "quantize")
     check_positive(tokens=args.tokens)
     arms = named_runs(args.runs)
-    from unitsphere.report.quantization import COLUMNS, quantization_figure, rows
-    from unitsphere.studies.core.results import write_page
-    from unitsphere.studies.quantize import FORMATS, QuantizationStudy, quantization_study
+    from unitsphere.studies.quantize import FORMATS, KIND
 
-    study = QuantizationStudy(
+    study = KIND.spec(
         arms,
         args.formats or FORMATS,
         args.data,
@@ -65,14 +62,4 @@ def run(argv: list[str]) -> int:
         args.embeddings,
         args.device,
     )
-    found = quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
-    title = "Loss against bits a weight"
-    files = write_page(found, title, COLUMNS, rows(found), "quantize.svg", args.out)
-    files += quantization_figure(found, args.out / "quantize")
-    if args.json:
-        print_json(found)
-    else:
-        print_table(COLUMNS, rows(found))
-        for file in files:
-            print(file)
-    return 0
+    return report(KIND, study, args.out, args.json)

@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.study import report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Quickstart:
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/quickstart")
     """folder of the run folders, the summary and the curves"""
     workers: int | None = None
-    """arms at a time; one a core by default"""
+    """arms at a time; one per core by default"""
     train: Changes = dataclasses.field(default_factory=Changes)
     json: bool = False
     """print one JSON document instead of the report"""
@@ -43,9 +44,10 @@ class Quickstart:
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Quickstart, argv, "quickstart")
-    from unitsphere.studies.quickstart import quickstart
-
     check_positive(workers=args.workers)
+    from unitsphere.studies.quickstart import KIND, quickstart_study
+
     changes = dataclasses.asdict(args.train)
     overrides = {f"train.{key}": value for key, value in changes.items() if value is not None}
-    return quickstart(args.out, overrides=overrides, workers=args.workers, as_json=args.json)
+    study = quickstart_study(overrides=overrides, workers=args.workers)
+    return report(KIND, study, args.out, args.json)

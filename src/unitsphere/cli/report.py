@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import harmless, print_json
+from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
+from unitsphere.report.render.terminal import harmless
 
 if TYPE_CHECKING:
     from unitsphere.report.write import Written

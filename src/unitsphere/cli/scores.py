@@ -15,16 +15,12 @@ from unitsphere.cli.parse import check_positive
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.cli.evaluate import Eval
     from unitsphere.data.batch import Form
     from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
     from unitsphere.inference.translate import Search
     from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
-
-FIELDS = {"source": "source_field", "target": "target_field", "text": "field"}
-"""Fields of the tasks translation and text -> the option that gives another name."""
 
 
 def batch_rows(run: "LoadedRun", context: int) -> int:
@@ -81,22 +77,31 @@ def scorer(
 
 
 def context_evaluations(
-    args: "Eval", run: "LoadedRun", contexts: Sequence[int]
+    run: "LoadedRun",
+    name: str,
+    data: str | None,
+    field: str,
+    contexts: Sequence[int],
+    chunk: int | None,
+    per_document: int | None,
 ) -> dict[int, dict[str, Any]]:
-    """Context -> figures, all on the same tokens, each with its figures by position."""
+    """Context -> figures, all on the same tokens, each with its figures by position.
+
+    name: the run's, for lines of progress.
+    """
     from unitsphere.training.by_position import CHUNK, losses_by_position
     from unitsphere.training.evaluate.documents import open_documents
 
-    check_positive(chunk=args.chunk, per_document=args.per_document)
-    with open_documents(run, args.data, args.field) as documents:
+    check_positive(chunk=chunk, per_document=per_document)
+    with open_documents(run, data, field) as documents:
         found = losses_by_position(
             run.model,
             documents(),
             run.tokenizer.separator,
             contexts,
-            args.chunk or CHUNK,
-            args.per_document,
-            progress(f"{args.run}"),
+            chunk or CHUNK,
+            per_document,
+            progress(name),
         )
     return {context: one.record() for context, one in found.items()}
 
@@ -189,31 +194,23 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         )
 
 
-def task_figures(args: "Eval", run: "LoadedRun") -> dict[str, Any]:
+def task_figures(
+    run: "LoadedRun", path: Path, tasks: Sequence[str], context: int, **options: Any
+) -> dict[str, Any]:
     """Task -> items, shots and metrics with their standard errors; the model in fp32.
 
-    A run keeps them too, in tasks.jsonl: `report` draws accuracy over training tokens from it.
+    path: the run's folder, which keeps the figures too, in tasks.jsonl: `report` draws accuracy
+    over training tokens from it. options: those of `run_tasks`.
     """
     from unitsphere.inference.lm_eval_tasks import figures, quiet, run_tasks
 
     with quiet():
         from unitsphere.inference.lm_eval_model import HarnessLM
 
-    context = args.context[0] if args.context else run.config.data.context
     lm = HarnessLM(run.model.float(), run.tokenizer, context)
-    print(f"tasks: {', '.join(args.tasks)}", file=sys.stderr, flush=True)
-    found = figures(
-        run_tasks(
-            lm,
-            args.tasks,
-            data=None if args.task_data is None else str(args.task_data),
-            rename=renamed(args),
-            shots=args.shots,
-            limit=args.limit,
-            trusted=args.trust_task_code,
-        )
-    )
-    keep(args.run, context, found)
+    print(f"tasks: {', '.join(tasks)}", file=sys.stderr, flush=True)
+    found = figures(run_tasks(lm, tasks, **options))
+    keep(path, context, found)
     return found
 
 
@@ -232,9 +229,3 @@ def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
         add_evaluation(folder, record)
     except OSError as error:
         print(f"cannot keep the figures in {folder}: {error.strerror}", file=sys.stderr)
-
-
-def renamed(args: "Eval") -> dict[str, str]:
-    """Field of a task -> field of the file, where an option gives another name."""
-    given = {field: getattr(args, option) for field, option in FIELDS.items()}
-    return {field: name for field, name in given.items() if name not in (None, field)}

@@ -28,7 +28,7 @@ class Serve:
     The run is exported to a cache folder, again whenever it has changed. Any
     OpenAI client then takes http://localhost:8000/v1 and the run's name as
     model: completions continue a text; a chat's messages are put one after
-    another and continued, as the model has learned no other thing.
+    another and continued: the model has learned only that.
 
     example: unitsphere serve runs/quickstart/ngpt --port 8000
     """
@@ -95,7 +95,7 @@ def model_name(args: Serve) -> str:
     """What clients call the model; a `UserError` for what no request could say."""
     name = args.run.resolve().name if args.name is None else args.name
     if not name or not name.isprintable():
-        raise UserError(f"{name!r} is no name for a model: give another by --name")
+        raise UserError(f"{name!r} is not a name for a model: give another by --name")
     return name
 
 

@@ -1,17 +1,64 @@
-"""What the verbs of studies share: a key to set, a file alone, workers, and the dry run."""
+"""What the verbs of studies share: their options, the one runner, `--set`, and the dry run."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
 
 from unitsphere.cli.output import hours, print_json, print_table
+from unitsphere.cli.parse import check_positive
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
-    from unitsphere.studies.core.spec import Study
+    from unitsphere.studies.core.kind import Kind
 
-S = TypeVar("S", bound="Study")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """The options of every verb that trains a study."""
+
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """the study's folder; runs/NAME by default"""
+    workers: int | None = None
+    """runs at a time; by default what the study says, else one per core or GPU"""
+    dry_run: bool = False
+    """say how many runs, hours and how much disk it would take, and train nothing"""
+    json: bool = False
+    """print one JSON document instead of tables"""
+
+
+def run_verb(kind: "Kind", study: Any, args: StudyOptions, usual: Path) -> int:
+    """Do what a study's verb does: forecast it, or train it in `--out`, report it, write it.
+
+    `usual` is its folder without `--out`. Returns the exit status: 1 if a run failed.
+    """
+    check_positive(workers=args.workers)
+    if args.workers is not None:
+        run = dataclasses.replace(study.run, workers=args.workers)
+        study = dataclasses.replace(study, run=run)
+    out = args.out or usual
+    if args.dry_run:
+        return show_forecast(kind, study, out, args.json)
+    return report(kind, study, out, args.json)
+
+
+def report(kind: "Kind", study: Any, out: Path, json: bool) -> int:
+    """Train what is missing of a study, write its results, and print them."""
+    from unitsphere.report.render.terminal import print_page
+    from unitsphere.studies.core.kind import run_study
+
+    outcome = run_study(kind, study, out)
+    if json:
+        print_json(outcome.document)
+    else:
+        print_page(outcome.page)
+        print(*outcome.files, sep="\n")
+    for line in outcome.failures:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if outcome.failures else 0
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, object]:
@@ -30,7 +77,7 @@ def setting(text: str) -> tuple[str, object]:
 
     key, equals, value = text.partition("=")
     if not (key and equals and value):
-        raise UserError(f"--set {text!r} is no KEY=VALUE, such as model.n_layers=3")
+        raise UserError(f"--set {text!r} is not KEY=VALUE, such as model.n_layers=3")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -44,19 +91,13 @@ def check_alone(file: str, args: object, usual: object, names: Sequence[str]) ->
             raise UserError(f"{file} says what is trained: leave --{name} out, or edit it")
 
 
-def with_workers(study: S, workers: int | None) -> S:
-    """The study with as many runs at a time; None: as many as it says itself."""
-    if workers is None:
-        return study
-    return dataclasses.replace(study, run=dataclasses.replace(study.run, workers=workers))
-
-
-def show_study(study: "Study", out: Path, json: bool) -> int:
+def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     """Print what training the study in `out` would cost, as tables or one JSON document."""
-    from unitsphere.studies.forecast import forecast_study
+    from unitsphere.studies.core.forecast import forecast_study
     from unitsphere.training.forecast import size
 
-    found = forecast_study(study, out)
+    assert kind.parts is not None
+    found = forecast_study(study, kind.parts(study), out)
     if json:
         print_json(found)
         return 0

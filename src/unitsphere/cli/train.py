@@ -45,9 +45,9 @@ a key that is True or False is true by its name (--optim.muon_head):
   --data.source          files, a glob, a folder, JSONL, or prepared shards
   --data.tokenizer       bytes, bpe:N, or the path of a tokenizer.json
   --init                 a run folder: start with its newest weights
-  --train.steps          optimizer updates; more than a finished run has: train
-                         it longer, if its rate has not come down
-  --train.batch_tokens   tokens an update
+  --train.steps          optimizer steps; more than a finished run has: train
+                         it longer, if its learning rate has not decayed
+  --train.batch_tokens   tokens per step
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
@@ -86,7 +86,7 @@ class Train:
 
 
 def run(argv: list[str]) -> int:
-    """Train, or go on with a run."""
+    """Train, or resume a run."""
     argv = ["--data.verify" if word == "--verify" else word for word in argv]
     submission, argv = take_submission(argv)
     name, rest = split_recipe(argv, Train)

@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
-"""The target that counts for nothing."""
+"""A target that is not scored."""
 EVALUATION_SEED = 0
 """The seed of the masks of every evaluation: the same tokens are hidden from every model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows to learn from or to score; every tensor has one entry a row in its first dimension."""
+    """Rows to learn from or to score; the first dimension of every tensor is the row."""
 
     inputs: Tensor
     """int64 [rows, time]"""
     targets: Tensor
-    """int64 [rows, time]; IGNORED where nothing is to be said"""
+    """int64 [rows, time]; IGNORED where nothing is to be predicted"""
     source: Tensor | None = None
-    """int64 [rows, source time], for an encoder–decoder: what the targets are made from"""
+    """int64 [rows, source time], the input of the encoder in an encoder–decoder"""
     source_mask: Tensor | None = None
     """bool [rows, source time], true for real tokens; none: all are real"""
     mask: Tensor | None = None
-    """bool [rows, 1, 1, time] or [rows, 1, time, time], true where an input may be looked at; none:
-    the model's own rule (a decoder looks back, an encoder at everything)"""
+    """bool [rows, 1, 1, time] or [rows, 1, time, time], true where an input is attended to; none:
+    the model's own rule (a decoder attends to the past, an encoder to all)"""
     documents: Tensor | None = None
-    """int64 [rows, time], a number for each document of a row; an input looks at those of its own
-    alone; none: at all of the row's"""
+    """int64 [rows, time], a number for each document of a row; an input attends only
+    to its own document; none: to the whole row"""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -53,7 +53,7 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
     def keywords(self) -> dict[str, Any]:
-        """What the model needs beside inputs and targets, under the names of its arguments."""
+        """The model's keyword arguments, beside inputs and targets."""
         names = ("source", "source_mask", "mask", "documents")
         found = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -76,7 +76,7 @@ class Batch:
 
 
 class Window(NamedTuple):
-    """A stretch of the stream: its tokens, its number there, and the epoch that asks for it."""
+    """A section of the stream: its tokens, its number in the stream, and the epoch."""
 
     tokens: np.ndarray
     number: int
@@ -86,10 +86,10 @@ class Window(NamedTuple):
 class Form(Protocol):
     """What an objective makes of windows.
 
-    stride: tokens from a window's begin to the next one's. overlap: tokens that two neighbours
-    share, so a window has stride + overlap tokens, the stream's last perhaps fewer.
-    likelihood: whether the losses over a text add up to that of the whole text, which bits per
-    byte are made of.
+    stride: tokens from the start of a window to the start of the next. overlap: tokens that two
+    neighbours share, so a window has stride + overlap tokens (the last of the stream may have
+    fewer). likelihood: whether the losses add up to the loss of the whole text, which bits per byte
+    need.
     """
 
     @property
@@ -113,13 +113,13 @@ def count_windows(n_tokens: int, form: Form) -> int:
 
 @dataclass(frozen=True)
 class NextToken:
-    """Causal language modelling: each token of a window is asked for from those before it.
+    """Causal language modelling: each token of a window is predicted from those before it.
 
-    A window has context + 1 tokens and begins with the last one of the window before, so each token
-    but the stream's first is a target once. What a short window leaves open is the separator,
-    IGNORED as a target. Separators are targets only where `score_separators`: evaluations
+    A window has context + 1 tokens and starts with the last token of the window before, so each
+    token except the first of the stream is a target once. A short window is padded with separators,
+    which are IGNORED as targets. Separators are targets only with `score_separators`: evaluations
     leave them out, so that the losses are those of the text's own bytes. With `apart` the batch
-    says which document each input belongs to: a separator begins one, and a window may begin
+    says which document each input belongs to: a separator starts one, and a window may start
     within one.
     """
 
@@ -154,7 +154,7 @@ class Masked:
     """Rows of one separator and context − 1 tokens, some of them hidden.
 
     vocab_size is the tokenizer's: the mask token is that id, one beyond the last. A window's masks
-    follow from (seed, epoch, its number) alone. Raises a `UserError` for a context below 2.
+    depend only on (seed, epoch, its number). Raises a `UserError` for a context below 2.
     """
 
     context: int
@@ -179,7 +179,7 @@ class Masked:
     def batch(self, windows: Sequence[Window]) -> Batch:
         """The windows as rows; targets are IGNORED except where a token was chosen.
 
-        A window that is shorter than the others is filled up with separators that `mask` hides.
+        A short window is padded with separators, which `mask` hides.
         """
         import torch
 
@@ -211,10 +211,10 @@ def mask_tokens(
     config: MaskConfig,
     generator: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the model is shown and what it is asked for, int64 [n] each, of tokens [n].
+    """What the model is shown and what it must predict, int64 [n] each, of tokens [n].
 
-    Of the tokens that are no separators config.fraction are chosen: the number is rounded up or
-    down at random so that it is right on average, but at least one. A chosen token becomes
+    config.fraction of the tokens that are not separators are chosen: the number is rounded up or
+    down at random so that it is right on average, but is at least one. A chosen token becomes
     `vocab_size` (the mask), any token but the separator, or stays, by chance.
     """
     import numpy as np

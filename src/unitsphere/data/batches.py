@@ -76,7 +76,7 @@ def window(shards: Shards, form: Form, index: int, epoch: int = 0) -> Window:
 
 @lru_cache(maxsize=2)  # A batch may lie across two epochs.
 def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch: the numbers below `size`, int64, by (seed, epoch) alone."""
+    """The order of an epoch: the numbers below `size`, int64; depends only on (seed, epoch)."""
     import numpy as np
 
     return np.random.default_rng([seed, epoch]).permutation(size)
@@ -91,17 +91,17 @@ class ByStep(Protocol):
 
 
 class Prefetch:
-    """The same batches; with each that is asked for, those of the next `ahead` steps are begun.
+    """The same batches; asking for one starts reading those of the next `ahead` steps.
 
-    As batches are a function of the step alone, there is no state to keep, and steps may be asked
-    for in any order. What goes wrong in the thread is raised when that step's batch is asked for.
-    Close it, or use it as a context manager.
+    Because batches depend only on the step, there is no state to keep, and steps may come in any
+    order. An error in the thread is raised when that step's batch is asked for. Use it as a context
+    manager.
     """
 
     def __init__(self, batches: ByStep, ahead: int) -> None:
         self.batches, self.ahead = batches, ahead
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self.begun: dict[tuple[int, ...], Future[Batch]] = {}
+        self.started: dict[tuple[int, ...], Future[Batch]] = {}
 
     def __enter__(self) -> Prefetch:
         return self
@@ -125,10 +125,10 @@ class Prefetch:
     def _take(self, step: int, *part: int) -> Batch:
         read = self.batches.rows if part else self.batches.batch
         wanted = [(s, *part) for s in range(step, step + self.ahead + 1)]
-        self.begun = {
-            key: self.begun.get(key) or self.pool.submit(partial(read, *key)) for key in wanted
+        self.started = {
+            key: self.started.get(key) or self.pool.submit(partial(read, *key)) for key in wanted
         }
-        return self.begun.pop(wanted[0]).result()
+        return self.started.pop(wanted[0]).result()
 
 
 class DocumentTokens(Protocol):
@@ -204,8 +204,8 @@ def stretches(
 ) -> Iterator[np.ndarray]:
     """int64 [length + 1] each: a token of context, then `length` tokens to predict.
 
-    The first of a document begins with the separator, every other with the last token of the one
-    before. With `per_document` only those within that many tokens from a document's begin.
+    The first of a document starts with the separator, every other with the last token of the one
+    before. With `per_document` only those within that many tokens from the start of a document.
     """
     import numpy as np
 

@@ -6,7 +6,7 @@ from unitsphere.errors import UserError
 
 DEFAULT_TOKENIZER = "bpe:1024"
 MOST_AHEAD = 1000
-"""Batches that are read ahead at most: all of them are in memory."""
+"""Most batches that are read ahead: all of them are in memory."""
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class MaskConfig:
     """What masked language modelling hides (objective mlm)."""
 
     fraction: float = 0.15
-    """share of the tokens that are asked for"""
+    """share of the tokens that the model must predict"""
     masked: float = 0.8
-    """of these: share that the mask token stands for"""
+    """of these: share that is replaced by the mask token"""
     random: float = 0.1
-    """of these: share that a random token stands for; the rest stay as they are"""
+    """of these: share that is replaced by a random token; the rest stay as they are"""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -36,23 +36,23 @@ class DataConfig:
 
     source: str = "stdlib"
     """"stdlib" (the running Python's own source text), a file, a glob, a folder, or a folder made
-    by `unitsphere prepare`; *.jsonl holds one document a line, any other file of text is one"""
+    by `unitsphere prepare`; *.jsonl holds one document per line, any other file is one document"""
     field: str = "text"
     """the key that holds the text in JSONL"""
     source_field: str = "source"
-    """the key that holds what is given, in JSONL with a pair a line (objective seq2seq)"""
+    """the key that holds the source, in JSONL with one pair per line (objective seq2seq)"""
     target_field: str = "target"
-    """the key that holds what is to be said for it"""
+    """the key that holds the target"""
     validation: str | None = None
     """a file, a glob or a folder to validate on; none: val_fraction of the source"""
     tokenizer: str | None = None
     """bytes, bpe:N (a byte-level BPE of N entries trained on the source), or the path of a Hugging
     Face tokenizer.json; none: that of the prepared folder, for other sources bpe:1024"""
     context: int = 256
-    """sequence length in tokens; of a pair, of each side, the separator counted"""
+    """sequence length in tokens; of each side of a pair, with the separator"""
     document_mask: bool = False
-    """tokens look at those of their own document alone, not at others that share their sequence
-    (objective clm)"""
+    """tokens attend only to their own document, not to others in the same sequence (objective
+    clm)"""
     val_fraction: float = 0.02
     """share of the documents or pairs that is held out for validation"""
     cache: str = "runs/data"

@@ -70,9 +70,9 @@ def is_json_lines(path: Path) -> bool:
 def read_documents(
     files: Iterable[Path], field: str = "text", on_bytes: Callable[[int], object] = lambda n: None
 ) -> Iterator[Piece]:
-    """The documents of `files` in order, in pieces; `on_bytes(n)` hears of every n bytes read.
+    """The documents of `files` in order, in pieces; `on_bytes(n)` is called for every n bytes read.
 
-    Raises a `UserError` that names the place for anything that is not the text it should be.
+    Raises a `UserError` that names the place of anything that is not text.
     """
     document = 0
     for path in files:
@@ -93,13 +93,13 @@ def read_text_pairs(
 ) -> Iterator[TextPair]:
     """The pairs of parallel JSONL files in order; blank lines are skipped.
 
-    Raises a `UserError` that names the line for a pair of which a side is missing, no text, or
-    blank: none is left out in silence.
+    Raises a `UserError` that names the line if a side of a pair is missing, blank, or not text: no
+    pair is left out silently.
     """
     example = f'{{"{fields.source}": "...", "{fields.target}": "..."}}'
     for path in files:
         if not is_json_lines(path):
-            raise UserError(f"{path} is no .jsonl file: pairs come as lines such as {example}")
+            raise UserError(f"{path} is not a .jsonl file: pairs come as lines such as {example}")
         for record in json_records(path, on_bytes, example):
             pair = TextPair(record.text(fields.source), record.text(fields.target))
             for field, text in zip(fields, pair, strict=True):
@@ -146,11 +146,11 @@ def _text_file(path: Path, on_bytes: Callable[[int], object]) -> Iterator[str]:
         while True:
             data = handle.read(CHUNK)
             refuse_binary(data, path, offset)
-            begun = offset - len(decoder.getstate()[0])
+            start = offset - len(decoder.getstate()[0])
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise not_utf8(path, begun + error.start) from error
+                raise not_utf8(path, start + error.start) from error
             yield text
             if not data:
                 return
@@ -197,8 +197,8 @@ def json_records(
 ) -> Iterator[Record]:
     """The objects of a JSONL file in order; blank lines are skipped.
 
-    `on_bytes(n)` hears of every n bytes read. `example` shows what a line should be where one is
-    no object.
+    `on_bytes(n)` is called for every n bytes read. `example` is shown in the error about a line
+    that is not an object.
     """
     offset = 0
     with open_file(path) as handle:
@@ -250,5 +250,5 @@ def refuse_binary(data: bytes, path: Path, offset: int) -> None:
 
 
 def not_utf8(path: Path, offset: int) -> UserError:
-    """The error of a file that is no UTF-8."""
+    """The error of a file that is not UTF-8."""
     return UserError(f"{path} is not valid UTF-8 at byte {offset}: convert it to UTF-8 first")

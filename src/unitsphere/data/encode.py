@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 SAMPLE_BYTES = 32 << 20
-"""About how much text a BPE is trained on: an even sample of a larger source's pieces."""
+"""About the bytes of text on which a BPE is trained: an even sample of a larger source's pieces."""
 SAMPLE_WORDS = 4_000_000
-"""Characters that the sample's distinct words amount to at most; they are held in memory."""
+"""Most characters of the sample's distinct words together, which are held in memory."""
 LONGEST_WORD = 256
 """Longer words are cut for the training, which takes very long over them."""
 IN_FLIGHT = 3
@@ -46,7 +46,7 @@ LINE_EVERY = 10.0
 """Seconds between two lines where there is no terminal."""
 
 BATCH_CHARACTERS, BATCH_PIECES = 1 << 20, 1 << 12
-"""A batch for the tokenizer is full with either: some long pieces, or very many short ones."""
+"""A batch for the tokenizer is full with either: a few long pieces, or very many short ones."""
 
 
 def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> None:

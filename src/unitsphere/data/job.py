@@ -20,7 +20,7 @@ from unitsphere.files import open_given
 
 
 class Seen(NamedTuple):
-    """What differs once a file has been written to, even where its size does not.
+    """What changes when a file is written to, even if its size stays the same.
 
     written, changed: times in ns; the first can be set back by whoever writes, the second cannot.
     """
@@ -88,9 +88,9 @@ class Job:
         return isinstance(self.field, PairFields)
 
     def holds_out(self, document: int) -> bool:
-        """Whether a document of the source is for validation; both sides of a pair are or neither.
+        """Whether a document of the source is for validation; both sides of a pair are, or neither.
 
-        One of the first two always is, the other never, so that both splits have one.
+        The second always is and the first never, so that both splits have one.
         """
         if self.validation:
             return False
@@ -130,7 +130,7 @@ class Job:
 
 
 def share_of(what: str, index: int) -> float:
-    """A number in [0, 1) that depends on its arguments alone."""
+    """A number in [0, 1) that depends only on the arguments."""
     digest = hashlib.blake2b(f"{what} {index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
@@ -165,7 +165,7 @@ def _cut_in_two(pieces: Iterable[Piece], place: int, slack: int) -> Iterator[Pie
 
 
 def _cut_near(text: str, at: int, slack: int) -> int:
-    """Where a line begins within `slack` of `at`, failing that a word, failing that `at`."""
+    """Where a line starts within `slack` of `at`; if none does, a word; otherwise `at`."""
     for mark in ("\n", " "):
         after = text.find(mark, at, min(at + slack, len(text) - 1)) + 1
         found = after or text.rfind(mark, max(at - slack, 0), at) + 1

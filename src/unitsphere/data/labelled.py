@@ -45,8 +45,8 @@ class Example:
 def read_labelled(path: Path | str, fields: Fields) -> list[Example]:
     """The examples of a .jsonl file, or of a TSV file of any other name, in order.
 
-    Labels are spelled as `fields.labels` has them first. Raises UserError, with the line's number,
-    for a field that is not there, a text or label that is none, and an unknown label.
+    Labels are spelled as the first spelling in `fields.labels`. Raises UserError, with the line's
+    number, for a missing field, a text or label of the wrong type, and an unknown label.
     """
     path = Path(expanduser(path))
     lines = _lines(path)
@@ -91,7 +91,7 @@ def class_names(examples: Sequence[Example], fields: Fields) -> list[str]:
 def class_indices(
     examples: Sequence[Example], classes: Sequence[str], path: Path | str
 ) -> list[int]:
-    """Each example's class as its index in `classes`; UserError for a label that is none."""
+    """Each example's class as its index in `classes`; UserError for an unknown label."""
     index = {name: i for i, name in enumerate(classes)}
     for example in examples:
         if example.label not in index:
@@ -190,7 +190,7 @@ def _label(value: Any, fields: Fields, where: str) -> str:
         if label in spellings:
             return spellings[0]
     listed = _listed([name for spellings in fields.labels for name in spellings])
-    raise UserError(f"{where}: label '{label}' is none of {listed}")
+    raise UserError(f"{where}: label '{label}' is not one of {listed}")
 
 
 def _order(label: str) -> tuple[bool, int, str]:

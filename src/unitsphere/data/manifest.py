@@ -30,7 +30,7 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: what it holds, of which split ("all": of both), and what it must be.
+    """One file: what it holds, of which split ("all": of both), its size and its hash.
 
     ends: sha256 of its first and last 64 KiB, which is compared whenever it is opened; "" in older
     manifests.

@@ -1,9 +1,8 @@
-"""Pairs of texts: what an encoder–decoder is given, and what it has to say.
+"""Pairs of texts: what an encoder–decoder is given, and what it has to write.
 
 A source is its tokens and the separator. The decoder is given the separator and the target's
-tokens, and asked for the target's tokens and the separator. So the separator is begin and end, and
-it is the padding too: of the source where `source_mask` is false, of the target where the
-target is IGNORED.
+tokens, and must predict the target's tokens and the separator. So the separator is start, end and
+padding: of the source where `source_mask` is false, of the target where the target is IGNORED.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     import torch
 
 WIDTH = 8
-"""Batches of a run are as wide as a multiple of this, so that there are few widths."""
+"""Batches of a run are as wide as a multiple of this, so that few widths occur."""
 
 
 class Pair(NamedTuple):
-    """The tokens of both sides, without separators, and the UTF-8 bytes that the target stands for.
+    """The tokens of both sides, without separators, and the UTF-8 bytes of the target.
 
     The bytes may be a fraction: a part of a target has its tokens' share.
     """
@@ -82,11 +81,11 @@ class Pairs:
 class PairBatches:
     """Batches of `rows` pairs in an order given by `seed`: a pure function of (seed, step).
 
-    An epoch is a permutation of the pairs that depends on (seed, epoch) alone; the epochs, laid end
+    An epoch is a permutation of the pairs that depends only on (seed, epoch); the epochs, laid end
     to end, are cut into batches. Each side of a batch is as wide as the longest of its `rows`
-    pairs, rounded up to a multiple of 8 but to `context` at most. Pairs with a longer side than
-    `context` (a separator counted) are left out: `left_out` is how many.
-    Raises a `UserError` if none is left.
+    pairs, rounded up to a multiple of 8, at most `context`. Pairs with a side longer than `context`
+    (with its separator) are left out: `left_out` is how many. Raises a `UserError` if no pair is
+    left.
     """
 
     def __init__(self, pairs: Pairs, rows: int, context: int, seed: int) -> None:
@@ -136,7 +135,7 @@ def pair_batch(
     """Pairs as rows, [pairs, width] each side; no width: that of the longest and its separator.
 
     A side that is longer than its width is cut there: a source still ends with the separator, a
-    target does not, as it has not come to its end.
+    target does not, because its end is missing.
     """
     import torch
 

@@ -40,7 +40,7 @@ def prepare(
     With 0 or 1, one split is empty.
     validation: a file, a glob or a folder that is held out instead of a share of the source.
 
-    If `out` holds the shards of this input already, they are read once, to see that none was
+    If `out` already holds the shards of this input, they are read once, to see that none was
     changed, and nothing else is done. `out` appears only once it is complete. Raises a `UserError`
     for unusable input, or if `out` holds anything else.
     """
@@ -83,7 +83,7 @@ def summary(manifest: Manifest) -> str:
 
 
 def lost_share(lost: float) -> str:
-    """What a share of `tokenizer.text_lost` means, for people."""
+    """What a share of `tokenizer.text_lost` means, in words."""
     return (
         f"{lost:.0%} of a sample does not come back when it is decoded, so bits per byte are void"
     )
@@ -114,7 +114,7 @@ def located(config: DataConfig) -> DataConfig:
 
 
 def absolute(path: str) -> str:
-    """A path from the root on; "./" and a last "/" are left out, and ".." stays."""
+    """A path from the root; "./" and a last "/" are left out, and ".." stays."""
     return str(Path(expanduser(path)).absolute())
 
 
@@ -235,7 +235,7 @@ def _check_prepared_with(made_with: TokenizerEntry, folder: Path, spec: str) -> 
 
 
 def _make(job: Job, wanted: str, out: Path, progress: bool) -> bool:
-    """Whether there was anything to do to have the shards `wanted` in `out`."""
+    """Makes the shards `wanted` in `out`; False if they are there already."""
     if _holds(out, wanted):
         return False
     with workspace(out) as partial:
@@ -249,7 +249,7 @@ def _make(job: Job, wanted: str, out: Path, progress: bool) -> bool:
 def _holds(out: Path, wanted: str) -> bool:
     if not is_prepared(out):
         if exists(out) and not (out.is_dir() and not any(out.iterdir())):
-            raise UserError(f"{out} exists and is no prepared folder: choose another --out")
+            raise UserError(f"{out} exists and is not a prepared folder: choose another --out")
         return False
     manifest = read_manifest(out)
     if manifest.input != wanted:

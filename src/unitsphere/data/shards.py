@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 END = 1 << 16
 """Bytes at either end of a file that are compared when it is opened."""
 Identity = tuple[int, int, int, int]
-"""Device, number, size and time of the last change: another one is another content."""
+"""Device, number, size and time of the last change: if it differs, the content may too."""
 
 
 class Shards:
@@ -66,7 +66,7 @@ class Shards:
 
     @classmethod
     def open(cls, folder: str | Path, split: Split = "train") -> Shards:
-        """Open the "train" or "val" split of a prepared folder, its files checked but for their
+        """Open the "train" or "val" split of a prepared folder, its files checked except for their
         middles (`verify`).
         """
         if split not in SPLITS:
@@ -142,7 +142,7 @@ class ShardFile:
             if entry.ends and ends_of(file) != entry.ends:
                 raise _changed(self.path, "its first or last bytes differ")
         if entry.bytes % self.kind.itemsize:
-            raise UserError(f"{self.path} is damaged: it is no whole number of ids")
+            raise UserError(f"{self.path} is damaged: it is not a whole number of ids")
 
     def __len__(self) -> int:
         return self.entry.bytes // self.kind.itemsize
@@ -156,7 +156,7 @@ class ShardFile:
             if _identity(file) != self.identity:
                 raise UserError(
                     f"{self.path} was changed while it was in use: restore it, and the same "
-                    "command goes on"
+                    "command resumes"
                 )
             data = os.pread(file.fileno(), (stop - start) * width, start * width)
         if len(data) != (stop - start) * width:

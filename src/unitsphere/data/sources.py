@@ -80,7 +80,7 @@ def _check_ending(path: Path, source: str) -> None:
 
 
 def _check_begin(path: Path) -> None:
-    """Raise UserError for a file that is binary or not UTF-8 before the others are read."""
+    """Raise UserError for a binary or non-UTF-8 file, before the others are read."""
     with open_file(path) as handle:
         data = handle.read(BEGIN)
     refuse_binary(data, path, 0)
@@ -101,7 +101,7 @@ def _files(source: str) -> list[Path]:
     elif path.is_file():
         return [path]
     elif path.exists():
-        raise UserError(f"{source} is no regular file: pipe it in, with '-' as the source")
+        raise UserError(f"{source} is not a regular file: pipe it in, with '-' as the source")
     else:
         parts = path.parts[1:] if path.anchor else path.parts
         files = list(set(matches(Path(path.anchor), parts)))
@@ -123,10 +123,10 @@ def content_fingerprint(files: Sequence[Path]) -> str:
 
 
 def matches(base: Path, parts: tuple[str, ...]) -> Iterator[Path]:
-    """What a glob's parts name below the folder `base`, but for folders; some perhaps twice.
+    """The files that a glob's parts name below the folder `base`; some perhaps twice.
 
-    As `glob` does it, but `**` follows no links, whose circles would have no end, and a folder
-    that cannot be read is an OSError.
+    Like `glob`, except that `**` follows no links, which may form endless circles, and that a
+    folder that cannot be read is an OSError.
     """
     at = parts.index("**") if "**" in parts else len(parts)
     start = glob.escape(str(base))
@@ -145,10 +145,10 @@ def matches(base: Path, parts: tuple[str, ...]) -> Iterator[Path]:
 
 
 def below(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files and folders below a folder of the user's, but for hidden ones.
+    """The files and folders below a folder of the user's, except hidden ones.
 
-    Links to files are files. Raises UserError for a link to a folder that is not among these: what
-    is there would be missing, and following links may have no end.
+    Links to files are files. Raises UserError for a link to a folder that is not among these: its
+    files would be missing, and following links may never end.
     """
     files, folders = walk(root, _HIDDEN)
     real = [folder for folder in folders if not folder.is_symlink()]
@@ -163,7 +163,7 @@ def below(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def walk(root: Path, skipped: re.Pattern[str]) -> tuple[list[Path], list[Path]]:
-    """The files and the folders below a folder, but for skipped names.
+    """The files and the folders below a folder, except skipped names.
 
     A link to a folder is among the folders, and what is in it is not followed. Raises OSError for
     a folder that cannot be read.
@@ -182,7 +182,7 @@ def _raise(error: OSError) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder that lasts as long as the context; a `UserError` where there is no room for one."""
+    """A folder that lasts as long as the context; a `UserError` if there is no room for one."""
     try:
         folder = tempfile.TemporaryDirectory()
     except OSError as error:
@@ -211,7 +211,7 @@ def _read_standard_input() -> bytes:
 
 
 def _no_room(error: OSError) -> UserError:
-    """The error of a folder for temporary files that takes nothing: the output is not to blame."""
+    """The error of a full folder for temporary files: the output is not to blame."""
     return UserError(
         f"cannot keep standard input in {tempfile.tempdir or 'a temporary folder'}: "
         f"{reason(error)}; set TMPDIR to a folder with room, or write the text to a file"

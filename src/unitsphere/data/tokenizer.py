@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SEPARATOR = "<|endoftext|>"
 SAMPLED, STRETCHES, STRETCH = 64, 8, 1024
-"""Of `text_lost`: texts, stretches of each at most, and characters of each of those."""
+"""Of `text_lost`: texts, most stretches of each, and characters of a stretch."""
 _SEPARATORS = (SEPARATOR, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]", "[SEP]")
 _BYTES = {"type": "bytes"}
 LARGEST_BPE = 1_000_000
-"""Entries of a BPE at most: room for them all is taken at once, and the process dies without it."""
+"""Most entries of a BPE: memory for all of them is taken at once."""
 
 
 class Tokenizer(Protocol):
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without separators; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids` without separators; bytes that are not UTF-8 become U+FFFD."""
         ...
 
     def save(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class JsonTokenizer:
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Retell what `tokenizers` raises: nothing narrow, and for its own faults a panic."""
+        """Make one line of what `tokenizers` raises: a bare Exception, or a panic for a bug."""
         try:
             yield
         except BaseException as error:
@@ -138,7 +138,7 @@ class JsonTokenizer:
 def load_tokenizer(spec: str | Path, within: Path | None = None) -> Tokenizer:
     """The tokenizer named "bytes", of a tokenizer.json, or of a folder that holds one.
 
-    within: the folder out of which no link may lead, where somebody else may have made it.
+    within: no link may lead out of this folder, which somebody else may have made.
     """
     if spec == "bytes":
         return ByteTokenizer()
@@ -152,16 +152,16 @@ def text_lost(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """Share of a sample of the texts that does not come back: decode(encode(x)) is not x.
 
     The sample is a few stretches of each of the first texts. White space at a stretch's ends is
-    not compared: some tokenizers put a space before a text and take it away again. Nor is in which
-    of Unicode's two ways an accent is written (NFC), which some of them settle. Where anything
-    is lost, bits per byte are void: they count bytes of which the tokens hold nothing.
+    not compared: some tokenizers put a space before a text and remove it again. Nor is the way in
+    which Unicode writes an accent (NFC), which some of them change. If anything is lost, bits per
+    byte are void: they count bytes that the tokens do not hold.
     """
     found = [lost for text in islice(texts, SAMPLED) for lost in stretches_lost(tokenizer, text)]
     return sum(found) / len(found) if found else 0.0
 
 
 def stretches_lost(tokenizer: Tokenizer, text: str) -> Iterator[bool]:
-    """Of stretches evenly spread over a text, whether each is lost."""
+    """For stretches evenly spread over a text: whether each is lost."""
     count = min(len(text) // STRETCH + 1, STRETCHES)
     for begin in (i * len(text) // count for i in range(count)):
         part = text[begin : begin + STRETCH]

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 SHARD_TOKENS = 1 << 26
-"""Tokens a shard file holds at most."""
+"""Most tokens in a shard file."""
 MANY = 256
 """Pieces that are collected before they are written: a write costs more than a short document."""
 
 
 class HashedFile:
-    """A file written from start to end, its size and sha256 kept on the way."""
+    """A file written from start to end; its size and sha256 are computed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._size, self._hash = path, 0, hashlib.sha256()
@@ -49,7 +49,7 @@ class HashedFile:
         self._size += len(data)
 
     def close(self) -> None:
-        """Bring the file to the disk."""
+        """Flush the file to the disk."""
         try:
             with self._handle as handle:
                 handle.flush()
@@ -70,7 +70,7 @@ class HashedFile:
 
 
 def write_file(path: Path, data: bytes) -> HashedFile:
-    """Write a whole file and bring it to the disk."""
+    """Write a whole file and flush it to the disk."""
     file = HashedFile(path)
     file.write(data)
     file.close()
@@ -108,7 +108,7 @@ class SplitWriter:
         self.write(self._separator, 0)
 
     def write(self, tokens: np.ndarray, n_bytes: int) -> None:
-        """Add tokens that stand for `n_bytes` bytes of text."""
+        """Add the tokens of `n_bytes` bytes of text."""
         self._bytes += n_bytes
         self._tokens += len(tokens)
         self._waiting.append(tokens)
@@ -116,7 +116,7 @@ class SplitWriter:
             self._flush()
 
     def close(self) -> tuple[Counts, list[FileEntry]]:
-        """Bring everything to the disk; returns what the manifest says of the split."""
+        """Flush everything to the disk; returns what the manifest says of the split."""
         self._flush()
         self._close_shard()
         self._starts.close()
@@ -155,7 +155,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, locked while in use, to be handed to `publish` when complete.
+    """An empty folder beside `out`, locked while in use; `publish` it when it is complete.
 
     A second process waits here until the first is done. What is not published is removed; what a
     killed process left is removed by the next.
@@ -201,7 +201,7 @@ def _empty(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the lock on `folder`, which exists and is still at its place."""
+    """A descriptor that holds the lock on `folder`, which exists and was not replaced."""
     while True:
         folder.mkdir(exist_ok=True)
         try:

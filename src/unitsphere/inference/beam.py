@@ -29,7 +29,7 @@ from unitsphere.models.trunk import Transformer
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A target that a model made of a source."""
+    """A target that a model wrote for a source."""
 
     tokens: list[int]
     """Without the separator that ends them."""
@@ -45,9 +45,9 @@ def greedy(
     separator: int,
     vocab_size: int | None = None,
 ) -> list[Hypothesis]:
-    """The likeliest next token, again and again, for all sources (token ids) at once.
+    """The likeliest next token at every step, for all sources (token ids) at once.
 
-    A target ends at the separator, or is ended after `max_tokens` tokens. Ids from `vocab_size` on
+    A target ends at the separator, or after `max_tokens` tokens. Ids from `vocab_size` up
     are never written (a model's vocabulary is padded).
     """
     check_decoding(max_tokens)
@@ -77,13 +77,13 @@ def greedy(
 
 
 def check_decoding(max_tokens: int) -> None:
-    """Raise a `UserError` for a target without a token."""
+    """Raise a `UserError` if targets may have no token."""
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
 
 
 def encode(model: Transformer, sources: Sequence[Sequence[int]], separator: int) -> Memory:
-    """What the decoder looks at for sources of any lengths, each ended with the separator."""
+    """The encoder's output for sources of any lengths; the separator ends each."""
     rows = [np.asarray(source, np.int64) for source in sources]
     source_BS, mask_BS = source_batch(rows, separator)
     return model.encode(source_BS.to(model.device), mask_BS.to(model.device))
@@ -113,9 +113,9 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The best target found for each source (token ids), by log P(Y)/lp(Y).
 
-    alpha: of the length penalty; 0 ranks by log P alone. A target ends at the separator, or is
-    ended after `max_tokens` tokens. Ids from `vocab_size` on are never written. Raises UserError
-    for settings out of range.
+    alpha: of the length penalty; 0 ranks only by log P. A target ends at the separator, or after
+    `max_tokens` tokens. Ids from `vocab_size` up are never written. Raises UserError for settings
+    out of range.
     """
     check_decoding(max_tokens)
     if beam < 1 or not 0 <= alpha < float("inf"):
@@ -141,7 +141,7 @@ class _Finished:
 
 
 class _Search:
-    """The prefixes that are followed, and what has been finished."""
+    """The prefixes that are followed, and the targets that are finished."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Search:
         self.keep(origin)
 
     def finish(self, totals: Tensor, origin: Tensor, ends: Tensor) -> None:
-        """Note those of the continuations [B, K] that end; `origin` is the prefix of each."""
+        """Keep those of the continuations [B, K] that end; `origin` is the prefix of each."""
         length = self.tokens_BKt.shape[-1] + 1
         penalty = length_penalty(length, self.alpha)
         real = ends[:, : totals.shape[1]] & totals.isfinite()
@@ -216,7 +216,7 @@ class _Search:
             self.finished[self.open[row]].add(Hypothesis(tokens, total), total / penalty)
 
     def keep(self, origin_BK: Tensor) -> None:
-        """Drop the sources that are done; bring cache and memory in the order of the prefixes."""
+        """Drop the sources that are done; reorder cache and memory as the prefixes."""
         best = self.totals_BK[:, 0].tolist()
         left = [row for row, source in enumerate(self.open) if not self.done(source, best[row])]
         index = torch.tensor(left, dtype=torch.int64, device=origin_BK.device)

@@ -24,14 +24,14 @@ from unitsphere.ops.rope import rope_table
 SHORTEST = 64
 """The shortest buffers of keys and values, in tokens."""
 GRAPHS = 64
-"""Pairs of batch and length that a process compiles before torch refuses to go on."""
+"""Pairs of batch and length that a process compiles before torch refuses to continue."""
 
 Next = Callable[[Tensor], Tensor]
 """Tokens [B, T], the prompts, and then [B, 1] what was drawn -> logits [B, V] of what follows."""
 
 
 def eager(model: Transformer, batch: int, length: int, padding_B: Tensor | None) -> Next:
-    """With a cache that holds `length` tokens a row; `padding_B` counts each row's left padding."""
+    """With a cache of `length` tokens per row; `padding_B` counts each row's left padding."""
     cache = model.new_cache(batch, length)
 
     def following(tokens_BT: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def rounded(length: int) -> int:
 def last_logits(
     model: Transformer, tokens_BT: Tensor, cache: Cache, padding_B: Tensor | None
 ) -> Tensor:
-    """Logits [B, V] after the last token alone."""
+    """Logits [B, V] after only the last token."""
     return model.logits(model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1])
 
 
@@ -83,7 +83,7 @@ def one_token(
     padding_B: Tensor,
     layers: list[LayerState],
 ) -> Tensor:
-    """Logits [B, V] after one more token per row, the `at`-th [] of them, padding included.
+    """Logits [B, V] after one more token per row, number `at` [] with the padding.
 
     The states of the layers have room for `length` tokens.
     """
@@ -116,7 +116,7 @@ def check_sampling(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
 ) -> None:
-    """Raise a `UserError` for settings that no distribution can follow."""
+    """Raise a `UserError` for settings out of range."""
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature must be 0 (greedy) or more, not {temperature}")
     if top_k is not None and top_k < 1:
@@ -176,8 +176,8 @@ def sample(
 ) -> Tensor:
     """The next token of each row, int64 [B].
 
-    `uniform_B` holds a number in [0, 1) a row: the token is where the row's cumulative
-    distribution passes it, so a row's token depends on that row alone. Temperature 0 is greedy.
+    `uniform_B` holds a number in [0, 1) for each row: the token is where the row's cumulative
+    distribution passes it, so a row's token depends only on that row. Temperature 0 is greedy.
     """
     if temperature == 0:
         return logits_BV.argmax(-1)

@@ -17,24 +17,24 @@ from unitsphere.inference.decode import check_sampling, penalize, sample
 from unitsphere.models.trunk import Transformer
 
 MOST_TOKENS = 1 << 20
-"""Tokens that are added to a prompt at most: memory for all of them is taken at once."""
+"""Most tokens that are added to a prompt: memory for all of them is taken at once."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of bytes that do not, or not yet, make a character."""
+"""What a tokenizer makes of bytes that are not (yet) a character."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What a model made of one prompt."""
+    """The continuation of one prompt."""
 
     prompt: str
     text: str
-    """The continuation alone, without the prompt."""
+    """Only the continuation, without the prompt."""
     prompt_tokens: int
-    """Tokens of the prompt, with the separator that it begins with."""
+    """Tokens of the prompt, with the separator before it."""
     tokens: int
-    """Tokens drawn, without the separator that may have ended them."""
+    """Tokens drawn, without the separator at the end."""
     stopped: bool
-    """Whether the model ended the document, or reached a stop string, rather than running out of
+    """Whether the model ended the document or wrote a stop string; otherwise it used all
     `max_tokens`."""
 
 
@@ -77,14 +77,14 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_tokens` tokens; only the new tokens are returned.
 
-    A row ends before the token `stop`; ids from `vocab_size` on are never drawn (a model's
+    A row ends before the token `stop`; ids from `vocab_size` up are never drawn (a model's
     vocabulary is padded). `seed` is one for each prompt, or one number: then row i draws with
-    `seed + i`; a prompt alone with its seed gives the same tokens. Temperature 0 is greedy.
-    `repetition_penalty` makes what stands in a row's prompt or was drawn less likely. `watch` sees
-    every token as it is drawn. With `compile` each token after the first is one compiled graph
-    (`inference.decode`): worth its compiling for many tokens.
+    `seed + i`, and that prompt by itself with that seed gives the same tokens. Temperature 0 is
+    greedy. `repetition_penalty` makes tokens less likely that are in a row's prompt or were drawn.
+    `watch` sees every token as it is drawn. With `compile` each token after the first is one
+    compiled graph (`inference.decode`), which pays off for many tokens.
     Raises ValueError for an empty prompt (begin with the separator) and `UserError` for settings
-    out of range, or for a model that is no causal one.
+    out of range, or for a model that is not causal.
     """
     check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     check_request(model, prompts, max_tokens)
@@ -124,7 +124,7 @@ def generate(
 
 
 def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    """Raise what `generate` says of a model, prompts or a length that it does not take."""
+    """Raise the errors of `generate` about the model, the prompts and the length."""
     if model.objective != "clm":
         raise UserError(
             f"a model trained with objective {model.objective} does not continue texts: "
@@ -150,7 +150,7 @@ def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
 
 
 def seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
-    """Which tokens stand in each prompt, bool [B, V]."""
+    """Which tokens occur in each prompt, bool [B, V]."""
     found_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
         found_BV[row, torch.tensor(prompt)] = True
@@ -176,9 +176,8 @@ def generate_text(
     """Continue texts. Each begins with the separator, as every training document does.
 
     So an empty prompt asks for a document from its start. A continuation ends before the first of
-    `stops`. `show` gets the number of a prompt and what has been added to its continuation, as
-    soon as no later token can change it; all it gets is the continuation. See `generate` for the
-    rest.
+    `stops`. `show` is called with the number of a prompt and the text added to its
+    continuation, as soon as no later token can change that text. See `generate` for the rest.
     """
     if not all(stops):
         raise UserError("a stop string must not be empty")
@@ -232,9 +231,9 @@ class Text:
         return self._cut(text) < len(text)
 
     def certain(self, new: Sequence[int]) -> str:
-        """What of the continuation further tokens cannot change.
+        """The part of the continuation that further tokens cannot change.
 
-        Not the bytes of a character that is not whole, nor what may be the start of a stop string.
+        It leaves out the bytes of an incomplete character, and what may start a stop string.
         """
         text = self.whole(new).rstrip(UNFINISHED)
         if self.stops_in(new):
@@ -265,7 +264,7 @@ class TextWatch:
         return self.texts[row].stops_in(new)
 
     def finish(self, drawn: Sequence[Sequence[int]]) -> None:
-        """Show what has been held back."""
+        """Show the text that was held back."""
         for row, new in enumerate(drawn):
             self._show(row, self.texts[row].whole(new))
 

@@ -26,7 +26,7 @@ from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.files import read_text
 from unitsphere.inference.lm_eval_data import fitting_options, local, marked_pronouns
-from unitsphere.inference.lm_eval_items import retold
+from unitsphere.inference.lm_eval_items import in_one_line
 from unitsphere.inference.lm_eval_model import read_settings
 from unitsphere.inference.lm_eval_tasks import TASKS
 
@@ -272,7 +272,7 @@ def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], trusted: bool)
     """
     found: dict[str, Task] = {}
     for path in dict.fromkeys(chain.from_iterable(map(task_files, names))):
-        with retold(f"task file {path}"):
+        with in_one_line(f"task file {path}"):
             if trusted and path.parent != TASKS:
                 manager = TaskManager(include_defaults=False, metadata=dict(metadata))
                 tasks = dict(manager.load([str(path)])["tasks"])

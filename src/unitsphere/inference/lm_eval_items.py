@@ -24,7 +24,7 @@ from unitsphere.inference.lm_eval_data import WHERE
 
 Document = Mapping[str, Any]
 ERROR_LENGTH = 300
-"""Characters of somebody else's error that a line repeats."""
+"""Most characters of the harness's error that are repeated."""
 
 
 class Null(jinja2.StrictUndefined):
@@ -35,7 +35,7 @@ class Null(jinja2.StrictUndefined):
 
 @contextmanager
 def strict_harness(trusted: bool) -> Iterator[None]:
-    """The harness, in which templates fail for null fields, and a bad first item says its place.
+    """The harness, patched: templates fail for null fields, and a bad first item names its place.
 
     Unless `trusted`, templates run in Jinja's sandbox, which keeps them from everything but their
     item: no file, process or module.
@@ -67,7 +67,7 @@ def begin_task(task: Any, *arguments: Any, **settings: Any) -> None:
     """The harness's constructor, which tries the first item; if that fails, say what is wrong."""
     try:
         harness_begins(task, *arguments, **settings)
-    # Whatever failed goes on its way, unless the item itself explains it in one line.
+    # The error is raised again, unless the check of the item explains it in one line.
     except Exception:
         if hasattr(task, "multiple_target"):  # the last that it sets before
             check_items(task, 1)
@@ -75,14 +75,14 @@ def begin_task(task: Any, *arguments: Any, **settings: Any) -> None:
 
 
 def shown(value: Any) -> Any:
-    """What a template writes, if it is anything."""
+    """The value that a template writes, which must not be None."""
     if value is None:
         raise jinja2.UndefinedError("an expression of the template is None")
     return value
 
 
 def whole_number(value: Any, default: int | None = None, base: int = 10) -> int:
-    """Jinja's filter `int`, which without a default gives 0 for what is no number."""
+    """Jinja's filter `int`, which without a default gives 0 for what is not a number."""
     try:
         return int(value, base) if isinstance(value, str) else int(value)
     except (TypeError, ValueError):
@@ -108,8 +108,8 @@ def place(document: Document) -> str:
 
 
 @contextmanager
-def retold(what: str) -> Iterator[None]:
-    """What goes wrong in a task's own settings or code, as one line that begins with `what`."""
+def in_one_line(what: str) -> Iterator[None]:
+    """Errors in a task's own settings or code become one line that starts with `what`."""
     try:
         yield
     except UserError as error:
@@ -127,7 +127,7 @@ def check_items(task: Task, limit: int | None) -> None:
     if not len(items):
         raise UserError("it has no items")
     for document in itertools.islice(items, limit):
-        with retold(place(document)):
+        with in_one_line(place(document)):
             CHECKS[str(task.OUTPUT_TYPE)](task, document)
 
 
@@ -187,13 +187,13 @@ def check_prompt(task: Any, document: Document) -> None:
 
 
 def check_text(text: Any, what: str) -> None:
-    """Refuse a text that is none, or has nothing in it."""
+    """Refuse what is not text, or is blank."""
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"it cannot be scored: {what} is {text!r:.60}")
 
 
 class Rehearsal(LM):
-    """Answers that need no model: what a task's metrics and filters cannot take shows at once."""
+    """Answers that need no model: a task's metrics and filters fail at once if they must."""
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         return [(-1.0, False) for _ in requests]

@@ -2,7 +2,7 @@
 
 The tokens are those that the harness's Hugging Face backend gives the exported model: every text
 begins with the separator, as every training document does, and what does not fit the context is
-cut from its begin. One thing differs: the separator itself is never scored. (For rolling
+cut from its start. One thing differs: the separator itself is never scored. (For rolling
 log-likelihoods that backend scores it too, unless it is told `add_bos_token=False`.)
 
 Shapes: B requests, T tokens of the longest, V vocabulary entries.
@@ -105,12 +105,12 @@ class HarnessLM(TemplateLM):
 
     def batches(self, order: Sequence[int], requests: Sequence[Scored]) -> Iterator[list[int]]:
         """Requests, the longest first, in groups of at most `batch_tokens` tokens (or of one)."""
-        begin = 0
-        while begin < len(order):
-            longest = min(sum(map(len, requests[order[begin]])), self.max_length + 1)
+        start = 0
+        while start < len(order):
+            longest = min(sum(map(len, requests[order[start]])), self.max_length + 1)
             rows = max(self.batch_tokens // longest, 1)
-            yield list(order[begin : begin + rows])
-            begin += rows
+            yield list(order[start : start + rows])
+            start += rows
 
     def cut(self, context: list[int], continuation: list[int]) -> Scored:
         """The last tokens that fit the model, without the last one, and the continuation."""
@@ -123,7 +123,7 @@ class HarnessLM(TemplateLM):
 
     @torch.no_grad()
     def score(self, parts: Sequence[Scored]) -> list[Answer]:
-        """Each continuation's answer; logits are made where they are scored alone."""
+        """Each continuation's answer; logits are computed only where they are scored."""
         width = max(len(inputs) for inputs, _ in parts)
         rows = [inputs + [self.eot_token_id] * (width - len(inputs)) for inputs, _ in parts]
         h_BTd = self.model.features(torch.tensor(rows, device=self.model.device))

@@ -63,18 +63,18 @@ def run_tasks(
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     with quiet():
         from unitsphere.inference.lm_eval_files import load_tasks
-        from unitsphere.inference.lm_eval_items import check_items, retold, strict_harness
+        from unitsphere.inference.lm_eval_items import check_items, in_one_line, strict_harness
 
         with strict_harness(trusted):
             loaded = load_tasks(tasks, {"data": data, "rename": dict(rename or {})}, trusted)
             for name, task in loaded.items():
                 # The examples before an item are drawn from all items.
                 checked = None if shots or task.config.num_fewshot else limit
-                with retold(f"task {name}"):
+                with in_one_line(f"task {name}"):
                     check_items(task, checked)
                     rehearse(task, shots, trusted)
             # Only code that was trusted can fail at an item that has been checked.
-            with retold("the tasks") if trusted else contextlib.nullcontext():
+            with in_one_line("the tasks") if trusted else contextlib.nullcontext():
                 return harness(
                     lm,
                     list(loaded.values()),
@@ -85,9 +85,9 @@ def run_tasks(
 
 
 def rehearse(task: Any, shots: int | None, trusted: bool) -> None:
-    """Evaluate the first items with made-up answers: metrics and filters that fail, fail now.
+    """Evaluate the first items with made-up answers, so that bad metrics and filters fail now.
 
-    Raises UserError for a metric of which there is no figure, unless the task is `trusted` code,
+    Raises UserError for a metric without a figure, unless the task is `trusted` code,
     which may name its figures as it likes.
     """
     from unitsphere.inference.lm_eval_items import Rehearsal
@@ -124,7 +124,7 @@ def harness(lm: "LM", tasks: Sequence["Task"], **settings: Any) -> dict[str, Any
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """stdout is the caller's alone: the harness's prints go to stderr, and no process is forked."""
+    """Keep stdout for the caller: the harness's prints go to stderr, and no process is forked."""
     former = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # of a hint that no local task needs

@@ -1,15 +1,15 @@
 """Weights rounded to few bits and back: what a model loses by it, on any machine.
 
-| format | numbers | scale | bits a weight |
+| format | numbers | scale | bits per weight |
 |---|---|---|---|
-| `intB` | integers of B bits, −q to q, q = 2^(B−1) − 1 | one a row of W, 16 bits | B + 16/d_in |
+| `intB` | integers of B bits, −q to q, q = 2^(B−1) − 1 | one per row of W, 16 bits | B + 16/d_in |
 | `intB:G` | the same | one for G weights of a row, 16 bits | B + 16/G |
-| `fp8` | E4M3 | one a matrix: static where the vectors of W are bounded (`ops.fp8`) | 8 |
-| `nvfp4` | E2M1: 0, ½, 1, 1½, 2, 3, 4, 6 | one for 16 weights in E4M3, one a matrix | 4.5 |
+| `fp8` | E4M3 | one per matrix: static where the vectors of W are bounded (`ops.fp8`) | 8 |
+| `nvfp4` | E2M1: 0, ½, 1, 1½, 2, 3, 4, 6 | one for 16 weights in E4M3, one per matrix | 4.5 |
 
-Integers are symmetric, their scale is largest/q. Only weights are rounded: products are of what
-they come back as (`dequantised`), in the model's precision, so that the loss is that of a kernel
-which does the same. Rows are those of W [d_out, d_in].
+Integers are symmetric, their scale is largest/q. Only weights are rounded: products are taken of
+the rounded weights (`dequantised`) in the model's precision, so the loss is that of a kernel which
+does the same. Rows are those of W [d_out, d_in].
 """
 
 import math
@@ -27,7 +27,7 @@ from unitsphere.ops.fp8 import X_TYPE, rounded
 SCALE_BITS = 16
 """Of a scale of integers: fp16."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What FP4 can hold, but for the sign."""
+"""The magnitudes that FP4 can hold."""
 NVFP4_BLOCK = 16
 """Weights that share a scale in NVFP4."""
 E4M3_LARGEST = 448.0
@@ -104,7 +104,7 @@ def quantize_(
 
 
 def role_of(module: Linear | Embedding) -> Role:
-    """What a module's weight is."""
+    """The role that a module's weight has."""
     return module.declare()["weight"].role
 
 

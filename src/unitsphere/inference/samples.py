@@ -9,14 +9,14 @@ from unitsphere.inference.translate import Search
 from unitsphere.models.trunk import Transformer
 
 SHOWN = 100
-"""Tokens of a text that are shown."""
+"""Most tokens of a text that are shown."""
 
 
 def write_sample(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
-    """A text by the model: a document of its own, a row of `example` with its masks filled in, or
-    the targets that it writes for the sources of `example`.
+    """A text by the model: a new document, a row of `example` with its masks filled in, or the
+    targets that it writes for the sources of `example`.
 
-    The same for the same weights; no generator of the run is drawn from.
+    The same for the same weights; no generator of the run is used.
     """
     if model.objective == "mlm":
         return fill_text(model, tokenizer, example)
@@ -28,8 +28,7 @@ def write_sample(model: Transformer, tokenizer: Tokenizer, example: Batch) -> st
 def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200) -> str:
     """A document from its start at temperature 0.8, the same for the same weights.
 
-    It draws from a generator of its own, so sampling in the middle of a training run does not
-    change the run.
+    It has its own generator, so sampling during training does not change the run.
     """
     return generate_text(model, tokenizer, [""], max_tokens, temperature=0.8)[0].text
 
@@ -58,10 +57,9 @@ def show_targets(model: Transformer, tokenizer: Tokenizer, example: Batch) -> st
 
 @torch.no_grad()
 def fill_text(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
-    """The first row of a masked batch as text, each token that was asked for in brackets.
+    """The first row of a masked batch as text, with the masked tokens in brackets.
 
-    `[is]` was guessed right; of `[is|was]` the first is the model's likeliest guess, the second
-    what stood there.
+    `[is]` was guessed right; of `[is|was]` the first is the model's guess, the second the truth.
     """
     first = next(example.split(1)).to(model.device)
     logits = model(first.inputs, **first.keywords())

@@ -13,7 +13,7 @@ from unitsphere.models.trunk import Transformer
 
 @dataclass(frozen=True)
 class Search:
-    """How targets are looked for: the likeliest token at each step, or with a beam."""
+    """How targets are searched: the likeliest token at each step, or with a beam."""
 
     max_tokens: int
     beam: int = 1
@@ -33,18 +33,18 @@ class Search:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model made of one source."""
+    """The target that a model wrote for one source."""
 
     prompt: str
     text: str
     prompt_tokens: int
-    """Tokens of the source that the model saw, with the separator that ends it."""
+    """Tokens of the source that the model saw, with the separator at its end."""
     cut: bool
     """Whether the source was longer than that."""
     tokens: int
-    """Tokens written, without the separator that ends them."""
+    """Tokens written, without the separator at the end."""
     stopped: bool
-    """Whether the model ended the target, rather than running out of `max_tokens`."""
+    """Whether the model ended the target; otherwise it used all `max_tokens`."""
     log_probability: float
     """In nats, of the target and its end."""
 
@@ -90,7 +90,7 @@ def write_targets(
 ) -> Iterator[str]:
     """The targets of any number of sources (token ids) in order, `rows` of them at once.
 
-    A source is cut at `context` tokens, the separator at its end counted.
+    A source is cut at `context` tokens, with the separator at its end.
     """
     waiting = iter(sources)
     while some := list(islice(waiting, rows)):
@@ -122,7 +122,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 
 
 def check_sacrebleu() -> None:
-    """Raise a `UserError` unless sacrebleu is there: to be called before a long decoding."""
+    """Raise a `UserError` unless sacrebleu is installed: call it before a long decoding."""
     if importlib.util.find_spec("sacrebleu") is None:
         raise UserError(
             "BLEU needs sacrebleu: pip install 'unitsphere[translate]', or leave it out (--beam 0)"

@@ -1,4 +1,4 @@
-"""Probes: what the papers' figures show of a model, and some that they do not.
+"""Probes: the measurements behind the papers' figures of a model, and some more.
 
 A probe is a small function of a model (some also of a batch, gradients or an optimizer's moments)
 that returns plain values. It has one of two forms, in both a dict of series by name:
@@ -7,9 +7,9 @@ that returns plain values. It has one of two forms, in both a dict of series by 
     distribution   {"labels": [...], "means": [...], "quantiles": [[...], …],
                     "edges": [...], "counts": [...]}
 
-A label is a layer ("0" …, of an encoder "enc 0" …), or "" for what belongs to the whole model.
-Quantiles are those of `values.QUANTILES`, a list for each label; the histogram is over all labels
-together. null is what is no finite number. `probes.PROBES` lists the probes; `unitsphere inspect
+A label is a layer ("0" …, of an encoder "enc 0" …), or "" for the whole model. Quantiles are those
+of `values.QUANTILES`, a list for each label; the histogram is over all labels together. null is a
+value that is NaN or infinite. `probes.PROBES` lists the probes; `unitsphere inspect
 RUN` puts what they find at each checkpoint into one document:
 
     {"run", "architecture", "checkpoints": [step, …], "batch": {"rows", "tokens"},
@@ -19,5 +19,5 @@ RUN` puts what they find at each checkpoint into one document:
                                   "live": {"steps": [...], "series": [...]}}}}}
 
 where `series` has an entry for each of `steps`, and `live` what the run itself recorded. In a run's
-metrics.jsonl a live record has the keys `probe/<probe>/<series>/<label>`, a number each.
+metrics.jsonl a live record has a number under each key `probe/<probe>/<series>/<label>`.
 """

@@ -1,4 +1,4 @@
-"""Where a model has what probes look at: layers, matrices, embeddings, scales.
+"""Finds what probes look at in a model: layers, matrices, embeddings, scales.
 
 Everything comes from what is declared of the model's modules (`tp_plan`, `sublayer_inputs`, roles),
 so it holds for any architecture of the registry.
@@ -133,7 +133,7 @@ def parameters_of(model: Transformer, *wanted: Role) -> Iterator[tuple[str, str,
 
 
 def shown(name: str) -> str:
-    """A parameter's name for the eye: of `mlp.W_u.weight` `W_u`, of the scale `stored` its own.
+    """A parameter's name as it is shown: of `mlp.W_u.weight` `W_u`, of the scale `stored` its own.
 
     >>> shown("attention.s_qk.stored"), shown("norm_A.alpha"), shown("cross.W_q.weight")
     ('s_qk', 'norm_A.alpha', 'cross W_q')

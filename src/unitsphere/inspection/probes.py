@@ -216,7 +216,7 @@ PROBES: dict[str, Probe] = {
     "angular_updates": Probe(
         "Angle by which a step turns the matrices' vectors",
         "this project (after Kosson et al. 2023)",
-        "degrees a step",
+        "degrees per step",
         lambda s: updates.angular_updates(s.model, s.earlier, s.parameters, s.steps),
         axis="step",
         log=True,
@@ -254,7 +254,7 @@ PROBES: dict[str, Probe] = {
     "logit_lens": Probe(
         "Loss if the head read h as it leaves each layer",
         "this project",
-        "loss (nats a token)",
+        "loss (nats per token)",
         lambda s: states.logit_lens(s.model, s.given, s.trace),
         reads="states",
         live=True,

@@ -31,7 +31,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Subject:
-    """All that a probe may look at, made when one does; `no_batch` says why there is none.
+    """All that a probe may look at, computed when it does; `no_batch` says why there is no batch.
 
     moments: Adam's first ones by parameter. of_step: the gradients of a training step, to be used
     in place of the batch's. before: the weights `steps` steps earlier. step: the number of this

@@ -1,4 +1,4 @@
-"""One forward pass watched: h before and after each sublayer, who looks where, hidden units."""
+"""One forward pass watched: h before and after each sublayer, attention, hidden units."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class Trace:
 def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
     """Watch the model on a batch, without gradients and without dropout.
 
-    deep: attention and hidden units too, which costs attention's weights in full.
+    deep: attention and hidden units too, which needs the attention weights in full.
     """
     found = Trace()
     training = model.training
@@ -65,7 +65,7 @@ def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
 
 
 def uncompiled() -> AbstractContextManager[object]:
-    """Within, what is compiled runs as it is written: compiled code has no place for hooks."""
+    """Within, compiled code runs eagerly: compiled code calls no hooks."""
     if "torch._dynamo" in sys.modules:
         return torch.compiler.set_stance("force_eager")
     return nullcontext()  # nothing is compiled, and the compiler takes seconds to import
@@ -95,7 +95,7 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 
 
 def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
-    """Within: the layer's sublayers add their moves of h, and its output to the states."""
+    """Within: the layer's moves of h and its output are recorded."""
     seen: list[Tensor] = []
 
     def reads(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -119,51 +119,51 @@ def watched_states(layer: Layer, count: Tensor, found: Trace) -> AbstractContext
 
 
 def watched_attention(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
-    """Within: the layer's attentions tell the entropy of their weights."""
+    """Within: the entropy of the layer's attention weights is recorded."""
     handles = []
     for sublayer in layer.sublayer_inputs:
         module = layer.block.get_submodule(sublayer)
         if isinstance(module, AttentionMixer):
-            told = tell_entropy(found, (layer.label, sublayer), count)
-            handles.append(module.register_forward_pre_hook(watching(told)))
+            receive = entropy_receiver(found, (layer.label, sublayer), count)
+            handles.append(module.register_forward_pre_hook(watching(receive)))
     return hooked(handles)
 
 
-def tell_entropy(
+def entropy_receiver(
     found: Trace, place: tuple[str, str], count: Tensor
 ) -> Callable[[Tensor, Tensor], None]:
     """A receiver of attention weights [batch, H, queries, keys] and the keys seen by each query."""
 
-    def told(weights: Tensor, seen: Tensor) -> None:
+    def receive(weights: Tensor, seen: Tensor) -> None:
         by_query = entropy(weights).transpose(0, 1)  # [H, batch, queries]
         found.entropies[place] = by_query[:, count].mean(dim=1)
         rows = seen[:, 0] if seen.dim() == 4 else seen
         most = rows.squeeze(-1).float().log().expand(by_query.shape[1:])
         found.uniform[place] = float(most[count].mean())
 
-    return told
+    return receive
 
 
-def watching(told: Callable[[Tensor, Tensor], None]) -> Callable[..., tuple[Any, ...]]:
+def watching(receive: Callable[[Tensor, Tensor], None]) -> Callable[..., tuple[Any, ...]]:
     """A hook that puts a `Watched` in the place of the context."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = arguments
-        return x, Watched(context, told)
+        return x, Watched(context, receive)
 
     return hook
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A context that also tells the weights with which its attention averages.
+    """A context that also hands over the attention weights.
 
-    Attention is linear in v, so of the identity as values it makes the weights themselves, under
-    whatever mask and by whatever kernel.
+    Attention is linear in v, so with the identity as values it returns the weights themselves, with
+    any mask and any kernel.
     """
 
     context: Context
-    told: Callable[[Tensor, Tensor], None]
+    receive: Callable[[Tensor, Tensor], None]
 
     def rotate(self, x: Tensor) -> Tensor:
         """The context's."""
@@ -180,10 +180,10 @@ class Watched:
         return self.context.keys_values(h, project)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-        """The context's, after its weights were told, of which none is dropped."""
+        """The context's, after its weights are handed over, without dropout."""
         keys = k.shape[-2]
         identity = torch.eye(keys, dtype=v.dtype, device=v.device).expand(*k.shape[:2], keys, keys)
-        self.told(self.context.attend(q, k, identity, scale), self.context.keys_seen(k))
+        self.receive(self.context.attend(q, k, identity, scale), self.context.keys_seen(k))
         return self.context.attend(q, k, v, scale, dropout)
 
     def keys_seen(self, k: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Watched:
 
 
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
-    """Within: the layer's MLP tells how strong each hidden unit is, before a norm over them."""
+    """Within: the strength of each hidden unit of the MLP is recorded, before a norm over them."""
     mlp = layer.block.get_submodule("mlp")
     local = {shard: name for name, shard in tp_plan(mlp).items()}
     reader = mlp.get_submodule(local.get("gathered", local["rows"]))

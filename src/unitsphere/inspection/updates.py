@@ -1,4 +1,4 @@
-"""Probes of gradients, of an optimizer's moments, and of how far an update turns what it moves.
+"""Probes of gradients, of an optimizer's moments, and of how far an update turns the weights.
 
 | probe | figure |
 |---|---|
@@ -205,7 +205,7 @@ def of_total(name: str, series: Series, totals: Mapping[tuple[str, str], float])
 
 
 def angular_updates(model: Transformer, before: ByName, after: ByName, steps: int = 1) -> Values:
-    """Mean angle in degrees a step by which the vectors of each matrix turned, of `steps` steps.
+    """Mean angle in degrees per step by which the vectors of each matrix turned, of `steps` steps.
 
     Vectors are those that the model declares bounded; of a free matrix its rows. Over several steps
     it is the angle between the two ends over their number, less than what each step turned.

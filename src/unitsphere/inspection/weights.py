@@ -141,7 +141,7 @@ def eigen_learning_rates(model: Transformer) -> Values:
         for name in EIGEN
         if isinstance(scale := getattr(layer.block, name, None), Scale)
     ]
-    why = "h is not interpolated with a sublayer's output: nGPT and anGPT alone have α_A and α_M"
+    why = "h is not interpolated with a sublayer's output: only nGPT and anGPT have α_A and α_M"
     return distribution(unless_none(found, why))
 
 

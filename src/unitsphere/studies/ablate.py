@@ -5,17 +5,42 @@ width, depth, batch and tokens, and what goes with the width. All rows see the s
 order, for as many tokens as the paper gave them in proportion.
 """
 
+import dataclasses
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.core.fairness import Finding, check_fair
+from unitsphere.studies.core.fairness import (
+    Finding,
+    check_fair,
+    runs_commit,
+    timing,
+    version_flags,
+)
+from unitsphere.studies.core.forecast import Part, tuning
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
-from unitsphere.studies.core.results import study_folder
+from unitsphere.studies.core.results import provenance, study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Tune
-from unitsphere.studies.tables import PAPER, PaperTable, Rates, Row, load_size, load_table, only
+from unitsphere.studies.core.statistics import paired
+from unitsphere.studies.tables import (
+    PAPER,
+    Change,
+    PaperTable,
+    Rates,
+    Row,
+    agreement,
+    figures,
+    load_size,
+    load_table,
+    means,
+    only,
+)
 from unitsphere.training.recipes import load_recipe
 
 GIVEN = Tune(points=1)
@@ -114,7 +139,7 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
     """Train what is missing of the study in the folder `out`.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     table = study.paper_table
     ablation_findings(study)
@@ -180,3 +205,114 @@ def scaled(found: Tuned, factor: float) -> Tuned:
     """The rate of a row whose paper has `factor` times the table's."""
     lr = None if found.lr is None else float(f"{found.lr * factor:.3g}")
     return replace(found, lr=lr)
+
+
+def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
+    """Everything that was found, beside the paper's."""
+    table = study.paper_table
+    size = load_size(study.size)
+    records = [record for runs in found.records.values() for record in runs.values()]
+    flags = [*ablation_findings(study), *version_flags(records)]
+    return {
+        "table": study.table,
+        "title": table.title,
+        "paper": f"{table.paper}, arXiv {table.arxiv}, {table.place}",
+        "protocol": table.protocol,
+        "measure": table.measure,
+        "size": study.size,
+        "about": f"{size.about}; {table.smaller}" if size else "the paper's",
+        "tokens": study.tokens,
+        "seeds": study.seeds,
+        "rates": {"how": study.rates, "tuned_on": table.tuned_on},
+        "flags": [dataclasses.asdict(flag) for flag in flags],
+        "timing": timing(records),
+        "rows": [row_document(study, table, row, found) for row in table.rows],
+        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+    }
+
+
+def row_document(
+    study: AblationStudy, table: PaperTable, row: Row, found: Ablation
+) -> dict[str, Any]:
+    """A row: the paper's figures, ours, and how they compare."""
+    other, rate = table.reference(row), found.rates[row.name]
+    own = found.records[row.name]
+    change = change_of(found, row, other, table.measure) if other else None
+    paper = table.paper_change(row)
+    return {
+        "name": row.name,
+        "label": row.label,
+        "recipe": row.recipe,
+        "against": other.name if other else None,
+        "paper": {
+            table.measure: row.figure,
+            "change": paper,
+            "accuracy": row.accuracy,
+            "seconds_a_step": row.seconds,
+        },
+        "tokens": tokens_of(study, row),
+        "lr": rate.lr,
+        "lr_at_edge": rate.at_edge,
+        "rates_tried": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
+        "rates_failed": list(rate.errors),
+        **figures(own, table.measure),
+        "change": change,
+        "sign": agreement(paper, change) if other else None,
+        "means": means(row, own),
+    }
+
+
+def change_of(found: Ablation, row: Row, other: Row, measure: str) -> Change | None:
+    """A row's change against another, seed by seed; None if no seed finished both.
+
+    Of the perplexity it is exp(difference of losses) − 1, of the loss its ratio to the mean of the
+    other's.
+    """
+    own, base = found.records[row.name], found.records[other.name]
+    pairs = [
+        (b, a)
+        for seed in own
+        if (a := own[seed].loss) is not None and seed in base and (b := base[seed].loss) is not None
+    ]
+    if not pairs:
+        return None
+    gap = paired([b for b, _ in pairs], [a for _, a in pairs])
+    level = statistics.mean(b for b, _ in pairs)
+
+    def percent(difference: float | None) -> float | None:
+        if difference is None:
+            return None
+        relative = math.expm1(difference) if measure == "perplexity" else difference / level
+        return 100 * relative
+
+    means = {"mean": percent(gap.mean), "low": percent(gap.low), "high": percent(gap.high)}
+    return {**means, "seeds": gap.n}
+
+
+def failures(found: Ablation) -> list[str]:
+    """A line for each run that failed; a run that diverged has a result."""
+    tuning = dict.fromkeys(error for rate in found.rates.values() for error in rate.errors)
+    return [
+        *tuning,
+        *(
+            f"{row} seed {seed}: {record.error}"
+            for row, records in found.records.items()
+            for seed, record in records.items()
+            if record.status == "failed"
+        ),
+    ]
+
+
+def parts(study: AblationStudy) -> list[Part]:
+    """What would be trained."""
+    ablation_findings(study)
+    table = study.paper_table
+    rows = {"shared": [table.tuned_on], "each": [row.name for row in table.rows], "given": []}
+    tuned = tuning(study, [study.tokens], rows[study.rates])
+    return tuned + [
+        Part(row.name, len(study.seeds), at_budget(study, row.name, tokens_of(study, row)))
+        for row in table.rows
+    ]
+
+
+KIND = Kind("ablate", AblationStudy, ablate, document, failures, parts)

@@ -5,17 +5,15 @@ and for a seed in the same order. Each arm's rate is tuned on documents that are
 """
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.budgets import budget_curves, curves_of
-from unitsphere.report.comparison import comparison_page
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import (
     Finding,
@@ -24,12 +22,16 @@ from unitsphere.studies.core.fairness import (
     runs_commit,
     setting_flags,
 )
+from unitsphere.studies.core.forecast import Part, tuning
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.plan import Size, size_of, steps_for
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.core.results import provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, check_numbers
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig
+
+SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class CompareStudy(Comparing):
             raise UserError("'arms' must name at least two arms to compare")
         if self.baseline is not None and self.baseline not in self.arms:
             raise UserError(
-                f"'baseline' is no arm: {self.baseline!r} (arms: {', '.join(self.arms)})"
+                f"'baseline' is not an arm: {self.baseline!r} (arms: {', '.join(self.arms)})"
             )
 
     @property
@@ -59,18 +61,18 @@ class CompareStudy(Comparing):
         return self.baseline or next(iter(self.arms))
 
 
-def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> dict[str, object]:
-    """Train what is missing of the study in the folder `out`; the figures as one document.
+def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> Comparison:
+    """Train what is missing of the study in the folder `out`; the results of all runs.
 
     Raises UserError for an unfair study (see studies.fairness), a mistake in it or unusable data,
-    `Preempted` when stopped; the same call then goes on.
+    `Preempted` when stopped; the same call then resumes.
     """
     configs = {arm: decided(study, arm) for arm in study.arms}
-    findings = check_fair(configs, study.reference, study.allow)
+    check_fair(configs, study.reference, study.allow)
     check_budgets(study, configs)
+    budgets = sorted(study.budgets)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
-        budgets = sorted(study.budgets)
         later = [
             job
             for arm in study.arms
@@ -79,11 +81,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
         ]
         rates = tuned_rates(out, study, budgets, executor, later)
         records = final_records(out, study, rates, executor)
-    return document(
-        Comparison(study.reference, sorted(study.budgets), study.seeds, configs, rates, records),
-        {arm: spec.recipe for arm, spec in study.arms.items()},
-        findings,
-    )
+    return Comparison(study.reference, budgets, study.seeds, configs, rates, records)
 
 
 def decided(study: CompareStudy, arm: str) -> RunConfig:
@@ -101,7 +99,7 @@ def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None
 def final_records(
     out: Path, study: CompareStudy, rates: Mapping[tuple[str, int], Tuned], executor: Executor
 ) -> dict[tuple[str, int, int], Record]:
-    """What came of each reported run, by (arm, budget, seed); small budgets are run first.
+    """The result of each reported run, by (arm, budget, seed); small budgets are run first.
 
     Seed by seed: what slows the machine for a while then falls on every arm's times.
     """
@@ -141,7 +139,7 @@ def document(
 
 
 def arm_figures(found: Comparison, arm: str, recipe: str, size: Size) -> dict[str, Any]:
-    """One arm: what it is, and what came of it at each budget."""
+    """One arm: what it is, and the results of it at each budget."""
     rate = found.rates[arm, found.budgets[-1]]
     return {
         "recipe": recipe,
@@ -198,16 +196,53 @@ def seed_figures(seed: int, record: Record) -> dict[str, Any]:
 PICTURE = "loss.png"
 
 
-def write_comparison(found: Mapping[str, Any], out: Path) -> list[Path]:
-    """Write the three files; their paths."""
-    document, page, picture = out / "results.json", out / "results.md", out / PICTURE
-    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    curves = curves_of(found["arms"])
-    budget_curves(curves, "Loss against training tokens", picture)
-    write_text(page, comparison_page(found, PICTURE))
-    return [document, page, picture]
+def results(study: CompareStudy, found: Comparison) -> dict[str, Any]:
+    """The figures of a study, with what of it is unfair and allowed."""
+    findings = check_fair(found.configs, study.reference, study.allow)
+    return document(found, {arm: spec.recipe for arm, spec in study.arms.items()}, findings)
 
 
-def any_failed(found: Mapping[str, Any]) -> bool:
-    """Whether a reported run failed (one that diverged has a result)."""
-    return any(flag["name"] == "failed" for flag in found["flags"])
+def parts(study: CompareStudy) -> list[Part]:
+    """What would be trained."""
+    configs = {arm: decided(study, arm) for arm in study.arms}
+    check_fair(configs, study.reference, study.allow)
+    check_budgets(study, configs)
+    tuned = tuning(study, study.tune.budgets or study.budgets, study.arms)
+    return tuned + [
+        Part(f"{arm} {short(tokens)}", len(study.seeds), at_budget(study, arm, tokens))
+        for tokens in study.budgets
+        for arm in study.arms
+    ]
+
+
+def failures(found: Comparison) -> list[str]:
+    """A line for each reported run that failed, and each that was to tune a rate."""
+    reported = [
+        f"{record.planned.name}: {record.error}"
+        for record in found.records.values()
+        if record.status == "failed"
+    ]
+    return [*dict.fromkeys(e for rate in found.rates.values() for e in rate.errors), *reported]
+
+
+def shipped_studies() -> list[str]:
+    """The names of the studies that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def find_study(name: str, verb: str) -> tuple[Path, Path]:
+    """The TOML file of a study, and the folder that it uses unless `--out` names another.
+
+    That is runs/NAME for a file, runs/VERB-NAME for a study that comes with the package. Raises
+    UserError for a name that is neither.
+    """
+    if name in shipped_studies():
+        return SHIPPED / f"{name}.toml", Path("runs") / f"{verb}-{name}"
+    if not name.endswith(".toml"):
+        raise UserError(
+            f"no study '{name}'{did_you_mean(name, shipped_studies())}, and not a .toml file"
+        )
+    return Path(name), Path("runs") / Path(name).stem
+
+
+KIND = Kind("compare", CompareStudy, compare, results, failures, parts)

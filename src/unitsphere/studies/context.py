@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
+from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.results import provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.evaluate.documents import open_documents
@@ -33,11 +35,11 @@ class ContextStudy:
     per_document: int | None
     chunk: int
     device: str
+    progress: Callable[[Path], After] = lambda run: lambda tokens: None
+    """Run -> what is told of the tokens that have been scored."""
 
 
-def context_study(
-    study: ContextStudy, progress: Callable[[Path], After] = lambda run: lambda tokens: None
-) -> dict[str, Any]:
+def context_study(study: ContextStudy) -> dict[str, Any]:
     """Score every run of every arm; the document that `report.context` draws.
 
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
@@ -63,7 +65,7 @@ def context_study(
                     contexts,
                     study.chunk,
                     study.per_document,
-                    progress(path),
+                    study.progress(path),
                 )
                 runs.append(run_figures(run, path, losses))
             arms[name] = {"trained": runs[0]["trained"], "runs": runs}
@@ -85,8 +87,8 @@ def check_tokenizer(run: LoadedRun, first: LoadedRun, path: Path) -> None:
     """Raise UserError unless both runs have one tokenizer."""
     if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(
-            f"{path} has another tokenizer than the first run: perplexities a token compare "
-            "between runs with one tokenizer alone"
+            f"{path} has another tokenizer than the first run: perplexities per token compare "
+            "only between runs with one tokenizer"
         )
 
 
@@ -98,3 +100,11 @@ def run_figures(run: LoadedRun, path: Path, losses: Mapping[int, ContextLoss]) -
         "seed": run.config.train.seed,
         "by_context": {context: one.record() for context, one in losses.items()},
     }
+
+
+def train(study: ContextStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
+    """Score every run; progress goes to stderr."""
+    return context_study(study)
+
+
+KIND = Kind("context", ContextStudy, train, lambda study, found: found)

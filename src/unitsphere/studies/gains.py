@@ -236,7 +236,7 @@ def statement(
         )
     ends = sorted(abs(end) if end * test.mean > 0 else -abs(end) for end in (test.low, test.high))
     several = f", corrected for {len(corrected)} arms" if len(corrected) > 1 else ""
-    alone = "95% interval of this arm alone" if several else "95% interval"
+    alone = "95% interval of only this arm" if several else "95% interval"
     verdict = (
         "more than the seeds explain" if p < SIGNIFICANT else "no more than the seeds may explain"
     )
@@ -312,7 +312,7 @@ def losses_of(found: Comparison, arm: str, seeds: Sequence[int]) -> Losses:
 def time_speedup(
     found: Comparison, arm: str, seeds: Sequence[int], ratio: np.ndarray
 ) -> dict[str, Any]:
-    """The speedup in measured time: that in tokens times the ratio of seconds a token, by draws.
+    """The speedup in measured time: that in tokens times the ratio of seconds per token, by draws.
 
     None where the arms were not timed alike.
     """

@@ -2,7 +2,7 @@
 
 tokens_per_parameter = 20
 batches = [8192, 16384, 32768]           # tokens an update
-computes = [1e15, 2e15, 4e15]            # operations; none: the grid alone
+computes = [1e15, 2e15, 4e15]            # operations; none: only the grid
 [sizes]
 s = { model = { d_model = 128, n_layers = 4, n_heads = 2 } }
 m = { model = { d_model = 192, n_layers = 6, n_heads = 3 } }
@@ -20,6 +20,7 @@ from unitsphere.config import flatten
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
+from unitsphere.studies.core.forecast import Part, searched
 from unitsphere.studies.core.plan import Planned, size_of, steps_for
 from unitsphere.studies.core.rates import (
     Search,
@@ -50,7 +51,7 @@ class LadderStudy(Comparing):
     tokens_per_parameter: float = 20.0
     """training tokens of the grid's runs, divided by the parameters"""
     computes: list[float] = field(default_factory=list)
-    """operations (6·parameters·tokens) at which all sizes are trained; none: the grid alone"""
+    """operations (6·parameters·tokens) at which all sizes are trained; none: only the grid"""
     next: list[int] = field(default_factory=list)
     """parameters of sizes to suggest rate and batch for; none: twice the largest"""
 
@@ -107,7 +108,7 @@ LEAST_STEPS = 10
 class Rung:
     """An arm at a size: parameters, tokens of the grid's runs, the grid, and its optimum.
 
-    searches: batch -> what came of its rates. optimum: None if every run diverged or failed.
+    searches: batch -> the results of its rates. optimum: None if every run diverged or failed.
     """
 
     arm: str
@@ -121,7 +122,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Spent:
-    """A rung trained at a compute: batch, rate, and a run a seed."""
+    """A rung trained at a compute: batch, rate, and a run per seed."""
 
     rung: Rung
     compute: float
@@ -138,10 +139,10 @@ class Spent:
 def ladder(
     study: LadderStudy, out: Path, executor: Executor | None = None
 ) -> tuple[list[Rung], list[Spent]]:
-    """Train what is missing of the study in the folder `out`; what came of the grid and computes.
+    """Train what is missing in the folder `out`; the results of the grid and of the computes.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
     ladder_findings(study, rungs)
@@ -201,7 +202,7 @@ def tokens_for(compute: float, rung: Rung) -> int:
 
 
 def climbed(study: LadderStudy, out: Path, rung: Rung) -> Rung:
-    """The rung with the searches of its rates, one a batch, nothing of which is trained yet."""
+    """The rung with the searches of its rates, one per batch, nothing of which is trained yet."""
     searches = {}
     for batch in sorted(study.batches):
         name = f"{rung.arm}.{rung.size}.{batch}"
@@ -243,3 +244,23 @@ def spent_runs(
     tokens = tokens_for(compute, rung)
     runs = [final_run(out, arms, name, tokens, lr, seed) for seed in study.seeds]
     return Spent(rung, compute, batch, lr, []), runs
+
+
+def parts(study: LadderStudy) -> list[Part]:
+    """What would be trained; the middle batch stands for the best, which is not known yet."""
+    rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
+    ladder_findings(study, rungs)
+    check_lengths(study, rungs)
+    found = []
+    for rung in rungs:
+        for batch in study.batches:
+            name = f"{rung.arm} {rung.size} {batch}"
+            one = study.study({"arm": study.rung(rung.arm, rung.size, batch)})
+            config = at_budget(one, "arm", rung.tokens)
+            found.append(searched(study, name, config))
+        middle = sorted(study.batches)[len(study.batches) // 2]
+        one = study.study({"arm": study.rung(rung.arm, rung.size, middle)})
+        for compute in study.computes:
+            config = at_budget(one, "arm", tokens_for(compute, rung))
+            found.append(Part(f"{rung.arm} {rung.size} {compute:g}", len(study.seeds), config))
+    return found

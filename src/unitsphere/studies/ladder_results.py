@@ -5,13 +5,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.execute import Executor, Record
 from unitsphere.studies.core.fairness import runs_commit, version_flags
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.results import provenance
 from unitsphere.studies.core.statistics import PowerLaw
-from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder_findings
+from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder, ladder_findings, parts
 from unitsphere.studies.laws import (
     Allocation,
     Laws,
@@ -28,7 +30,7 @@ from unitsphere.studies.laws import (
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of a ladder: its runs, and by arm the best sizes at the computes and the laws."""
+    """The results of a ladder: its runs, and by arm the best sizes at the computes and the laws."""
 
     study: LadderStudy
     rungs: Sequence[Rung]
@@ -285,3 +287,21 @@ def spent_flags(spent: Sequence[Spent], best: dict[str, list[Allocation]]) -> li
                 place = f"{s.rung.arm} {s.rung.size} at {s.compute:g}, seed {record.planned.seed}"
                 found.append(flag(record.status, f"{place}: {record.error}"))
     return found
+
+
+def results(study: LadderStudy, found: Findings) -> dict[str, Any]:
+    """The document of what was found."""
+    return document(found)
+
+
+def train(study: LadderStudy, out: Path, executor: Executor | None = None) -> Findings:
+    """Train what is missing of the study, and fit the laws."""
+    return findings(study, *ladder(study, out, executor))
+
+
+def failures(found: Findings) -> list[str]:
+    """A line for each run that failed."""
+    return [f"{r.planned.name}: {r.error}" for r in found.records if r.status == "failed"]
+
+
+KIND = Kind("ladder", LadderStudy, train, results, failures, parts)

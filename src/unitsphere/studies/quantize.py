@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from unitsphere.errors import UserError
 from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
+from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.results import provenance
 from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
 from unitsphere.training.folder import check_own_data
@@ -35,7 +38,7 @@ class QuantizationStudy:
     """What is rounded, and what it is scored on.
 
     `data` None: each run's validation split, of which `tokens` tokens are scored. With `embeddings`
-    the embedding and the output head are rounded too, not the layers' matrices alone.
+    the embedding and the output head are rounded too, not only the layers' matrices.
     """
 
     arms: Arms
@@ -125,3 +128,11 @@ def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
         yield lambda model: evaluate(
             model, read_documents(files, study.field), run.tokenizer, form, rows
         )
+
+
+def train(study: QuantizationStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
+    """Score every run; a line on stderr for each format."""
+    return quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+KIND = Kind("quantize", QuantizationStudy, train, lambda study, found: found)

@@ -1,43 +1,136 @@
-"""`unitsphere quickstart`: four matched arms on the standard library's source, and what they gain.
+"""`unitsphere quickstart`: a comparison with its own settings and layout.
 
-One arm a core, each an ordinary `unitsphere train` in a folder of its own. Calling it again goes
-on with arms that were interrupted, keeps those that finished, and says so.
+Four matched arms on the standard library's source text, one budget, one seed, the recipes' own
+rates. Each arm is an ordinary run in a folder of its own name. Calling it again resumes the arms
+that were interrupted, and reuses those that finished.
 """
 
 import dataclasses
 import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unitsphere.data.prepare import prepared
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
-from unitsphere.report.curves import Curve, validation_curves
-from unitsphere.report.table import Arm, arms_table, duration
+from unitsphere.report.document import Page, Section, Text
+from unitsphere.report.kinds.quickstart import Arm, validation_figures
+from unitsphere.report.registry import SUMMARY
+from unitsphere.report.render.picture import write_picture
 from unitsphere.report.write import FILE as REPORT
 from unitsphere.report.write import write_page
-from unitsphere.studies.core.local import Interrupted, State, available_cores, run_jobs
-from unitsphere.studies.core.plan import is_finished, size_of, train_job, wanted
-from unitsphere.studies.core.progress import display
+from unitsphere.studies.compare import CompareStudy
+from unitsphere.studies.core.execute import Executor, Local, Record, execute
+from unitsphere.studies.core.jobs import Interrupted
+from unitsphere.studies.core.kind import Kind
+from unitsphere.studies.core.local import available_cores
+from unitsphere.studies.core.plan import Planned, is_finished, size_of, wanted
+from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import locked
 from unitsphere.training.log import read_metrics, read_samples
 from unitsphere.training.recipes import load_recipe
 
+# The first is the baseline that the others are measured against.
+RECIPES = (
+    "quickstart/gpt-plus",
+    "quickstart/gpt-plus-muon",
+    "quickstart/ngpt",
+    "quickstart/angpt",
+)
+SAMPLE_LINES, WIDTH = 6, 76
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartStudy(CompareStudy):
+    """A comparison at one budget whose rates are not tuned."""
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Arm -> recipe."""
+        return {name: arm.recipe for name, arm in self.arms.items()}
+
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: its resolved config, its row of the table, its curve, its last sample."""
+    """A finished run: its config, its row of the table, its evaluations, its last sample."""
 
     config: RunConfig
     arm: Arm
-    curve: Curve
+    evaluations: Mapping[int, float]
+    """Step -> bits per byte of the validation split."""
     sample: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results of the arms: records of all, and the figures of those that finished."""
+
+    out: Path
+    records: Mapping[str, Record]
+    runs: Sequence[Finished]
+    baseline: Finished | None
+
+
+def quickstart_study(
+    recipes: Sequence[str] = RECIPES,
+    overrides: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+) -> QuickstartStudy:
+    """The study of some recipes, of which the first is the baseline.
+
+    Args:
+        overrides: keys set in every arm, such as {"train.steps": 20}.
+        workers: arms at a time; by default one per core.
+    """
+    train = load_recipe(recipes[0]).train
+    steps = (overrides or {}).get("train.steps", train.steps)
+    # Arms that run side by side must not share one GPU: their times would tell nothing.
+    return QuickstartStudy(
+        arms={arm_name(recipe): ArmSpec(recipe) for recipe in recipes},
+        set={"train.device": "cpu", **(overrides or {})},
+        budgets=[steps * train.batch_tokens],
+        seeds=[(overrides or {}).get("train.seed", train.seed)],
+        tune=Tune(points=1),
+        run=Execution(workers=workers or min(len(recipes), len(available_cores()))),
+    )
+
+
+def arm_name(recipe: str) -> str:
+    """The last part of a recipe's name or path: "quickstart/ngpt" -> "ngpt"."""
+    return recipe.rpartition("/")[2].removesuffix(".toml")
+
+
+def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = None) -> Found:
+    """Train the arms that are not finished under `out`, and read the results of all of them.
+
+    Raises `Preempted` when stopped: the arms have saved, and the same call resumes.
+    """
+    with locked(out):
+        planned = [planned_arm(study, name, out / name) for name in study.arms]
+        try:
+            found = execute(planned, executor or Local(study.run.workers))
+        except Interrupted as stopped:
+            raise Preempted(f"{out}: {stopped}") from None
+    records = dict(zip(study.arms, found, strict=True))
+    done = [name for name, record in records.items() if record.status == "finished"]
+    runs = [read_finished(name, study.recipes[name], out / name) for name in done]
+    baseline = runs[0] if runs and runs[0].arm.name == study.reference else None
+    return Found(out, records, runs, baseline)
+
+
+def planned_arm(study: QuickstartStudy, name: str, run: Path) -> Planned:
+    """An arm's run, with all that its recipe says; tells what is known of it already."""
+    recipe, keys = study.recipes[name], study.set
+    config = wanted(recipe, keys, run)
+    if is_finished(run):
+        say(f"{name}: finished earlier, reused; delete {run} to train it again")
+    elif (run / "checkpoints").exists():
+        say(f"{name}: resumes from its last checkpoint in {run}")
+    return Planned(name, recipe, keys, run, config)
 
 
 def read_finished(name: str, recipe: str, run: Path) -> Finished:
@@ -59,17 +152,12 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
         ms_per_step=milliseconds(config, records),
         seconds=last["time"],
     )
-    curve = Curve(
-        name,
-        [record["step"] for record in evaluations],
-        [record["time"] for record in evaluations],
-        [record["val_bits_per_byte"] for record in evaluations],
-    )
+    curve = {record["step"]: record["val_bits_per_byte"] for record in evaluations}
     return Finished(config, arm, curve, last_sample(run))
 
 
 def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
-    """Median milliseconds a step over a run's records; evaluations are not in it."""
+    """Median milliseconds per step over a run's records; evaluations are not in it."""
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return 1000 * config.train.batch_tokens / statistics.median(rates)
 
@@ -88,156 +176,80 @@ def against(baseline: Finished | None, runs: Sequence[Finished]) -> list[Arm]:
     if baseline is None:
         return [run.arm for run in runs]
     target = baseline.arm.bits_per_byte
-    return [replace(run.arm, steps_to_baseline=first_step_below(run.curve, target)) for run in runs]
+    reached = {run.arm.name: first_step_below(run.evaluations, target) for run in runs}
+    return [dataclasses.replace(r.arm, steps_to_baseline=reached[r.arm.name]) for r in runs]
 
 
-def first_step_below(curve: Curve, target: float) -> int | None:
+def first_step_below(evaluations: Mapping[int, float], target: float) -> int | None:
     """The step of the first evaluation at or below `target`, or None if there is none."""
-    reached = (s for s, b in zip(curve.steps, curve.bits_per_byte, strict=True) if b <= target)
-    return next(reached, None)
+    return next((step for step, bits in evaluations.items() if bits <= target), None)
 
 
-# The first is the baseline that the others are measured against.
-RECIPES = (
-    "quickstart/gpt-plus",
-    "quickstart/gpt-plus-muon",
-    "quickstart/ngpt",
-    "quickstart/angpt",
-)
-SAMPLE_LINES = 6
-
-
-def quickstart(
-    out: Path = Path("runs/quickstart"),
-    recipes: Sequence[str] = RECIPES,
-    overrides: Mapping[str, Any] | None = None,
-    workers: int | None = None,
-    as_json: bool = False,
-) -> int:
-    """Train the arms that are not finished under `out`, then report all of them.
-
-    Args:
-        out: the study's folder; each arm's run folder lies in it.
-        recipes: the arms; the first is the baseline.
-        overrides: keys set in every arm alike, such as {"train.steps": 20}.
-        workers: arms at a time; by default one a core.
-        as_json: print the summary as one JSON document instead of the report.
-
-    Returns:
-        The exit status: 0, or 1 if an arm failed.
-
-    Raises:
-        Preempted: when stopped; the arms have saved, the same call goes on.
-    """
-    began = time.monotonic()
-    workers = workers or min(len(recipes), len(available_cores()))
-    arms = {arm_name(recipe): recipe for recipe in recipes}
-    # Arms that run side by side must not share one GPU: their times would tell nothing.
-    with locked(out):
-        failed = _train(arms, out, {"train.device": "cpu", **(overrides or {})}, workers)
-    done = [name for name in arms if is_finished(out / name)]
-    runs = [read_finished(name, arms[name], out / name) for name in done]
-    baseline = runs[0] if runs and runs[0].arm.recipe == recipes[0] else None
-    summary = _summary(out, runs, baseline, failed)
-    if as_json:
-        print(json.dumps(summary, indent=2, ensure_ascii=False))
-    else:
-        _report(summary, runs, baseline, time.monotonic() - began)
-    for state in failed:
-        _say(f"{state.job.name} failed: {state.error} (log: {state.job.log})")
-    return 1 if failed else 0
-
-
-def arm_name(recipe: str) -> str:
-    """The last part of a recipe's name or path: "quickstart/ngpt" -> "ngpt"."""
-    return recipe.rpartition("/")[2].removesuffix(".toml")
-
-
-def _train(
-    arms: Mapping[str, str], out: Path, overrides: Mapping[str, Any], workers: int
-) -> list[State]:
-    """Train the arms that are not finished; the states of those that failed."""
-    jobs = []
-    for name, recipe in arms.items():
-        run = out / name
-        config = wanted(recipe, overrides, run)
-        if is_finished(run):
-            _say(f"{name}: finished earlier, reused; delete {run} to train it anew")
-            continue
-        if (run / "checkpoints").exists():
-            _say(f"{name}: goes on from its last checkpoint in {run}")
-        jobs.append(train_job(name, recipe, overrides, run, config.train.steps))
-        prepared(config.data)
-    if not jobs:
-        return []
-    _say(f"training {', '.join(job.name for job in jobs)}: {workers} at a time, one thread each")
-    try:
-        with display(workers, sys.stderr) as show:
-            states = run_jobs(jobs, workers, show)
-    except Interrupted as stopped:
-        raise Preempted(f"{out}: {stopped}") from None
-    return [state for state in states if state.status != "done"]
-
-
-def _summary(
-    out: Path, runs: Sequence[Finished], baseline: Finished | None, failed: Sequence[State]
-) -> dict[str, Any]:
-    """The figures as one document, kept in summary.json with curves.png and the page beside it."""
-    curves = out / "curves.png"
-    if runs:
-        title = f"{_setting(runs[0])}, {runs[0].arm.tokens:,} training tokens, one seed"
-        validation_curves([run.curve for run in runs], title, curves)
-    summary = {
-        "baseline": baseline.arm.name if baseline else None,
-        "arms": [dataclasses.asdict(arm) for arm in against(baseline, runs)],
-        "failed": [{"name": s.job.name, "error": s.error, "log": str(s.job.log)} for s in failed],
-        "samples": {run.arm.name: run.sample for run in runs},
-        "curves": str(curves) if runs else None,
-        "report": str(out / REPORT),
+def document(study: QuickstartStudy, found: Found) -> dict[str, Any]:
+    """The figures, which summary.json keeps."""
+    return {
+        "baseline": found.baseline.arm.name if found.baseline else None,
+        "title": title(found),
+        "arms": [dataclasses.asdict(arm) for arm in against(found.baseline, found.runs)],
+        "failed": [
+            {"name": name, "error": record.error, "log": str(record.planned.job().log)}
+            for name, record in found.records.items()
+            if record.status != "finished"
+        ],
+        "samples": {run.arm.name: run.sample for run in found.runs},
+        "curves": str(found.out / "curves.png") if found.runs else None,
+        "report": str(found.out / REPORT),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(summary, indent=2, ensure_ascii=False)
-    write_text(out / "summary.json", text + "\n")
-    write_page(out)
-    return summary
 
 
-def _report(
-    summary: Mapping[str, Any],
-    runs: Sequence[Finished],
-    baseline: Finished | None,
-    seconds: float,
-) -> None:
-    """Print what was found: table, samples, and where everything lies."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False, soft_wrap=True)
-    if runs:
-        title = f"{_setting(runs[0])}, {runs[0].arm.tokens:,} training tokens an arm, one seed"
-        name = baseline.arm.name if baseline else None
-        console.print(arms_table(against(baseline, runs), name, title), soft_wrap=False)
-    for run in runs:
-        console.print(f"[bold]{run.arm.name}[/bold] wrote:")
-        lines = [line for line in run.sample.split("\n") if line.strip()]
-        for line in lines[:SAMPLE_LINES]:
-            console.print(f"  {escape(line)}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
-        console.print()
-    places = {run.arm.name: run.arm.run for run in runs}
-    places |= {"curves": summary["curves"]} if runs else {}
-    places["report"] = summary["report"]
-    width = max(map(len, places)) + 2
-    for name, place in places.items():
-        console.print(f"{name:<{width}}{place}", markup=False)
-    _say(f"quickstart took {duration(seconds)}")
+def title(found: Found) -> str:
+    """What was trained on what, and for how long; empty where nothing finished."""
+    if not found.runs:
+        return ""
+    first = found.runs[0]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    source = first.config.data.source
+    what = f"Source text of Python {version}" if source == "stdlib" else source
+    return f"{what}, {first.arm.tokens:,} training tokens per arm, one seed"
 
 
-def _setting(run: Finished) -> str:
-    source = run.config.data.source
-    if source == "stdlib":
-        return f"Source text of Python {sys.version_info.major}.{sys.version_info.minor}"
-    return source
+def write(document: dict[str, Any], out: Path) -> tuple[Page, list[Path]]:
+    """Write summary.json, the picture and the HTML page.
+
+    The page for the terminal has the beginning of what each arm wrote.
+    """
+    write_text(out / SUMMARY, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    written = write_page(out)
+    curves = validation_figures(written.page)
+    if curves is not None:
+        write_picture(curves.figures, [out / "curves.png"], curves.columns, document["title"])
+    sections = [*written.page.sections, Section("wrote", "Samples", wrote(document["samples"]))]
+    files = [Path(arm["run"]) for arm in document["arms"]]
+    files += [out / SUMMARY, *([out / "curves.png"] if curves else []), written.path]
+    return dataclasses.replace(written.page, sections=sections), files
 
 
-def _say(line: str) -> None:
+def wrote(samples: Mapping[str, str]) -> list[Text]:
+    """The first lines of each arm's last sample."""
+    found = []
+    for name, sample in samples.items():
+        lines = [line[:WIDTH] for line in sample.split("\n") if line.strip()][:SAMPLE_LINES]
+        found.append(Text([f"{name} wrote:", *(f"  {line}" for line in lines)]))
+    return found
+
+
+def failures(found: Found) -> list[str]:
+    """A line for each arm that did not finish."""
+    return [
+        f"{name}: {record.error} (log: {record.planned.job().log})"
+        for name, record in found.records.items()
+        if record.status != "finished"
+    ]
+
+
+def say(line: str) -> None:
+    """Tell on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+KIND = Kind("quickstart", QuickstartStudy, quickstart, document, failures, write=write)

@@ -5,7 +5,6 @@ each step until training destabilises; the median of the seeds. What has diverge
 training/divergence.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
-from unitsphere.report.origin import origin
-from unitsphere.report.ramp import COLUMNS, RampCurve, notes, ramp_picture, ramp_rows
-from unitsphere.report.table import markdown
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair, runs_commit, version_flags
-from unitsphere.studies.core.plan import Planned, plan
+from unitsphere.studies.core.forecast import Part
+from unitsphere.studies.core.kind import Kind
+from unitsphere.studies.core.plan import Planned, plan, with_overrides
 from unitsphere.studies.core.rates import arm_config, rate_keys
 from unitsphere.studies.core.results import RUNS, provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, Tune
@@ -89,10 +86,10 @@ class Climb:
 
 
 def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[str, list[Climb]]:
-    """Train what is missing of the study in the folder `out`; each arm's runs, one a seed.
+    """Train what is missing of the study in the folder `out`; each arm's runs, one per seed.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
     ramp_findings(study)  # a mistake leaves no folder
     with study_folder(out, study):
@@ -211,21 +208,22 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[
 PICTURE = "loss.png"
 
 
-def write_ramp(
-    found: Mapping[str, Any], climbs: Mapping[str, Sequence[Climb]], out: Path
-) -> list[Path]:
-    """Write the three files; their paths."""
-    document, page, picture = out / "results.json", out / "results.md", out / PICTURE
-    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    curves = {
-        name: [RampCurve(run.rates, run.smoothed, run.lr) for run in runs]
-        for name, runs in climbs.items()
-    }
-    ramp_picture(curves, found["start"] > 0, "Loss as the learning rate climbs", picture)
-    source = origin(found["provenance"])
-    flags = "".join(f"- {note}\n" for note in notes(found))
-    table = markdown(COLUMNS, ramp_rows(found))
-    write_text(
-        page, f"# lr-ramp\n\n{source}\n{table}\n{flags}\n![loss against the rate]({PICTURE})\n"
-    )
-    return [document, page, picture]
+def parts(study: RampStudy) -> list[Part]:
+    """What would be trained."""
+    ramp_findings(study)
+    steps = {"train.steps": study.steps}
+    configs = {arm: with_overrides(arm_config(study, arm), steps) for arm in study.arms}
+    return [Part(arm, len(study.seeds), resolve(configs[arm], None)) for arm in study.arms]
+
+
+def failures(found: Mapping[str, Sequence[Climb]]) -> list[str]:
+    """A line for each run that failed."""
+    return [
+        f"{arm}, seed {run.seed}: {run.error}"
+        for arm, runs in found.items()
+        for run in runs
+        if run.error
+    ]
+
+
+KIND = Kind("lr-ramp", RampStudy, ramp, document, failures, parts)

@@ -6,43 +6,36 @@ the whole training split and reported on the validation split, with `seeds`.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from unitsphere.config import read_json
+from unitsphere.config import flatten, read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.core.fairness import SAME
+from unitsphere.studies.core.fairness import SAME, runs_commit
+from unitsphere.studies.core.forecast import Part
 from unitsphere.studies.core.jobs import Job
+from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
 from unitsphere.studies.core.rates import arm_config, to_come
-from unitsphere.studies.core.results import RUNS, study_folder
-from unitsphere.studies.core.search import (
-    EarlyStop,
-    MedianRule,
-    Told,
-    ask,
-    check_optuna,
-    evaluations_of,
-)
+from unitsphere.studies.core.results import RUNS, provenance, study_folder
+from unitsphere.studies.core.search import EarlyStop, MedianRule, next_points, random_points
 from unitsphere.studies.core.space import (
     MOST_POINTS,
     Params,
     Space,
     count_points,
     grid_points,
-    random_point,
     space_of,
 )
-from unitsphere.studies.core.spec import Study, Tune
+from unitsphere.studies.core.spec import Study, Tune, toml_text
 from unitsphere.studies.core.tuning_split import tuning_data
-from unitsphere.studies.trials import Swept, Trial, best_of
+from unitsphere.studies.trials import Swept, Trial, arm_document, best_of, failed_runs, told_of
 from unitsphere.training.config import RunConfig
 from unitsphere.training.resolve import resolve
 
@@ -111,10 +104,8 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
     """Train what is missing of the study in the folder `out`; what was found, by arm.
 
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
-    call then goes on.
+    call then resumes.
     """
-    if study.method == "optuna":
-        check_optuna()
     check_keys(study)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
@@ -133,8 +124,7 @@ def check_keys(study: SweepStudy) -> None:
     Points that are drawn for it are looked at, not the whole space.
     """
     for arm in study.arms:
-        for number in range(LOOKED_AT):
-            point = random_point(study.space, 0, number)
+        for point in random_points(study.space, LOOKED_AT, seed=0):
             resolve(with_overrides(arm_config(study, arm), point), None)
 
 
@@ -143,7 +133,7 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
     done: dict[str, list[Trial]] = {arm: [] for arm in study.arms}
     turn = max(1, (study.run.workers or available_slots()) // len(study.arms))
     while True:
-        points = {arm: next_points(study, out, arm, done[arm], turn) for arm in study.arms}
+        points = {arm: points_so_far(study, out, arm, done[arm], turn) for arm in study.arms}
         if all(len(points[arm]) == len(done[arm]) for arm in study.arms):
             return done
         runs = {
@@ -167,48 +157,55 @@ def runs_left(study: SweepStudy, arm: str, points: int) -> list[Job]:
     return to_come(study, arm, study.tokens, runs)
 
 
-def next_points(
+def points_so_far(
     study: SweepStudy, out: Path, arm: str, done: Sequence[Trial], turn: int
 ) -> list[Params]:
-    """An arm's points so far and those of the next turn; what Optuna gave is kept in ASKED."""
+    """An arm's points so far and those of the next turn; what was drawn is kept in ASKED."""
     if study.method == "grid":
         return grid_points(study.space)
     assert study.trials is not None
-    if study.method == "random":
-        numbers = range(study.trials)
-        return [random_point(study.space, study.search_seed, number) for number in numbers]
     path = out / RUNS / arm / ASKED
     asked = points_of(path, study.search)
+    if study.method == "random":
+        if not asked:
+            asked = random_points(study.space, study.trials, study.search_seed)
+            for number, params in trained_points(path.parent, study.space).items():
+                asked[number] = params
+            keep_points(path, study.search, asked)
+        return asked
     missing = min(turn, study.trials - len(asked))
     if len(asked) > len(done) or missing < 1:
         return asked
     told = [told_of(trial) for trial in done]
     known = [t for t in told if t is not None]
-    points = [*asked, *ask(study.space, known, missing, study.search_seed, len(asked))]
+    asked = [*asked, *next_points(study.space, known, missing, study.search_seed, len(asked))]
+    keep_points(path, study.search, asked)
+    return asked
+
+
+def keep_points(path: Path, search: Mapping[str, object], points: Sequence[Params]) -> None:
+    """Write down the points that were drawn, and what they were drawn from."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"search": study.search, "points": points}, indent=2) + "\n")
-    return points
+    write_text(path, json.dumps({"search": search, "points": points}, indent=2) + "\n")
+
+
+def trained_points(folder: Path, space: Space) -> dict[int, Params]:
+    """Trial -> its point, of a random search by an older version, which kept no list of them."""
+    found = {}
+    for config in sorted(folder.glob("trial-*/seed-*/config.json")):
+        values = flatten(read_json(config))
+        found[int(config.parts[-3].removeprefix("trial-"))] = {key: values[key] for key in space}
+    return found
 
 
 def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
-    """The points that Optuna gave so far; a `UserError` if they are of another search."""
+    """The points that were drawn so far; a `UserError` if they are of another search."""
     if not path.exists():
         return []
     kept = read_json(path)
     if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(search)):
         raise UserError(f"{path.parent} holds trials of another search: delete it")
     return kept["points"]
-
-
-def told_of(trial: Trial) -> Told | None:
-    """A trial as Optuna is told of it; not of one that failed."""
-    if trial.status == "failed":
-        return None
-    if trial.status == "stopped":
-        run = next(r.planned.folder for r in trial.records if r.status == "stopped")
-        seen = evaluations_of(run)
-        return Told(trial.params, seen[-1], len(seen)) if seen else None
-    return Told(trial.params, math.inf if trial.figure is None else trial.figure)
 
 
 def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -> MedianRule:
@@ -229,7 +226,7 @@ def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -
 def trial_runs(
     study: SweepStudy, out: Path, arm: str, number: int, params: Params
 ) -> list[Planned]:
-    """A trial's runs on the split that is searched on, one a seed."""
+    """A trial's runs on the split that is searched on, one per seed."""
     config = point_config(study, arm, params)
     data = tuning_data(config, study.tune.fraction)
     keys: dict[str, object] = {"data.source": str(data)}
@@ -287,3 +284,55 @@ def planned(
 def point_config(study: SweepStudy, arm: str, params: Params) -> RunConfig:
     """An arm's config at a point."""
     return with_overrides(arm_config(study, arm), params)
+
+
+def document(study: SweepStudy, found: Mapping[str, Swept]) -> dict[str, Any]:
+    """Everything that was found."""
+    reported = [r for swept in found.values() for r in swept.reported]
+    return {
+        "method": study.method,
+        "tokens": study.tokens,
+        "search": study.search,
+        "arms": {
+            arm: arm_document(study.arms[arm].recipe, study.space, swept)
+            for arm, swept in found.items()
+        },
+        "provenance": provenance() | {"runs_commit": runs_commit(reported)},
+    }
+
+
+def parts(study: SweepStudy) -> list[Part]:
+    """What would be trained; the points of Optuna are known only as they are found."""
+    check_keys(study)
+    found = []
+    for arm in study.arms:
+        usual = point_config(study, arm, {})
+        if study.method == "grid":
+            points = grid_points(study.space)
+        elif study.method == "random":
+            points = random_points(study.space, study.trials or 0, study.search_seed)
+        else:
+            points = [{}] * (study.trials or 0)
+        trials = [point_config(study, arm, point) for point in points]
+        runs = {f"{arm} trial {n}": (len(study.tune.seeds), one) for n, one in enumerate(trials)}
+        runs[f"{arm} as is, and best"] = 2 * len(study.seeds), usual
+        for name, (count, config) in runs.items():
+            steps = {"train.steps": steps_for(study.tokens, config.train.batch_tokens)}
+            found.append(Part(name, count, resolve(with_overrides(config, steps), None)))
+    return found
+
+
+def write_best(study: SweepStudy, found: Mapping[str, Swept], out: Path) -> list[Path]:
+    """Write the config of each arm's best point."""
+    best = {out / f"{arm}-best.toml": (arm, s.best) for arm, s in found.items() if s.best}
+    for path, (arm, trial) in best.items():
+        write_text(path, toml_text(to_dict(point_config(study, arm, trial.params))))
+    return list(best)
+
+
+def failures(found: Mapping[str, Swept]) -> list[str]:
+    """A line for each run that failed."""
+    return [f"{record.planned.name}: {record.error}" for record in failed_runs(found)]
+
+
+KIND = Kind("sweep", SweepStudy, sweep, document, failures, parts, more=write_best)

@@ -2,13 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from unitsphere.config import did_you_mean, from_dict, read_toml
 from unitsphere.errors import UserError
+from unitsphere.inspection.weights import EIGEN, effective
+from unitsphere.models.parts import Scale
+from unitsphere.models.trunk import Transformer
+from unitsphere.studies.core.execute import Record
+from unitsphere.training.load import load_run
 
 FOLDER = Path(__file__).parent / "ablations"
 SIZES = "sizes"
@@ -173,3 +179,70 @@ def only(table: PaperTable, rows: list[str]) -> PaperTable:
     wanted = {names[row] for row in rows} | {table.tuned_on}
     wanted |= {r.name for name in wanted if (r := table.reference(table.row(name)))}
     return dataclasses.replace(table, rows=[row for row in table.rows if row.name in wanted])
+
+
+Change = dict[str, float | int | None]
+"""A relative change in percent: `mean`, `low` and `high` of its 95% interval, `seeds`."""
+
+
+SIGNLESS = (*EIGEN, "s_qk")
+"""Scales whose sign changes nothing: |α| is used, and q and k both have s_qk."""
+
+
+def learned_means(runs: Iterable[Path]) -> dict[str, float]:
+    """Scale ("s_qk") -> its mean over elements, layers and runs; of those in SIGNLESS of |s|."""
+    every = [means_of(load_run(run, device="cpu").model) for run in runs]
+    names = every[0] if every else {}
+    return {name: statistics.mean(one[name] for one in every) for name in names}
+
+
+def means_of(model: Transformer) -> dict[str, float]:
+    """Of one model, by the values that its forward pass uses."""
+    found: dict[str, list[float]] = {}
+    for place, module in model.named_modules():
+        if isinstance(module, Scale):
+            name, value = place.rpartition(".")[2], effective(module)
+            value = value.abs() if name in SIGNLESS else value
+            found.setdefault(name, []).append(value.mean().item())
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def means(row: Row, records: Mapping[int, Record]) -> dict[str, dict[str, float | None]]:
+    """Of each scale whose mean the paper gives: the paper's, and ours over the finished seeds."""
+    done = [r.planned.folder for r in records.values() if r.status == "finished"]
+    ours = learned_means(done) if row.means else {}
+    return {name: {"paper": mean, "ours": ours.get(name)} for name, mean in row.means.items()}
+
+
+def figures(records: Mapping[int, Record], measure: str) -> dict[str, Any]:
+    """A row's own figures: means over the finished seeds, and each seed."""
+    done = [record for record in records.values() if record.status == "finished"]
+    losses = [record.loss for record in done if record.loss is not None]
+    bits = [record.bits_per_byte for record in done if record.bits_per_byte is not None]
+    speeds = [r.tokens_per_second for r in done if r.tokens_per_second is not None]
+    loss = statistics.mean(losses) if losses else None
+    batch = next(iter(records.values())).planned.config.train.batch_tokens if records else 0
+    return {
+        "loss": loss,
+        "perplexity": None if loss is None else math.exp(loss),
+        "bits_per_byte": statistics.mean(bits) if bits else None,
+        "seconds_a_step": batch / statistics.median(speeds) if speeds else None,
+        "runs": {
+            str(seed): {"status": r.status, "loss": r.loss, "error": r.error}
+            for seed, r in records.items()
+        },
+    }
+
+
+def agreement(paper: float | None, change: Change | None) -> str:
+    """Whether the sign is the paper's, beyond the spread of the seeds."""
+    if change is None:
+        return "not finished"
+    low, high = change["low"], change["high"]
+    if low is None or high is None:
+        return "one seed"
+    if low <= 0 <= high:
+        return "within noise"
+    if not paper:
+        return "better" if high < 0 else "worse"
+    return "same" if (high < 0) == (paper < 0) else "opposite"

@@ -1,13 +1,17 @@
-"""What came of a sweep's trials, and how much each key matters."""
+"""The results of a sweep's trials, and how much each key matters."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.space import Params, Range, Space, Value
+from unitsphere.studies.core.search import Told, evaluations_of
+from unitsphere.studies.core.space import Choices, Params, Range, Space, Value
+from unitsphere.studies.core.statistics import paired
 
 BINS = 4
 """parts of a range, equally many trials in each, that count as one value"""
@@ -15,7 +19,7 @@ BINS = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of an arm's space and what came of its runs, one for each of tune.seeds."""
+    """A point of an arm's space and the results of its runs, one for each of tune.seeds."""
 
     number: int
     params: Params
@@ -28,7 +32,7 @@ class Trial:
 
     @property
     def figure(self) -> float | None:
-        """Mean bits per byte (without these nats a token), if every run finished."""
+        """Mean bits per byte (or nats per token without them), if every run finished."""
         known = [figure(record) for record in self.records if record.status == "finished"]
         return statistics.mean(known) if len(known) == len(self.records) else None
 
@@ -61,8 +65,19 @@ def figure(record: Record) -> float:
     return found
 
 
+def told_of(trial: Trial) -> Told | None:
+    """A trial as Optuna is told of it; not of one that failed."""
+    if trial.status == "failed":
+        return None
+    if trial.status == "stopped":
+        run = next(r.planned.folder for r in trial.records if r.status == "stopped")
+        seen = evaluations_of(run)
+        return Told(trial.params, seen[-1], len(seen)) if seen else None
+    return Told(trial.params, math.inf if trial.figure is None else trial.figure)
+
+
 def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
-    """Each key's share of the variance of the trials' figures that it explains alone (ε², 0 to 1).
+    """The share of the variance of the trials' figures that each key explains by itself (ε²).
 
     One-way analysis of variance, a range cut into BINS quantiles; ε² is the explained share less
     what chance would explain. A key is left out if there are not two finished trials a value.
@@ -92,3 +107,83 @@ def grouped(values: Sequence[Value], ordered: bool) -> np.ndarray:
         return np.array([names.index(value) for value in values])
     numbers = np.array([float(value) for value in values])
     return np.searchsorted(np.quantile(numbers, np.arange(1, BINS) / BINS), numbers, side="right")
+
+
+def arm_document(recipe: str, space: Space, found: Swept) -> dict[str, Any]:
+    """An arm: its trials on the split that was searched on, and what was reported."""
+    best = found.best
+    both = [s for s in found.as_is if is_finished(found.as_is[s], found.at_best.get(s))]
+    pairs = [(figure(found.as_is[seed]), figure(found.at_best[seed])) for seed in both]
+    gap = paired([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+    return {
+        "recipe": recipe,
+        "measure": measure(best),
+        "best": None if best is None else {"trial": best.number, "params": best.params},
+        "at_edge": [] if best is None else edges(space, best),
+        "importance": importance(space, found.trials),
+        "trials": [trial_document(trial) for trial in found.trials],
+        "reported": {
+            "as_is": {str(seed): run_document(r) for seed, r in found.as_is.items()},
+            "best": {str(seed): run_document(r) for seed, r in found.at_best.items()},
+            "difference": None if gap is None else asdict(gap),
+        },
+    }
+
+
+def measure(best: Trial | None) -> str:
+    """What the figures are: bits per byte, or the loss of runs that have none."""
+    without = best is not None and best.records[0].bits_per_byte is None
+    return "loss" if without else "bits_per_byte"
+
+
+def is_finished(*records: Record | None) -> bool:
+    """Whether all of them are there and came to their end."""
+    return all(record is not None and record.status == "finished" for record in records)
+
+
+def edges(space: Space, best: Trial) -> list[str]:
+    """The keys whose best value is the lowest or highest of those to try, not of two."""
+    found = []
+    for key, choice in space.items():
+        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
+        if enough and best.params[key] in (min(numbers), max(numbers)):
+            found.append(key)
+    return found
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """A trial; `figure` is its mean over the seeds on the split that was searched on."""
+    return {
+        "number": trial.number,
+        "params": trial.params,
+        "status": trial.status,
+        "figure": trial.figure,
+        "seeds": {str(record.planned.seed): run_document(record) for record in trial.records},
+    }
+
+
+def run_document(record: Record) -> dict[str, Any]:
+    """A run."""
+    return {
+        "status": record.status,
+        "loss": record.loss,
+        "bits_per_byte": record.bits_per_byte,
+        "run": str(record.planned.folder),
+        "error": record.error,
+    }
+
+
+def failed_runs(found: Mapping[str, Swept]) -> list[Record]:
+    """The runs that failed; one that diverged or was stopped has a result."""
+    return [
+        record
+        for swept in found.values()
+        for record in [
+            *(r for trial in swept.trials for r in trial.records),
+            *swept.as_is.values(),
+            *swept.at_best.values(),
+        ]
+        if record.status == "failed"
+    ]

@@ -14,7 +14,7 @@ from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
-from unitsphere.training.distributed.layout import ParallelConfig, Recompute
+from unitsphere.training.distributed.config import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import OptimConfig, optim_config_type
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end

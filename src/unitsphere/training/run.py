@@ -52,7 +52,7 @@ from unitsphere.training.plan import Trainer, build_trainer, plan_run
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.step import train_steps
-from unitsphere.training.stop import AgreedStop, Stop, Watchdog, seconds_of
+from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
 
 __all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
@@ -70,7 +70,7 @@ def train(
     """
     out, limit = Path(out), config.train.time_limit
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
-        stop = AgreedStop(layout, None if limit is None else seconds_of(limit))
+        stop = Stop(None if limit is None else seconds_of(limit), layout)
         on_ranks(layout, layout.first, lambda: stack.enter_context(locked(out)))
         on_ranks(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)

@@ -40,8 +40,8 @@ class Stop:
     checkpoint as slow as twice the slowest so far, `saving` seconds, is done in time.
     """
 
-    def __init__(self, limit: float | None = None) -> None:
-        self.limit, self.began = limit, time.monotonic()
+    def __init__(self, limit: float | None = None, layout: "Layout | None" = None) -> None:
+        self.limit, self.layout, self.began = limit, layout, time.monotonic()
         self.asked, self.longest, self.saving = math.inf, 0.0, 0.0
         self.requested = False
         self._before: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class Stop:
             signal.signal(number, handler)
 
     def due(self) -> bool:
-        """Whether to save and stop now.
+        """Whether to save and stop now, on all ranks if on any; all of them ask equally often.
 
         Asked between steps, micro-batches and batches of a validation; the longest time between
         two questions is part of what is kept free before the limit.
@@ -82,7 +82,7 @@ class Stop:
                     file=sys.stderr,
                     flush=True,
                 )
-        return self.requested
+        return self.requested if self.layout is None else self.layout.any(self.requested)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
@@ -93,18 +93,6 @@ class Stop:
             file=sys.stderr,
             flush=True,
         )
-
-
-class AgreedStop(Stop):
-    """A stop that all processes heed at the same question, whichever of them got the signal."""
-
-    def __init__(self, layout: "Layout", limit: float | None = None) -> None:
-        super().__init__(limit)
-        self.layout = layout
-
-    def due(self) -> bool:
-        """Whether some process is to stop; all ask equally often."""
-        return self.layout.any(super().due())
 
 
 STDERR = 2

@@ -1,7 +1,7 @@
 """A served model: requests are read in one thread and answered in another, one after another.
 
-The event loop does neither, so it always answers. A request has a place from its arrival to the
-end of its generation, and there are few places; one whose client leaves gives up its own.
+The event loop does neither, so it always answers. A request occupies one of PLACES from its arrival
+to the end of its generation, or until its client leaves.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from transformers import GenerationConfig, LogitsProcessor
 from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, Refused, parsed
 
 PLACES = 32
-"""Requests that are answered or wait; one more is told to come again."""
+"""Most requests that are answered or wait; one more is refused with status 503."""
 COLDEST = 1e-4
-"""Below this temperature sampling takes the likeliest token, and logits overflow."""
+"""Below this temperature the likeliest token is taken: logits would overflow."""
 
 
 class Ended(Exception):
-    """Nothing more is to be generated: the client has left, or a stop string has come."""
+    """Generation must stop: the client has left, or a stop string was written."""
 
 
 class Penalties(LogitsProcessor):
@@ -87,7 +87,7 @@ class Work:
         """As transformers' `generate` asks it of a streamer; `close` ends the pieces."""
 
     def close(self) -> None:
-        """Say that no piece will come, if anybody listens."""
+        """Mark the end of the pieces, if anybody listens."""
         if not self.left.is_set():
             self.loop.call_soon_threadsafe(self.queue.put_nowait, None)
 
@@ -130,7 +130,7 @@ class Engine:
         self.taken = 0
 
     async def start(self, form: type[Asked], body: bytes) -> Work:
-        """Read a request and put it in line. Raises Refused."""
+        """Read a request and queue it. Raises Refused."""
         if self.taken >= PLACES:
             raise Refused(503, f"{PLACES} requests wait already: try again later")
         self.taken += 1
@@ -189,7 +189,7 @@ class Engine:
                 streamer=work,
             )
         except Ended:
-            pass  # as it should
+            pass  # the client left, or a stop string was written
         finally:
             work.close()
 

@@ -35,9 +35,9 @@ CLASSES = {
     "mlm": ("AutoModelForMaskedLM", "UnitsphereForMaskedLM"),
 }
 TOLERANCE = 1e-4
-"""Of the largest logit: beyond this the exported model is another one."""
+"""Share of the largest logit by which the logits of the export may differ."""
 COMPARED = 128
-"""Tokens of a row that the two are compared on, at most."""
+"""Most tokens of a row on which the two are compared."""
 BLOCKS = {"ngpt": "step", "angpt": "step", "normformer": "normformer"}
 """Architecture -> kind of block; the others are pre-norm blocks."""
 NORMS = {"normformer": "layer", "rezero": "none", "dyt": "dyt"}
@@ -50,7 +50,7 @@ class Exported:
 
     out: str
     parameters: int
-    """of the exported model: less than were trained, as scales are folded"""
+    """of the exported model: fewer than were trained, because scales are folded"""
     difference: float
     """largest difference between two logits"""
     largest_logit: float
@@ -114,7 +114,7 @@ def write_folder(
         folder / WEIGHTS,
         metadata={"format": "pt"},
     )
-    (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that their owner alone may read
+    (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that only their owner may read
     fields = config_fields(architecture, model, tied, context)
     fields["unitsphere"] = settings | {"model": to_dict(twin)}
     write_configs(folder, model.objective, fields, tokenizer)
@@ -168,9 +168,9 @@ def write_configs(
 
 
 def generation_config(separator: int, tokens: int, vocab_size: int) -> Any:
-    """How an exported model generates: no id from `tokens` on, which no token stands behind.
+    """How an exported model generates: never an id from `tokens` up.
 
-    A vocabulary is rounded up, so there are such ids.
+    The vocabulary is rounded up, so these ids have no token.
     """
     from transformers import GenerationConfig
 

@@ -78,7 +78,7 @@ def own_model(folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Ten
     try:
         if known.get("num_hidden_layers") != len(layers):  # before any is made: it may say 10^9
             raise ValueError(f"it has {len(layers)} layers")
-        with torch.device("meta"):  # shapes alone: nothing is allocated for what the config says
+        with torch.device("meta"):  # only shapes: the config may ask for any size
             model = UnitsphereForCausalLM(UnitsphereConfig(**known))
         if model.config.tie_word_embeddings:
             tensors = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}

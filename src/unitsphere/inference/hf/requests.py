@@ -1,4 +1,4 @@
-"""What a request of OpenAI's protocol may say: each field's type and range, checked by pydantic.
+"""The requests of OpenAI's protocol: each field's type and range, checked by pydantic.
 
 Every mistake becomes `Refused`, status 400, with the name of the field.
 """
@@ -23,7 +23,7 @@ STOPS, STOP_LENGTH = 4, 64
 BIASES = 300
 """Most tokens of a `logit_bias`."""
 DEFAULT_TOKENS = 1024
-"""Tokens of an answer to a request that does not say how many."""
+"""Tokens of an answer if the request does not say how many."""
 IGNORED = {
     *("audio", "best_of", "echo", "function_call", "functions", "logprobs", "metadata"),
     *("modalities", "n", "parallel_tool_calls", "prediction", "reasoning_effort"),

@@ -33,9 +33,9 @@ Fields = dict[str, Any]
 BODY_LIMIT = 1 << 20
 """Most bytes of a request's body."""
 BODY_SECONDS = 30.0
-"""In which a body must have come."""
+"""Most seconds until a body is complete."""
 CONNECTIONS = 256
-"""Most at a time."""
+"""Most connections at a time."""
 
 
 class Completion:
@@ -173,9 +173,9 @@ async def body_of(request: Request) -> bytes:
 
 
 class OwnHost:
-    """Lets through what is asked of a host that the server has.
+    """Answers only requests whose Host header names this server.
 
-    A page on the web whose name is made to lead to this computer (DNS rebinding) asks by its own.
+    A web page whose name is made to lead to this computer (DNS rebinding) sends its own name.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], any_address: bool) -> None:
@@ -195,9 +195,9 @@ class OwnHost:
         """Whether the Host headers are one, and name this server."""
         try:
             (host,) = (urlsplit(f"//{value}").hostname or "" for value in named)
-        except ValueError:  # several, none, or one that is no host
+        except ValueError:  # several, none, or not a host
             return False
-        # An address is no name that somebody else could make lead here.
+        # Unlike a name, an address cannot be made to lead here by somebody else.
         return host in self.hosts or (self.any_address and is_address(host))
 
 
@@ -248,14 +248,14 @@ def refusal(request: Request, error: Any) -> Response:
     """What was wrong with a request, in the form in which OpenAI's clients look for it."""
     if isinstance(error, HTTPException):  # no such route, or not with this method
         error = Refused(error.status_code, error.detail)
-    told = {"message": error.message, "type": "invalid_request_error"}
-    told |= {"param": error.field, "code": error.status}
-    # ASCII: a name that the client gave may hold what is no UTF-8.
-    return Response(json.dumps({"error": told}), error.status, media_type="application/json")
+    body = {"message": error.message, "type": "invalid_request_error"}
+    body |= {"param": error.field, "code": error.status}
+    # ASCII: a name that the client gave may hold what is not UTF-8.
+    return Response(json.dumps({"error": body}), error.status, media_type="application/json")
 
 
 def gone(request: Request, error: Exception) -> Response:
-    """Nobody reads it: the client left while it sent its request."""
+    """An answer that nobody reads: the client left while it sent its request."""
     return Response(status_code=400)
 
 

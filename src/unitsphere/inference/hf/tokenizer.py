@@ -55,9 +55,9 @@ def with_separator(text: str, separator: int) -> tuple[str, str]:
 
 
 def check_mask(text: str, tokenizer: Tokenizer) -> None:
-    """Raise a `UserError` unless a token that is added gets the id that the training masked with.
+    """Raise a `UserError` unless an added token gets the id of the mask in training.
 
-    That is the first one after the tokenizer's own.
+    That is the first id after the tokenizer's own.
     """
     from tokenizers import Tokenizer as Backend
 
@@ -89,9 +89,9 @@ def bytes_json() -> str:
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level tokenizer (GPT-2's).
+    """The character of each byte in a byte-level tokenizer (GPT-2's).
 
-    Printable ones stand for themselves, the others for those from U+0100 on, in their order.
+    Printable bytes are their own characters, the others those from U+0100 up, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

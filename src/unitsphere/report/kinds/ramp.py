@@ -1,6 +1,7 @@
 """The page of an lr-ramp: the learning rate at which each arm's loss diverges."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Series, Table, Text
@@ -84,38 +85,54 @@ def diverges(arm: Json, peak: float) -> str:
 
 def climb_figure(runs: Sequence[Run], found: Json) -> Figure | None:
     """Loss against the rate, one line per run; None if no step is on record."""
-    most = max(LEAST, POINTS // max(len(runs), 1))
-    lines = [line for run in runs for line in climb_lines(run, found, most)]
-    if not lines:
+    window, most = found["divergence"]["window"], max(LEAST, POINTS // max(len(runs), 1))
+    climbs = {run.name: climb(run, window) for run in runs}
+    lowest = min((y for _, losses in climbs.values() for y in losses), default=None)
+    if lowest is None:
         return None
-    low = min(value for line in lines for value in line.y if value is not None)
+    limits = (lowest - 0.2, lowest + ABOVE)
+    lines = [
+        line for run in runs for line in climb_lines(run, climbs[run.name], found, most, limits[1])
+    ]
     return Figure(
         name="climb",
-        title="Loss as the rate climbs",
-        y="training loss, nats per token",
-        xs={"lr": "learning rate, rising at each step"},
+        title="Loss as the learning rate climbs",
+        y=f"training loss, nats per token, mean of the last {window} steps",
+        xs={"lr": "learning rate, rising at each step; × where the loss diverged"},
         series=lines,
-        caption="One line per run, which ends where the loss diverged, at the cross.",
+        caption="One line per run; a cross where its loss diverged.",
         log_x=found["start"] > 0,
         data=study_command(found),
-        limits=(low - 0.2, low + ABOVE),
+        limits=limits,
     )
 
 
-def climb_lines(run: Run, found: Json, most: int) -> list[Series]:
-    """A run's loss over its rate, and a cross where it diverged."""
+def climb(run: Run, window: int) -> tuple[list[float], list[float]]:
+    """The rates of a run's steps, and at each the mean of the last losses."""
     told = [r for r in run.records if is_number(r.get("lr")) and is_number(r.get("loss"))]
-    y = [round_off(record["loss"]) for record in told]
-    x = [round_off(record["lr"]) or 0.0 for record in told]
-    if not y:
+    sums = [0.0, *accumulate(record["loss"] for record in told)]
+    means = [
+        (sums[end] - sums[max(end - window, 0)]) / min(end, window) for end in range(1, len(sums))
+    ]
+    return [record["lr"] for record in told], means
+
+
+def climb_lines(
+    run: Run, told: tuple[list[float], list[float]], found: Json, most: int, top: float
+) -> list[Series]:
+    """A run's loss over its rate, and a cross where it diverged, at most as high as `top`."""
+    rates, losses = told
+    if not losses:
         return []
-    colour, kept = list(found["arms"]).index(run.arm), places(y, most)
-    told_x, told_y = [x[place] for place in kept], [y[place] for place in kept]
-    lines = [Series(run.name, {"lr": told_x}, told_y, colour, smooth=True, group=run.arm)]
+    colour, kept = list(found["arms"]).index(run.arm), places(losses, most)
+    x = {"lr": [round_off(rates[place]) or 0.0 for place in kept]}
+    y = [round_off(losses[place]) for place in kept]
+    lines = [Series(run.name, x, y, colour, group=run.arm)]
     seeds = found["arms"][run.arm]["seeds"]
     rate = next((s["lr"] for s in seeds if run.folder.name == f"seed-{s['seed']}"), None)
     if rate is not None:
-        height = next((loss for at, loss in zip(x, y, strict=True) if at >= rate), y[-1])
+        pairs = zip(rates, losses, strict=True)
+        height = min(next((loss for at, loss in pairs if at >= rate), top), top)
         name = f"{run.name} diverged"
         lines.append(Series(name, {"lr": [rate]}, [height], colour, "cross", group=run.arm))
     return lines

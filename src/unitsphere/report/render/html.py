@@ -96,6 +96,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "marks": [dataclasses.asdict(mark) for mark in figure.marks],
         "guides": list(figure.guides),
         "level": figure.level,
+        "limits": figure.limits,
         "alike": figure.alike,
         "series": [series_json(series) for series in figure.series],
         "panels": [

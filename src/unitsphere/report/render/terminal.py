@@ -52,15 +52,15 @@ def print_block(console: "Console", block: Block) -> None:
         console.print("\n".join(map(harmless, block.lines)), markup=False)
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> "RichTable":
-    """A table for a rich console; columns after the first are aligned to the right."""
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> "RichTable":
+    """A table for a rich console; columns after the first `left` are aligned to the right."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text as Plain
 
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
-        justify = "right" if index else "left"
+        justify = "left" if index < left else "right"
         table.add_column(Plain(harmless(column)), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Plain(harmless(cell)) for cell in row))

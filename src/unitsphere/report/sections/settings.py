@@ -28,7 +28,7 @@ def study_details(
     return [
         *(curve_sections(runs, intro) if curves else []),
         *between,
-        settings_section(runs),
+        *([settings_section(runs)] if runs else []),
         environment_section(runs, commands, found.get("provenance", {})),
     ]
 

@@ -193,7 +193,7 @@ class CommandTask:
 
 
 def ignore_notice() -> None:
-    """For a process that is to be stopped by SIGTERM alone."""
+    """For a process that only SIGTERM should stop."""
     signal.signal(TIME_IS_UP, signal.SIG_IGN)
 
 
@@ -203,9 +203,9 @@ def torchrun_variables() -> dict[str, str]:
     from submitit.helpers import TorchDistributedEnvironment
 
     own = TorchDistributedEnvironment()
-    alone = JobEnvironment().num_nodes == 1  # then no name has to be looked up
+    single = JobEnvironment().num_nodes == 1  # then no name has to be looked up
     return {
-        "MASTER_ADDR": "127.0.0.1" if alone else own.master_addr,
+        "MASTER_ADDR": "127.0.0.1" if single else own.master_addr,
         "MASTER_PORT": str(own.master_port),
         "RANK": str(own.rank),
         "WORLD_SIZE": str(own.world_size),

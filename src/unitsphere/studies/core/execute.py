@@ -36,7 +36,7 @@ Executor = Callable[[Sequence[Job]], JobExecutor]
 
 @dataclass(frozen=True)
 class Local:
-    """Processes on this machine; without `workers` one a core, or a GPU."""
+    """Processes on this machine; by default one per core, or per GPU."""
 
     workers: int | None = None
 
@@ -67,11 +67,11 @@ def executor_of(run: Execution, folder: Path) -> Executor:
 
 @dataclass(frozen=True)
 class Record:
-    """What came of a run.
+    """The result of a run.
 
-    `loss` (nats a token) and `bits_per_byte` are those of the validation split after the last step;
-    `seconds` is the time of training, without validation; `tokens_per_second` the median of the
-    run's records. A run that did not finish has an `error` in their place.
+    `loss` (nats per token) and `bits_per_byte` are those of the validation split after the last
+    step; `seconds` is the time of training, without validation; `tokens_per_second` the median of
+    the run's records. A run that did not finish has an `error` in their place.
     """
 
     planned: Planned
@@ -90,7 +90,7 @@ def execute(
     watch: OnProgress = lambda states: None,
     later: Sequence[Job] = (),
 ) -> list[Record]:
-    """Train what is neither finished nor diverged, and read what came of each, in their order.
+    """Train what is neither finished nor diverged, and read the result of each, in their order.
 
     `watch` sees the states as they are followed, and may set `stop` of one: that run is then never
     trained to its end. `later` are runs that are known to follow these: the time left counts them.
@@ -165,7 +165,7 @@ def finished(folder: Path) -> bool:
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
-    """What came of a run; `error` is why it failed, if that is not to be read beside its folder."""
+    """The result of a run; `error` is why it failed, if no file beside its folder says it."""
     where = run.folder / ENVIRONMENT
     environment = read_json(where) if where.exists() else None
     if divergence(run.folder).exists():
@@ -178,7 +178,7 @@ def read_record(run: Planned, error: str | None = None) -> Record:
     records = read_metrics(run.folder)
     last = records[-1]
     if not math.isfinite(last.get("val_loss", math.nan)):
-        why = "the validation loss is no number"
+        why = "the validation loss is NaN or infinite"
         return Record(run, "diverged", error=why, environment=environment)
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return Record(

@@ -8,7 +8,7 @@ the refusal becomes a flag:
     data        another source, field, split or mask: other text is learned or scored
     tokenizer   another tokenizer or vocabulary: the loss is of other tokens
     context     another length of sequences
-    batch       another number of tokens a step
+    batch       another number of tokens per step
     objective   another task
     evaluation  another part of the validation split is scored
     weights     weights stored in bf16 in some arms only: they lose small updates
@@ -32,7 +32,7 @@ Flagged, shown with the figures:
     rising      an arm is worse after more tokens: its speedups rest on the mean of both
     repeated    a budget is larger than the training split
     hardware    runs of the arms were timed on different devices, processors or threads
-    speed       arms differ in what changes their speed alone
+    speed       arms differ in what changes only their speed
     versions    runs are of different versions of the code or of torch
 """
 
@@ -139,7 +139,7 @@ def unfair(
         yield from differing(configs, baseline, name, keys)
     stored = [arm for arm, c in configs.items() if c.train.precision == "bf16-storage"]
     if stored and len(stored) < len(configs):
-        yield Finding("weights", f"{', '.join(stored)} alone: train.precision bf16-storage")
+        yield Finding("weights", f"only {', '.join(stored)}: train.precision bf16-storage")
     for arm, config in configs.items() if annealed else ():
         why = un_annealed(config)
         if why:
@@ -208,7 +208,7 @@ def run_flags(
 ) -> Iterator[Finding]:
     """Seeds, rates, runs that did not finish, repeated data, and what the runs were made on."""
     if len(seeds) == 1:
-        yield Finding("one-seed", f"seed {seeds[0]} alone: nothing is known of the spread")
+        yield Finding("one-seed", f"only seed {seeds[0]}: nothing is known of the spread")
     if not any(rate.rates for rate in rates.values()):
         yield Finding("untuned", "the rates are as the recipes or the study give them")
     yield from rate_flags(rates)
@@ -275,6 +275,6 @@ def values(records: Iterable[Record], key: str) -> list[str]:
 
 
 def places(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The environments that runs began and went on in."""
+    """The environments in which runs started and resumed."""
     known = [r.environment for r in records if r.environment is not None]
     return [place for first in known for place in (first, *first.get("resumed", []))]

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from unitsphere.files import open_given, read_bytes
 
 Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
-"""interrupted: it has saved and stopped, the same call goes on (exit status 75, or Ctrl-C)"""
+"""interrupted: it has saved and stopped, by Ctrl-C or exit status 75; the same call resumes it"""
 
 SAVED = 75
 """exit status of a run that was asked to stop and has saved its state"""
-GOES_ON = "stopped and saved: the same command goes on from there"
-KILLED = "it did not save in time and was ended: it goes on from its last checkpoint"
-STOPPED = "it was stopped from elsewhere, and has saved: the same command goes on"
+RESUMES = "stopped and saved: the same command resumes there"
+KILLED = "it did not save in time and was killed: it resumes from its last checkpoint"
+STOPPED = "it was stopped from elsewhere, and has saved: the same command resumes it"
 TAIL_BYTES = 32_768
 DIVERGED = re.compile(
     r"step \d+: (loss \S+, gradient norm \S+|validation loss (nan|-?inf)|weights that are NaN)"
@@ -33,7 +33,7 @@ DIVERGED = re.compile(
 class Job:
     """One command and the run folder it writes; `steps` is how far it has to go, if known.
 
-    `device` is the run's `train.device`: one that may be a GPU gets a GPU of its own. `arm` is
+    `device` is the run's `train.device`: one that may be a GPU gets its own GPU. `arm` is
     what the progress of many jobs is summed up by.
     """
 
@@ -92,12 +92,12 @@ class State:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user or the machine asked to stop; the message says what goes on, and how to come back.
+    """The user or the machine asked to stop; the message says what still runs, and what to do.
 
     `states` are the jobs' as it was left.
     """
 
-    def __init__(self, states: list[State], message: str = GOES_ON) -> None:
+    def __init__(self, states: list[State], message: str = RESUMES) -> None:
         super().__init__(message)
         self.states = states
 

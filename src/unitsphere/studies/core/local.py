@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine: one thread each, on a core or a GPU of its own."""
+"""Jobs as processes of this machine: one thread each, on a core or its own GPU."""
 
 import contextlib
 import functools
@@ -12,8 +12,8 @@ from typing import Protocol
 
 from unitsphere.files import append_to
 from unitsphere.studies.core.jobs import (
-    GOES_ON,
     KILLED,
+    RESUMES,
     Clock,
     Interrupted,
     Job,
@@ -32,7 +32,7 @@ class LocalExecutor:
     Args:
         workers: jobs at a time.
         gpus: names of GPUs as CUDA_VISIBLE_DEVICES takes them, dealt out to the workers in turn.
-            A job that would use a GPU (`device` "cuda" or "auto") then sees its worker's alone.
+            A job that would use a GPU (`device` "cuda" or "auto") then sees only its worker's.
     """
 
     poll_seconds = POLL_SECONDS
@@ -65,7 +65,7 @@ class LocalExecutor:
         """Mark the jobs at work as stopping, which `close` does to them."""
         for child in self.running.values():
             child.state.status, child.state.seconds_left = "stopping", None
-        return GOES_ON
+        return RESUMES
 
     def close(self) -> None:
         """Ask every job to save and end; end those that do not, or all on a second Ctrl-C."""
@@ -104,7 +104,7 @@ def available_gpus() -> list[str]:
 
 
 def available_slots() -> int:
-    """Runs at a time where nobody says otherwise: one a GPU, without GPUs one a core."""
+    """Runs at a time where nobody says otherwise: one per GPU, without GPUs one per core."""
     return len(available_gpus()) or len(available_cores())
 
 
@@ -210,13 +210,13 @@ def run_jobs(
     on_progress: Callable[[list[State]], None] = lambda states: None,
     executor: Executor | None = None,
 ) -> list[State]:
-    """Run the jobs in their order, at most `workers` at a time (by default one a core or GPU).
+    """Run the jobs in their order, at most `workers` at a time (by default one per core or GPU).
 
     `on_progress` sees the states after every look at them. Without `executor` they are processes
     of this machine.
 
     Returns:
-        One state a job, in the jobs' order, each `done`, `failed`, or `interrupted` if it has
+        One state per job, in the jobs' order, each `done`, `failed`, or `interrupted` if it has
         been stopped from elsewhere and saved.
 
     Raises:

@@ -127,7 +127,7 @@ def is_finished(run: Path) -> bool:
 
 @dataclass(frozen=True)
 class Size:
-    """A model's parameters, and its operations a training token."""
+    """A model's parameters, and its operations per training token."""
 
     parameters: int
     flops_per_token: int

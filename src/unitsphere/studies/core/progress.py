@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from unitsphere.report.table import duration
+from unitsphere.report.numbers import duration
 from unitsphere.studies.core.jobs import Job, State
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LiveTable:
         self.live.__exit__(kind, error, traceback)
 
     def __call__(self, states: Sequence[State]) -> None:
-        """Draw it anew."""
+        """Draw it again."""
         left = time_left(states, self.workers, self.later)
         self.live.update(picture([*states, *self.later], left), refresh=True)
 
@@ -188,7 +188,7 @@ def picture(states: Sequence[State], left: float | None) -> "RenderableType":
 
 
 def runs_table(states: Sequence[State]) -> "Table":
-    """A row for each job: bar, step, loss, tokens a second, time left."""
+    """A row for each job: bar, step, loss, tokens per second, time left."""
     rows = [
         [cropped(state.job.name), _steps(state), _loss(state), _speed(state), remaining(state)]
         for state in states

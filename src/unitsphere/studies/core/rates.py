@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unitsphere.errors import UserError
-from unitsphere.report.table import short
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
@@ -26,7 +26,7 @@ from unitsphere.training.resolve import resolve
 
 @dataclass
 class Search:
-    """The search of one rate: `found` maps each rate to what came of its runs, one a seed.
+    """The search of one rate: `found` maps each rate to the results of its runs, one per seed.
 
     `plan` gives the runs of a rate; `name` is for people.
     """

@@ -5,20 +5,17 @@ runs/<arm>/…            the run folders, their logs beside them
 results.json, …         what was found
 """
 
-import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import unitsphere
 from unitsphere.config import differences, to_dict
 from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
-from unitsphere.report.table import markdown
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.spec import Study, load_study, toml_text
 from unitsphere.training.environment import commit, cpu_model, package_version
@@ -74,25 +71,3 @@ def provenance(program: str = "unitsphere") -> dict[str, str | None]:
         "torch": package_version("torch"),
         "unitsphere": unitsphere.__version__,
     }
-
-
-def write_page(
-    found: Mapping[str, Any],
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    picture: str,
-    out: Path,
-) -> list[Path]:
-    """Write the document as results.json, and its table and picture as results.md; their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    document, page = out / "results.json", out / "results.md"
-    write_text(document, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    origin = found["provenance"]
-    machine = f"commit {origin['commit']}, {origin['machine']}, torch {origin['torch']}"
-    write_text(
-        page,
-        f"# {title}\n\n{markdown(columns, rows)}\n![{title}]({picture})\n\n"
-        f"`{origin['command']}`: {machine}\n",
-    )
-    return [document, page]

@@ -1,10 +1,13 @@
-"""Optuna's sampler as a source of trials. What it knows is built anew from the trials' own results
-each time: nothing of it is stored, so an interrupted sweep goes on as if it had not been.
+"""Points of a sweep by Optuna's samplers, and hopeless trials stopped by its pruner.
+
+(A grid is `itertools.product`, in `space`: Optuna's visits the same points in another order.)
+
+Optuna stores nothing: each time it is told the results of the trials, from their own folders, so
+that a sweep that was interrupted resumes as if it had not been. Points that were drawn are kept in
+the study's folder, since another version of Optuna may draw others.
 """
 
-import importlib.util
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +20,15 @@ from unitsphere.training.log import METRICS, read_metrics
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
 
 @dataclass(frozen=True)
 class Told:
-    """What came of a trial: its loss, infinite if it diverged.
+    """The result of a trial: its loss, infinite if it diverged.
 
-    Of one that was stopped early `loss` is its last evaluation, the `stopped`th.
+    `stopped`: if it was stopped early, at which evaluation; `loss` is then the one there.
     """
 
     params: Params
@@ -32,23 +36,31 @@ class Told:
     stopped: int | None = None
 
 
-def check_optuna() -> None:
-    """Raise UserError unless Optuna is installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise UserError("method = \"optuna\" needs Optuna: pip install 'unitsphere[sweep]'")
+def random_points(space: Space, count: int, seed: int) -> list[Params]:
+    """The first `count` points of those that a seed draws."""
+    from optuna.samplers import RandomSampler
+
+    return drawn(space, (), count, RandomSampler(seed=seed))
 
 
-def ask(space: Space, told: Sequence[Told], count: int, seed: int, asked: int) -> list[Params]:
+def next_points(
+    space: Space, told: Sequence[Told], count: int, seed: int, asked: int
+) -> list[Params]:
     """The next `count` points after `asked` by the tree-structured Parzen estimator (TPE).
 
-    The seed goes on with the points asked for, so that those of a turn which failed whole are not
-    asked for again.
+    The seed depends on `asked`, so that points which all failed are not drawn again.
     """
-    check_optuna()
+    from optuna.samplers import TPESampler
+
+    sampler = TPESampler(seed=seed * 100_003 + asked, constant_liar=True)
+    return drawn(space, told, count, sampler)
+
+
+def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
+    """Points of a sampler that is told the results of earlier trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + asked, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     distributions = {key: distribution(choice) for key, choice in space.items()}
     study.add_trials([frozen(trial, distributions) for trial in told])
@@ -94,7 +106,7 @@ def taken(choice: Choices | Range, value: bool | int | float | str) -> bool | in
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """When a trial is given up. Such a one is no result: it has not been annealed."""
+    """When a trial is given up. Its loss is not a result: it has not been annealed."""
 
     rule: Literal["none", "median"] = "none"
     """median: its best evaluation so far is worse than the median of the others at that point"""
@@ -139,17 +151,15 @@ class MedianRule:
 
     def verdict(self, run: Path) -> str | None:
         """Why a run is to stop, or None."""
-        own = self.evaluations(run)
+        own, rule = self.evaluations(run), self.rule
         count = len(own)
-        if not self.rule.after * self.rule.evaluations < count < self.rule.evaluations:
+        if not rule.after * rule.evaluations < count < rule.evaluations:
             return None
-        rivals = [self.evaluations(other) for other in self.rivals[run]]
-        level = [losses[count - 1] for losses in rivals if len(losses) >= count]
-        if len(level) < self.rule.others or min(own) <= statistics.median(level):
+        if not is_hopeless(own, [self.evaluations(r) for r in self.rivals[run]], rule.others):
             return None
         return (
-            f"stopped at evaluation {count} of {self.rule.evaluations}: at best {min(own):.4f}, "
-            f"the median of {len(level)} others there is {statistics.median(level):.4f}"
+            f"stopped at evaluation {count} of {rule.evaluations}: at best {min(own):.4f}, "
+            "worse than the median of the others there"
         )
 
     def evaluations(self, run: Path) -> list[float]:
@@ -161,8 +171,26 @@ class MedianRule:
         return self.seen.get(run, (0, []))[1]
 
 
+def is_hopeless(own: Sequence[float], rivals: Sequence[Sequence[float]], least: int) -> bool:
+    """Whether a run's best loss is worse than the median of its rivals' at its last evaluation.
+
+    No fewer than `least` rivals must have come as far.
+    """
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=least, n_min_trials=least)
+    study = optuna.create_study()
+    for losses in rivals:
+        if losses:
+            steps = dict(enumerate(losses, 1))
+            study.add_trial(create_trial(value=losses[-1], intermediate_values=steps))
+    steps = dict(enumerate(own, 1))
+    return pruner.prune(study, create_trial(state=TrialState.RUNNING, intermediate_values=steps))
+
+
 def evaluations_of(run: Path) -> list[float]:
-    """The validation losses of a run in order: bits per byte, without these nats a token."""
+    """The validation losses of a run in order: bits per byte, or nats per token without them."""
     return [figure_of(record) for record in read_metrics(run) if "val_loss" in record]
 
 

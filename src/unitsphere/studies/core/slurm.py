@@ -1,8 +1,8 @@
 """Jobs as arrays of a SLURM cluster, handed over by submitit and followed by their run folders.
 
-The jobs do not need whoever follows them: after Ctrl-C they go on, and the next call finds them by
-`.jobs/jobs.json` in the study's folder. Both sides must see that folder. How a job ended stands in
-`<run folder>.exit`; while SLURM's queue holds the job, it goes on.
+The jobs do not need the process that follows them: after Ctrl-C they continue, and the next call
+finds them by `.jobs/jobs.json` in the study's folder. Both sides must see that folder. A job's exit
+status is in `<run folder>.exit`; while SLURM's queue holds the job, it is not over.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from unitsphere.studies.core.cluster import (
 )
 from unitsphere.studies.core.jobs import (
     DIVERGED,
-    GOES_ON,
+    RESUMES,
     SAVED,
     Clock,
     State,
@@ -165,13 +165,13 @@ class SlurmExecutor:
         return bool(self.followed)
 
     def interrupt(self) -> str:
-        """The jobs go on by themselves."""
+        """The jobs continue by themselves."""
         if not self.followed:
-            return GOES_ON
+            return RESUMES
         arrays = " ".join(sorted({job.number.partition("_")[0] for job in self.followed}))
         return (
-            f"{len(self.followed)} runs go on in the cluster: the same command comes back to them; "
-            f"`scancel {arrays}` stops them, each saved"
+            f"{len(self.followed)} runs continue in the cluster: the same command finds them "
+            f"again; `scancel {arrays}` stops them, each saved"
         )
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ def read_exit(path: Path) -> int | None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process goes on; takes note of the end of one of this process's own."""
+    """Whether a process still runs; takes note of the end of one of this process's own."""
     with contextlib.suppress(ChildProcessError):  # another's
         os.waitpid(process, os.WNOHANG)
     try:

@@ -35,14 +35,10 @@ class Choices:
         """All of them."""
         return list(self.values)
 
-    def draw(self, rng: np.random.Generator) -> Value:
-        """One of them."""
-        return self.values[int(rng.integers(len(self.values)))]
-
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, whole ones if both are; `log`: equal ratios are as likely."""
+    """Numbers from `low` to `high`, whole if both ends are; `log`: equal ratios are as likely."""
 
     low: float
     high: float
@@ -56,15 +52,6 @@ class Range:
         assert self.points is not None
         spaced = np.geomspace if self.log else np.linspace
         return list(dict.fromkeys(map(self.take, spaced(self.low, self.high, self.points))))
-
-    def draw(self, rng: np.random.Generator) -> Value:
-        """A number of the range."""
-        share, ends = rng.random(), (self.low, self.high)
-        if self.whole and not self.log:
-            return int(rng.integers(int(self.low), int(self.high) + 1))
-        low, high = map(math.log, ends) if self.log else ends
-        number = low + share * (high - low)
-        return self.take(math.exp(number) if self.log else number)
 
     def take(self, number: float) -> Value:
         """The number as it is used: whole, or of four digits, and never outside."""
@@ -149,9 +136,3 @@ def grid_points(space: Space) -> list[Params]:
     """Every combination; the last key changes fastest."""
     values = grid_values(space)
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
-
-
-def random_point(space: Space, seed: int, number: int) -> Params:
-    """The point of trial `number`: the same whenever it is asked for."""
-    rng = np.random.default_rng([seed, number])
-    return {key: choice.draw(rng) for key, choice in space.items()}

@@ -8,7 +8,7 @@ ngpt = { recipe = "quickstart/ngpt", set = { "model.alpha.init" = 0.1 }, lr = 2e
 "data.source" = "wiki.jsonl"
 [tune]
 points = 5
-[run]                                    # how it is executed; may change when it goes on
+[run]                                    # how it is executed; may change when it resumes
 workers = 2
 """
 
@@ -78,12 +78,12 @@ class Tune:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a study is executed. It may change when a study goes on."""
+    """How a study is executed. It may change when a study resumes."""
 
     executor: Literal["local", "slurm"] = "local"
     """local: processes on this machine; slurm: arrays of a cluster"""
     workers: int | None = None
-    """runs at a time; none: one a core or GPU, in a cluster all"""
+    """runs at a time; none: one per core or GPU, in a cluster all"""
     slurm: Resources = field(default_factory=Resources)
     """what each run is given there"""
 
@@ -99,7 +99,7 @@ class Study:
     """What all studies share."""
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("run.",)
-    """how the keys begin that may change when a study goes on: they change none of its runs"""
+    """how the keys begin that may change when a study resumes: they change none of its runs"""
 
     arms: dict[str, ArmSpec]
     set: dict[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Data to tune on: a run's training documents, split anew.
+"""Data to tune on: a run's training documents, split again.
 
 The validation documents that a study reports take no part in its tuning: a share of the training
 documents is held out in their place. The tokens are those of the training split, so tokenizer and
@@ -73,7 +73,7 @@ def write_splits(source: Shards, fraction: float, fingerprint: str, folder: Path
     val_counts, val_files = closed(val, size, target_size)
     manifest = Manifest(
         source=f"the training split of {made_from.source}",
-        note="the training split, split anew to tune on",
+        note="the training split, split again to tune on",
         input=fingerprint,
         dtype=made_from.dtype,
         tokenizer=made_from.tokenizer,

@@ -10,7 +10,7 @@ it. A link is neither followed nor deleted. All tensors are safetensors and all 
 reading a checkpoint that someone else wrote runs no code.
 """
 
-from unitsphere.training.checkpoint.saver import Saver, save, write
+from unitsphere.training.checkpoint.saver import Saver, write
 from unitsphere.training.checkpoint.store import (
     MARKER,
     STATE,
@@ -40,6 +40,5 @@ __all__ = [
     "load_state",
     "newest",
     "prune",
-    "save",
     "write",
 ]

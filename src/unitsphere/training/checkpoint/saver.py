@@ -38,11 +38,6 @@ from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.distributed.processes import on_all_ranks, on_ranks
 
 
-def save(root: Path, state: State, model: nn.Module, optimizer: Optimizer) -> Path:
-    """`write` what model and optimizer hold now."""
-    return write(root, state, named_tensors(model, optimizer))
-
-
 def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> Path:
     """Write the checkpoint of `state.step` under `root`; its folder, complete and on the disk.
 

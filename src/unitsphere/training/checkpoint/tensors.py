@@ -28,18 +28,14 @@ from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.optim.state import check_state
 
 
-def write_tensors(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """The model's tensors into one safetensors file, the optimizer's into another."""
-    write_named(folder, named_tensors(model, optimizer))
-
-
 def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """All tensors of a checkpoint by their names there."""
     return model_tensors(model) | optimizer_tensors(model, optimizer)
 
 
 def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> None:
-    """`write_tensors` of what `named_tensors` gave, or of a copy of it.
+    """Write what `named_tensors` gave, or a copy of it: the model's into one safetensors file, the
+    optimizer's into another.
 
     Of several processes each writes its shards into two files of its own: call it in all of them.
     """

@@ -11,8 +11,12 @@ function seriesColour(series) {
 // Arms beyond the sixth have the first ones' colours, and dashes.
 function dashOf(series) {
   if (series.style === "dashed") return [6, 4];
+  if (series.style === "dotted") return [2, 4];
   return [[], [8, 4], [2, 3]][Math.floor(series.colour / 6) % 3];
 }
+
+// The size of the markers of a cloud; hollow ones have no fill.
+const CLOUDS = { points: 8, dots: 4, hollow: 13, star: 12, cross: 9 };
 
 function seriesOptions({ series, x, role }) {
   if (role === "behind") {
@@ -20,8 +24,9 @@ function seriesOptions({ series, x, role }) {
   }
   const stroke = seriesColour(series);
   const band = role === "high" || role === "low";
-  const cloud = series.style === "points";
+  const cloud = CLOUDS[series.style];
   const dots = role === "main" && series.style !== "dashed" && (cloud || x.length <= 40);
+  const empty = series.style === "hollow";
   return {
     label: series.name,
     stroke: band ? "transparent" : stroke,
@@ -29,9 +34,59 @@ function seriesOptions({ series, x, role }) {
     alpha: role === "raw" ? 0.35 : 1,
     dash: dashOf(series),
     paths: cloud ? () => null : undefined,
-    points: { show: dots && !band, size: cloud ? 8 : 6, fill: stroke, stroke, width: 1 },
+    points: { show: dots && !band, size: cloud || 6, fill: empty ? "transparent" : stroke, stroke, width: empty ? 2 : 1, ...pointPaths(series.style) },
     spanGaps: true,
   };
+}
+
+// A star or a cross in the place of each point; nothing for uPlot's own circles.
+function pointPaths(style) {
+  if (style !== "star" && style !== "cross") return {};
+  const paths = (u, place, from, to) => {
+    const path = new Path2D(), size = (CLOUDS[style] / 2) * devicePixelRatio;
+    for (let row = from; row <= to; row++) {
+      const value = u.data[place][row];
+      if (value === null || value === undefined) continue;
+      const x = u.valToPos(u.data[0][row], "x", true), y = u.valToPos(value, "y", true);
+      if (style === "cross") {
+        for (const turn of [-1, 1]) {
+          path.moveTo(x - size, y - turn * size);
+          path.lineTo(x + size, y + turn * size);
+        }
+        continue;
+      }
+      for (let corner = 0; corner <= 10; corner++) {
+        const angle = (corner * Math.PI) / 5, reach = corner % 2 ? size * 0.45 : size;
+        path[corner ? "lineTo" : "moveTo"](x + reach * Math.sin(angle), y - reach * Math.cos(angle));
+      }
+    }
+    return { stroke: path, fill: style === "star" ? path : null };
+  };
+  return { paths };
+}
+
+// Dotted vertical lines at given places, and a dashed horizontal one.
+function drawGuides(u, figure) {
+  const { ctx } = u, { left, top, width, height } = u.bbox;
+  ctx.save();
+  ctx.strokeStyle = colour("--soft");
+  ctx.lineWidth = devicePixelRatio;
+  const line = (from, to, dash) => {
+    ctx.setLineDash(dash.map((each) => each * devicePixelRatio));
+    ctx.beginPath();
+    ctx.moveTo(...from);
+    ctx.lineTo(...to);
+    ctx.stroke();
+  };
+  for (const place of figure.guides) {
+    const x = u.valToPos(place, "x", true);
+    if (x >= left && x <= left + width) line([x, top], [x, top + height], [2, 3]);
+  }
+  if (figure.level !== null) {
+    const y = u.valToPos(figure.level, "y", true);
+    if (y >= top && y <= top + height) line([left, y], [left + width, y], [6, 4]);
+  }
+  ctx.restore();
 }
 
 // Bands lie between two neighbours, high before low.
@@ -202,9 +257,10 @@ function rangeOf(figure, state) {
   return (u, low, high) => (dotted || low === null || low === high ? roomy(u, low, high) : [low, high]);
 }
 
-// The vertical range: of what is seen, or where panels are alike of all that they show.
-function heightOf(state, whole) {
+// The vertical range: the figure's own, or of what is seen, or of all panels that are alike.
+function heightOf(state, whole, limits) {
   const roomy = state.logY ? widenLog : widen;
+  if (limits && !state.logY) return () => limits;
   return (u, low, high) => (whole && whole.y[0] <= whole.y[1] ? roomy(u, ...whole.y) : roomy(u, low, high));
 }
 
@@ -222,7 +278,7 @@ function plotOptions(figure, columns, state, width, hooks, whole) {
     bands: bandsOf(columns),
     scales: {
       x: { time: false, ...log(state.logX), range: rangeOf(figure, state) },
-      y: { ...log(state.logY), range: heightOf(state, whole) },
+      y: { ...log(state.logY), range: heightOf(state, whole, figure.limits) },
     },
     axes: [axisOptions(under), axisOptions({ size: 56, ...numberTicks("y", state.logY) })],
     cursor: {
@@ -234,7 +290,7 @@ function plotOptions(figure, columns, state, width, hooks, whole) {
       bind: { dblclick: () => () => (hooks.reset(), null) },
     },
     hooks: {
-      draw: [(u) => drawBars(u, columns), (u) => drawMarks(u, figure, state)],
+      draw: [(u) => drawGuides(u, figure), (u) => drawBars(u, columns), (u) => drawMarks(u, figure, state)],
       setSelect: [(u) => hooks.select(u)],
       setCursor: [(u) => hooks.read(u)],
     },

@@ -1,0 +1,76 @@
+"""Optuna as a source of points, rebuilt from the trials each time."""
+
+from unitsphere.studies.core.search import Told, is_hopeless, next_points, random_points
+from unitsphere.studies.core.space import Choices, Range
+
+SPACE = {
+    "lr": Range(1e-3, 1e-1, log=True),
+    "n": Range(1, 4, whole=True),
+    "kind": Choices(("a", True, 0.5)),
+}
+
+
+def test_points_lie_in_the_space_and_follow_from_the_trials_alone():
+    points = next_points(SPACE, [], 5, seed=0, asked=0)
+    assert points == next_points(SPACE, [], 5, seed=0, asked=0)
+    assert len({str(point) for point in points}) == 5
+    for point in points:
+        assert list(point) == list(SPACE)
+        assert 1e-3 <= point["lr"] <= 1e-1
+        assert point["n"] in (1, 2, 3, 4)
+        assert point["kind"] in ("a", True, 0.5)
+    told = [Told(point, 1.0) for point in points]
+    assert next_points(SPACE, told, 1, seed=0, asked=5)[0] not in points
+
+
+def test_points_that_all_failed_are_not_asked_for_again():
+    assert next_points(SPACE, [], 2, seed=0, asked=2) != next_points(SPACE, [], 2, seed=0, asked=0)
+
+
+def test_the_search_goes_where_losses_are_low():
+    told: list[Told] = []
+    for _ in range(8):
+        for point in next_points({"lr": SPACE["lr"]}, told, 4, seed=1, asked=len(told)):
+            told.append(Told(point, abs(float(point["lr"]) - 0.02)))
+    last = [abs(float(trial.params["lr"]) - 0.02) for trial in told[-12:]]
+    first = [abs(float(trial.params["lr"]) - 0.02) for trial in told[:12]]
+    assert sorted(last)[6] < sorted(first)[6] / 2
+
+
+def test_diverged_and_stopped_trials_keep_it_away():
+    lr = {"lr": SPACE["lr"]}
+    good = [Told({"lr": 2e-3 + i * 1e-4}, 1.0 + i / 100) for i in range(8)]
+    bad = [Told({"lr": 5e-2 + i * 1e-3}, float("inf")) for i in range(8)]
+    bad += [Told({"lr": 3e-2 + i * 1e-3}, 9.0, stopped=2) for i in range(8)]
+    assert max(point["lr"] for point in next_points(lr, good + bad, 6, seed=2, asked=24)) < 2e-2
+
+
+def test_a_random_draw_lies_in_its_range_and_is_drawn_again_alike():
+    for low, ratio, log in ((1e-6, 1.001, True), (3.0, 40.0, False), (1e-3, 1e4, True)):
+        space = {"lr": Range(low, low * ratio, log=log), "n": Range(2, 5, log=log, whole=True)}
+        points = random_points(space, 60, seed=3)
+        for point in points:
+            assert low <= point["lr"] <= low * ratio
+            assert point["n"] in (2, 3, 4, 5)
+            assert isinstance(point["n"], int)
+        assert points[:20] == random_points(space, 20, seed=3)
+        assert points[0] != random_points(space, 1, seed=4)[0]
+
+
+def test_random_draws_spread_over_the_range():
+    space = {"lr": Range(1e-3, 1e-1, log=True), "kind": Choices(("a", "b"))}
+    space["n"] = Range(2, 4, whole=True)
+    points = random_points(space, 400, seed=0)
+    below = sum(point["lr"] < 1e-2 for point in points)
+    assert 150 < below < 250
+    assert 150 < sum(point["kind"] == "a" for point in points) < 250
+    assert {point["n"] for point in points} == {2, 3, 4}
+    assert all(point["lr"] == float(f"{point['lr']:.4g}") for point in points)
+
+
+def test_a_run_is_hopeless_if_its_best_is_worse_than_the_median_of_those_that_came_as_far():
+    rivals = [[3.0, 2.0 + i / 10, 1.5] for i in range(4)]  # the median of the second is 2.15
+    assert is_hopeless([3.5, 2.16], rivals, 4)
+    assert not is_hopeless([3.5, 2.14], rivals, 4)
+    assert not is_hopeless([2.1, 9.0], rivals, 4)
+    assert not is_hopeless([3.5, 2.16], [*rivals[:3], rivals[3][:1], []], 4)
