@@ -9,7 +9,7 @@ from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
-from unitsphere.report.context import by_context, by_position, columns, rows
+from unitsphere.report.kinds.context import by_context, by_position, columns, rows
 
 RECIPE = tiny_recipe("ngpt", model={"d_model": 16}, lr=2e-2, steps=4)
 TEXT = "The cat sat on the mat, and that was that.\n" * 100

@@ -21,8 +21,9 @@ from unitsphere.training.folder import read_evaluations
 
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
+from unitsphere.inference.lm_eval_files import shipped_tasks
 from unitsphere.inference.lm_eval_model import HarnessLM, read_settings
-from unitsphere.inference.lm_eval_tasks import figures, run_tasks, task_names
+from unitsphere.inference.lm_eval_tasks import figures, run_tasks
 
 CONTEXT = 96
 RECIPE = tiny_recipe(
@@ -168,7 +169,7 @@ def numbers(resps) -> list[float]:
 
 
 def test_every_shipped_task_is_compared_with_the_export(pairs):
-    assert sorted(pairs) == sorted(ITEMS) == task_names()
+    assert sorted(pairs) == sorted(ITEMS) == list(shipped_tasks())
 
 
 @pytest.mark.parametrize("task", [name for name in ITEMS if name != "translation"])

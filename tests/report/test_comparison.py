@@ -1,14 +1,15 @@
-"""Tables, page and picture of a comparison."""
+"""The page of a comparison in a terminal, in Markdown and as a picture."""
 
 import copy
-import io
 
 import pytest
-from rich.console import Console
 from studies.documents import played
 
-from unitsphere.report.budgets import BudgetCurve, budget_curves, curves_of
-from unitsphere.report.comparison import comparison_page, comparison_tables, notes, ratio
+from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
+from unitsphere.report.render.markdown import markdown
+from unitsphere.report.render.picture import picture
+from unitsphere.report.render.terminal import terminal
+from unitsphere.report.write import write_results
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +18,9 @@ def found(tmp_path_factory) -> dict:
     return played(folder, {"gpt-plus": 1.0, "ngpt-with-a-name": 1.5, "slow": 0.7})
 
 
-def printed(found) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    for table in comparison_tables(found):
-        console.print(table)
-    return console.file.getvalue()
-
-
-def test_the_tables_fit_80_columns_and_hold_every_figure(found):
-    text = printed(found)
+def test_the_tables_fit_80_columns_and_hold_every_figure(found, tmp_path):
+    text = terminal(compare_page(found, tmp_path), 80)
+    assert text.startswith("ngpt-with-a-name needs ")
     assert max(map(len, text.splitlines())) <= 80
     for arm, figures in found["arms"].items():
         assert arm in text
@@ -36,12 +31,12 @@ def test_the_tables_fit_80_columns_and_hold_every_figure(found):
     assert all(part in text for part in ratio(found["speedups"][0]["tokens"]).split())
 
 
-def test_large_budgets_fit_too(found):
+def test_large_budgets_fit_too(found, tmp_path):
     large = copy.deepcopy(found)
     for arm in large["arms"].values():
         for budget in arm["budgets"]:
             budget["tokens"] *= 10**7
-    text = printed(large)
+    text = terminal(compare_page(large, tmp_path), 80)
     assert max(map(len, text.splitlines())) <= 80
     assert f"{large['arms']['gpt-plus']['budgets'][-1]['loss']:.4f}" in text
 
@@ -56,43 +51,57 @@ def test_ratios_say_what_is_missing():
     assert ratio(nothing | {"reason": "runs were timed on different hardware"}) == "–"
 
 
-def test_notes_have_targets_reasons_statements_and_flags(found):
-    flagged = found | {"flags": [{"name": "one-seed", "text": "seed 0 alone"}]}
-    said = notes(flagged)
+def test_notes_have_targets_reasons_and_statements(found, tmp_path):
+    said = notes(found)
     assert "slow, tokens, steps, flops, time: not reached within the budgets" in said
-    assert any(line.startswith("slow: gpt-plus comes to its last loss × 1.4") for line in said)
-    at_once = copy.deepcopy(flagged)
+    assert any(line.startswith("slow: gpt-plus reaches its last loss × 1.4") for line in said)
+    at_once = copy.deepcopy(found)
     for row in at_once["speedups"]:
         row["behind"] = {"median": None, "low": None, "high": None}
-    assert "slow: gpt-plus comes to its last loss before the smallest budget" in notes(at_once)
+    assert "slow: gpt-plus reaches its last loss before the smallest budget" in notes(at_once)
     assert found["differences"][-1]["statement"] in said
-    assert said[-1] == "[one-seed] seed 0 alone"
+    flagged = found | {"flags": [{"name": "one-seed", "text": "only seed 0"}]}
+    assert compare_page(flagged, tmp_path).caveats == ["[one-seed] only seed 0"]
 
 
-def test_the_page_has_command_tables_picture_and_grids(found):
-    page = comparison_page(found, "loss.png")
-    assert f"Command: `{found['provenance']['command']}`" in page
-    assert "![loss against tokens](loss.png)" in page
-    assert "- gpt-plus at 384: 0.01: 3.0000, 0.02: 2.0000, 0.04: –" in page
-    assert "| slow | not reached | not reached | not reached | not reached |" in page
+def test_markdown_has_answer_command_tables_picture_and_rates(found, tmp_path):
+    page = compare_page(found, tmp_path)
+    text = markdown(page)
+    assert text.index(page.answer) < text.index("### Loss at equal tokens")
+    assert f"Command: `{found['provenance']['command']}`" in text
+    assert "![Loss against training tokens](loss.png)" in text
+    assert "- gpt-plus at 384: 0.01: 3.0000, 0.02: 2.0000, 0.04: –" in text
+    assert "| slow | not reached | not reached | not reached | not reached |" in text
 
 
-def test_the_picture_shows_what_finished(found, tmp_path):
-    curves = curves_of(found["arms"])
-    assert [curve.name for curve in curves] == list(found["arms"])
-    assert curves[0].means == [b["loss"] for b in found["arms"]["gpt-plus"]["budgets"]]
-    path = budget_curves(curves, "three arms", tmp_path / "deep" / "loss.png")
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    lost = copy.deepcopy(found["arms"])
-    for seed in lost["slow"]["budgets"][0]["seeds"]:
+def test_one_call_writes_the_results_of_a_study(found, tmp_path):
+    out = tmp_path / "deep" / "study"
+    page, files = write_results({"kind": "compare", **found}, out)
+    assert page.kind == "Comparison"
+    assert files == [out / "results.json", out / "results.md", out / "loss.png"]
+    assert files[2].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_picture_shows_what_finished(found):
+    lines = {line.name: line for line in budget_figure(found).series}
+    means = [b["loss"] for b in found["arms"]["gpt-plus"]["budgets"]]
+    assert lines["gpt-plus"].y == pytest.approx(means, rel=1e-5)
+    seeds = [[s["loss"] for s in b["seeds"]] for b in found["arms"]["gpt-plus"]["budgets"]]
+    assert lines["gpt-plus"].low == pytest.approx([min(each) for each in seeds], rel=1e-5)
+    assert lines["gpt-plus, seed 1"].y == pytest.approx([s[1] for s in seeds], rel=1e-5)
+    lost = copy.deepcopy(found)
+    slow = lost["arms"]["slow"]["budgets"]
+    for seed in slow[0]["seeds"]:
         seed["loss"] = None
-    assert len(curves_of(lost)[2].tokens) == 2
-    for budget in lost["slow"]["budgets"]:
-        for seed in budget["seeds"]:
-            seed["loss"] = None
-    assert [curve.name for curve in curves_of(lost)] == list(found["arms"])[:2]
+    assert len(next(s for s in budget_figure(lost).series if s.name == "slow").y) == 2
+    for seed in (seed for budget in slow for seed in budget["seeds"]):
+        seed["loss"] = None
+    figure = budget_figure(lost)
+    assert {line.legend for line in figure.series} == set(list(found["arms"])[:2])
+    assert picture(figure, "png")[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("curves", [[], [BudgetCurve("one", [100], [[3.0]])]])
-def test_little_is_enough_for_a_picture(tmp_path, curves):
-    assert budget_curves(curves, "little", tmp_path / "loss.png").stat().st_size > 1000
+@pytest.mark.parametrize("budgets", [[], [{"tokens": 100, "seeds": [{"seed": 0, "loss": 3.0}]}]])
+def test_little_is_enough_for_a_picture(budgets):
+    figure = budget_figure({"arms": {"one": {"budgets": budgets}}, "speedups": []})
+    assert len(picture(figure, "png")) > 1000

@@ -228,7 +228,7 @@ def test_more_than_six_lines_become_small_plots_with_the_others_behind():
         "series": [2],
         "behind": [0, 1, 3, 4, 5, 6],
     }
-    svg = picture([lines(7)]).decode()
+    svg = picture(lines(7)).decode()
     assert all(f"arm {i}" in svg for i in range(7))
 
 
@@ -293,7 +293,7 @@ def test_a_quickstart_s_speedup_is_drawn_between_its_curves(quickstart):
     assert mark.x["step"] == (200, first)
     assert mark.y == base.y[-1]
     assert mark.text == f"ngpt ×{200 / first:.2f}"
-    assert mark.text in picture([figure]).decode()
+    assert mark.text in picture(figure).decode()
 
 
 def test_a_study_s_budgets_are_the_ticks_and_its_speedup_an_arrow():
@@ -311,7 +311,7 @@ def test_a_study_s_budgets_are_the_ticks_and_its_speedup_an_arrow():
     assert figure.places == {"tokens": [245760, 983040]}
     (mark,) = figure.marks
     assert (mark.x["tokens"], mark.y, mark.text) == ((983040, 491520), 4.0, "ngpt ×2.00")
-    svg = picture([figure]).decode()
+    svg = picture(figure).decode()
     assert ">246k<" in svg
     assert ">983k<" in svg
     assert "ngpt ×2.00" in svg

@@ -28,8 +28,9 @@ from unitsphere.files import read_text
 from unitsphere.inference.lm_eval_data import fitting_options, local, marked_pronouns
 from unitsphere.inference.lm_eval_items import in_one_line
 from unitsphere.inference.lm_eval_model import read_settings
-from unitsphere.inference.lm_eval_tasks import TASKS
 
+TASKS = Path(__file__).parent / "tasks"
+"""The task files that come with the package."""
 LIMIT = 1 << 20
 """Most bytes of a task file."""
 MOST_REPEATS = 100
@@ -285,9 +286,14 @@ def load_tasks(names: Sequence[str], metadata: Mapping[str, Any], trusted: bool)
     return found
 
 
+def shipped_tasks() -> dict[str, Path]:
+    """The tasks that come with the package, by name."""
+    return {path.stem: path for path in sorted(TASKS.glob("*.yaml"))}
+
+
 def task_files(name: str) -> list[Path]:
     """The files of a task, of a tag, or the file that is named."""
-    shipped = {path.stem: path for path in sorted(TASKS.glob("*.yaml"))}
+    shipped = shipped_tasks()
     if name in shipped:
         return [shipped[name]]
     if name.endswith(".yaml"):

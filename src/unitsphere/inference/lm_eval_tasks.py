@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.api.task import Task
 
-TASKS = Path(__file__).parent / "tasks"
 DRAWS = 1000
 """Of the bootstrap behind standard errors that have no formula (perplexity; BLEU takes 100)."""
 REHEARSED = 2
@@ -33,11 +31,6 @@ def check_lm_eval() -> None:
     """Raise a `UserError` unless lm-evaluation-harness is there."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("--tasks needs lm-eval: pip install 'unitsphere[eval]'")
-
-
-def task_names() -> list[str]:
-    """The tasks that come with the package."""
-    return sorted(path.stem for path in TASKS.glob("*.yaml"))
 
 
 def run_tasks(

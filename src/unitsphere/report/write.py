@@ -110,7 +110,7 @@ def document(page: Page, folders: Folders, live: str = "") -> str:
     written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     with as_user_errors(folders):
         shown = [] if live else [figure for figure in page.figures() if figure.printed]
-        pictures = {figure.name: picture([figure]) for figure in shown}
+        pictures = {figure.name: picture(figure) for figure in shown}
         return html(page, report_command(*map(str, listed(folders))), pictures, live, written)
 
 

@@ -40,7 +40,7 @@ class ContextStudy:
 
 
 def context_study(study: ContextStudy) -> dict[str, Any]:
-    """Score every run of every arm; the document that `report.context` draws.
+    """Score every run of every arm; the document that is reported.
 
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
     tokenizers differ: perplexities are then of other tokens.

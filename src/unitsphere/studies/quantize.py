@@ -53,7 +53,7 @@ class QuantizationStudy:
 def quantization_study(
     study: QuantizationStudy, say: Callable[[str], object] = lambda line: None
 ) -> dict[str, Any]:
-    """Score every run as it is and in every format; the document that `report.quantization` draws.
+    """Score every run as it is and in every format; the document that is reported.
 
     A format counts twice where the model constrains its matrices: as it comes back, and
     renormalised.

@@ -155,7 +155,10 @@ def draw_mark(axes: "Axes", mark: Mark, axis: str) -> None:
 
 def name_ends(axes: "Axes", series: Sequence[Series], axis: str) -> None:
     """Write each line's name and last value at its end, moved apart where they would overlap."""
-    lines = {each.legend: each for each in reversed(series) if each.style not in POINTS}
+    lines: dict[str, Series] = {}
+    for each in series:
+        if each.style not in POINTS:
+            lines.setdefault(each.legend, each)
     ends = [(line, line.x[axis][-1], last) for line in lines.values() if (last := line.y[-1])]
     if not ends:
         return

@@ -44,21 +44,34 @@ def write_picture(
     figures: Sequence[Figure], files: Sequence[Path], columns: int = 3, title: str = ""
 ) -> None:
     """Draw figures side by side into each of the files, an SVG or a PNG by its ending."""
-    for path in files:
+    drawn = pictures(figures, [path.suffix[1:] for path in files], columns, title)
+    for path, data in zip(files, drawn, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, picture(figures, path.suffix[1:], columns, title))
+        write_bytes(path, data)
 
 
-def picture(
-    figures: Sequence[Figure], form: str = "svg", columns: int = 3, title: str = ""
-) -> bytes:
-    """Figures side by side as the bytes of an SVG or a PNG, the same for the same figures."""
-    with style(figures[0].name if figures else ""):
+def picture(figure: Figure, form: str = "svg") -> bytes:
+    """A figure as the bytes of an SVG or a PNG, the same for the same figure."""
+    return pictures([figure], [form])[0]
+
+
+def pictures(
+    figures: Sequence[Figure], forms: Sequence[str], columns: int = 3, title: str = ""
+) -> list[bytes]:
+    """Figures side by side, drawn once, as the bytes of each form ("svg" or "png")."""
+    found = []
+    with style(figures[0].name):
         drawn = draw(figures, columns, title)
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if form == "svg" else None
-        drawn.savefig(buffer, format=form, metadata=metadata, dpi=200)
-    return buffer.getvalue()
+        layout = drawn.get_layout_engine()
+        assert layout is not None
+        layout.execute(drawn)
+        drawn.set_layout_engine(None)  # not again for each form: it takes longer than drawing
+        for form in forms:
+            buffer = io.BytesIO()
+            metadata = {"Date": None} if form == "svg" else None
+            drawn.savefig(buffer, format=form, metadata=metadata, dpi=200)
+            found.append(buffer.getvalue())
+    return found
 
 
 def write_film(frames: Sequence[Frame], path: Path) -> None:
