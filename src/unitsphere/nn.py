@@ -1,4 +1,4 @@
-"""The sublayers of nGPT for a model of your own: each works alone, its weights on unit spheres.
+"""The sublayers of nGPT for your own model: each works by itself, its weights on unit spheres.
 
     from unitsphere.nn import NormalizedAttention, NormalizedMLP, SphereResidual, UnitEmbedding
 
@@ -12,10 +12,10 @@
 | `NormalizedAttention` | eq. 12–16 | [batch, time, d] -> the same |
 | `NormalizedMLP` | eq. 17–21 | [..., d] -> the same |
 
-Weights start as unit vectors, drawn after `torch.manual_seed`. That they stay so in training is
-`unitsphere.constrain(model, optimizer)`'s work. It wants every parameter of the model declared:
-these modules declare theirs; say `free(module)` of what shall have no constraint, and
-`declare(module, weight=Bound(dim=1))` of a module of torch's own that shall have one.
+Weights start as unit vectors, drawn after `torch.manual_seed`.
+`unitsphere.constrain(model, optimizer)` keeps them so in training. Every parameter of the model
+must be declared for it: these modules declare theirs; use `free(module)` for a module without a
+constraint, and `declare(module, weight=Bound(dim=1))` for one of torch's modules that gets one.
 """
 
 import math

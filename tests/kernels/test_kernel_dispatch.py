@@ -26,7 +26,7 @@ def test_modes_are_set_and_restored():
         with pytest.raises(ZeroDivisionError), using_kernels("off"):
             raise ZeroDivisionError
         assert mode() == "auto"
-    with pytest.raises(UserError, match="kernels 'on' is no mode: use auto, off, require"):
+    with pytest.raises(UserError, match="kernels 'on' is not a mode: use auto, off, require"):
         use_kernels("on")
 
 

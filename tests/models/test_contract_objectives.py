@@ -160,7 +160,7 @@ def test_counts_by_role_are_those_of_the_model(name, objective):
 def test_misuse_is_one_line():
     causal, encoder = build("ngpt", **SMALL), build("ngpt", objective="mlm", **SMALL)
     both = build("ngpt", objective="seq2seq", **SMALL)
-    with pytest.raises(UserError, match="clm has no encoder apart"):
+    with pytest.raises(UserError, match="clm has no separate encoder"):
         causal.encode(tokens())
     with pytest.raises(UserError, match="clm takes no memory"):
         causal(tokens(), memory=both.encode(tokens()))

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-CUDNN_MENDED = 91501
-"""cuDNN 9.15.1: before it, attention was wrong where a length was no multiple of 128."""
+CUDNN_FIXED = 91501
+"""cuDNN 9.15.1: before it, attention was wrong where a length was not a multiple of 128."""
 OPT_OUT = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-"""torch's own environment variable for those who do not want cuDNN first."""
+"""torch's environment variable for users who do not want cuDNN first."""
 
 _held = ExitStack()
 atexit.register(_held.close)
@@ -28,7 +28,7 @@ def attention_backends(capability: tuple[int, int], cudnn: int | None) -> list[S
     `torch.backends.cudnn.version()` gives it; None, where there is none. An old one comes last.
     """
     fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    first = capability[0] in (9, 10) and (cudnn or 0) >= CUDNN_MENDED
+    first = capability[0] in (9, 10) and (cudnn or 0) >= CUDNN_FIXED
     if first and not os.environ.get(OPT_OUT):
         return [SDPBackend.CUDNN_ATTENTION, *fused]
     return [*fused, SDPBackend.CUDNN_ATTENTION]

@@ -49,8 +49,8 @@ def fused_step(
     Call it right before `optimizer.step()`, with the gradients that the step will use (of a
     closure they are still to come: do not call it then). It moves torch's own state, so a
     `state_dict` is the same as without it. Returns weight -> gradient for what it stepped: the
-    gradient was taken off the weight so that `optimizer.step()` leaves the weight alone, and is
-    the caller's to put back. What is not returned is for `optimizer.step()` and a projection.
+    gradient was taken off the weight so that `optimizer.step()` skips the weight; the caller puts
+    it back. What is not returned is for `optimizer.step()` and a projection.
 
     `shadows` maps weights to narrow copies that the kernel brings up to date. Sharded weights are
     stepped where a shard holds whole vectors.

@@ -8,7 +8,7 @@
 
 The mode belongs to the process: `use_kernels(mode)` sets it, `using_kernels(mode)` for a while.
 Triton is imported when the first kernel serves. Under `TRITON_INTERPRET=1` kernels run on CPU
-tensors too, slowly: for tests, so with `require` alone.
+tensors too, slowly: for tests, so only with `require`.
 """
 
 import importlib.util
@@ -71,9 +71,9 @@ def mode() -> Mode:
 
 
 def use_kernels(mode: Mode) -> None:
-    """Set the mode of this process; UserError for a name that is none."""
+    """Set the mode of this process; UserError for an unknown name."""
     if mode not in get_args(Mode):
-        raise UserError(f"kernels '{mode}' is no mode: use {', '.join(get_args(Mode))}")
+        raise UserError(f"kernels '{mode}' is not a mode: use {', '.join(get_args(Mode))}")
     _setting.mode = mode
 
 
@@ -111,7 +111,7 @@ def serves(kernel: Kernel, first: Tensor, *others: Any) -> bool:
 def refuse(name: str, reason: str, device: str) -> None:
     """Log once that the plain function takes the kernel's place, or raise UserError: `require`.
 
-    A warning on a GPU; elsewhere nobody misses a kernel.
+    A warning on a GPU; elsewhere no kernel is expected.
     """
     if _setting.mode == "require":
         raise UserError(f"kernels 'require', but {name} cannot run: {reason}; or use 'auto'")

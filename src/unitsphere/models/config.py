@@ -21,7 +21,7 @@ class ModelConfig:
     n_kv_heads: int | None = None
     """heads of keys and values, each for n_heads/n_kv_heads heads of queries; none: n_heads"""
     window: int | None = None
-    """tokens that one sees: itself and those before it, in an encoder on either side; none: all"""
+    """tokens that each sees: itself and those before, in an encoder on either side; none: all"""
     d_ff: int | None = None
     """width of the MLP; none: 4·d_model"""
     mixers: str = "attention"

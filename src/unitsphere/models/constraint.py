@@ -1,4 +1,4 @@
-"""What a model declares of its parameters: a role each, and for every matrix a constraint or none.
+"""What a model declares of its parameters: the role of each, and the constraint of each matrix.
 
 A module that owns parameters answers `declare()` with a `Declaration` for each of them by
 its local name. Optimizers form their groups by role, and `training.constrain` projects what

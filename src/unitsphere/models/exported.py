@@ -1,7 +1,7 @@
 """A folded model's tensors under the names of its exported form, and back, bit for bit.
 
 Exported folders (inference/hf) hold the weights of a folded model (`plans.fold_`) under the
-names that transformers' own models use. Both ways go through the twin: the model, on the meta
+names that transformers' own models use. Both directions use the twin: the model, on the meta
 device, that is left when everything that can be folded is, every scale that remains has one value
 an element, and the head is one matrix.
 """
@@ -110,7 +110,7 @@ def is_tied(model: Transformer) -> bool:
     if not model.config.tied:
         return False
     scale = model.head().scale
-    rescaled = isinstance(getattr(model, "s", None), Scale)  # DyT's, of the input alone
+    rescaled = isinstance(getattr(model, "s", None), Scale)  # DyT's, which only the input has
     return unless_one(scale) is None and not rescaled
 
 
@@ -129,7 +129,7 @@ def twin_config(config: Any, tied: bool) -> Any:
 
 
 def twin(architecture: str, config: Any, objective: Any) -> Transformer:
-    """The twin of that config, shapes alone."""
+    """The twin of that config, on the meta device."""
     return fold_(build_from(architecture, config, "meta", objective=objective))
 
 

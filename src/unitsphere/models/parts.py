@@ -135,7 +135,7 @@ class Scale(nn.Module):
     """A learned scale: a stored tensor ŝ that starts at s_scale, used as ŝ·(s_init/s_scale).
 
     Adam's steps have the size of the learning rate, so a small s_scale makes the effective
-    value move fast (nGPT §2.5). With form "fixed" there is no parameter.
+    value move fast (nGPT §2.5). With the form "fixed" there is no parameter.
     """
 
     def __init__(self, config: ScaleConfig, shape: tuple[int, ...], d_model: int) -> None:
@@ -144,8 +144,8 @@ class Scale(nn.Module):
         self.start = 1 / math.sqrt(d_model) if config.scale is None else config.scale
         if config.form != "fixed" and (self.init == 0) != (self.start == 0):
             raise UserError(
-                f"a scale with init {self.init} and scale {self.start} is 0 or infinite for ever: "
-                "make both 0 or neither"
+                f"a scale with init {self.init} and scale {self.start} would always be 0 or "
+                "infinite: make both 0 or neither"
             )
         self.factor = 1.0 if self.init == self.start else self.init / (self.start or 1.0)
         if config.form == "fixed":
@@ -184,7 +184,7 @@ LogitGain = Literal["head", "layer", "fixed"]
 
 
 def logit_gain(form: LogitGain, start: float | None, n_heads: int, d_k: int) -> Scale:
-    """anGPT's g, the factor of the attention logits under QK norm: one a head, one a layer, fixed.
+    """anGPT's g, the factor of the attention logits under QK norm: per head, per layer, or fixed.
 
     It starts at √d_k, which gives the logits unit variance, unless `start` says otherwise.
     """

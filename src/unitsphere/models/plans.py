@@ -85,7 +85,7 @@ def _longest_angpt(config: angpt.ANGPTConfig) -> float | None:
 
 
 INPUT_BOUNDS: dict[type[nn.Module], tuple[Callable[[Any], float | None], tuple[str, ...]]] = {
-    # W_v h, and means of such vectors, the heads, are no larger than h
+    # W_v h, and means of such vectors, the heads, are at most as large as h
     ngpt.Attention: (_longest_ngpt, ("W_q", "W_k", "W_v", "W_o")),
     ngpt.MLP: (_longest_ngpt, ("W_u", "W_nu")),
     angpt.Attention: (_longest_angpt, ("W_q", "W_k", "W_v")),

@@ -55,7 +55,7 @@ def build_from(
     seed: int = 0,
     objective: Objective = "clm",
 ) -> Transformer:
-    """The model of a config, initialised on `device` by its own generator; "meta": shapes only.
+    """The model of a config, initialised on `device` with its own generator; "meta": only shapes.
 
     It is laid out on the meta device first, so nothing is allocated or drawn twice.
     """

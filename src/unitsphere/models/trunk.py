@@ -3,10 +3,10 @@
 Positions, masks, the KV cache and the loss live here, once. What a paper writes (embedding,
 block, head, initialisation, constraints) lives in that paper's file. An objective makes it
 
-| objective | is | sees |
+| objective | is | what a token sees |
 |---|---|---|
-| clm | a causal language model | a token itself and those before it |
-| mlm | a bidirectional encoder that predicts masked tokens | everything |
+| clm | a causal language model | itself and the tokens before it |
+| mlm | a bidirectional encoder that predicts masked tokens | every token |
 | seq2seq | an encoder, and a decoder whose blocks also look at the encoder's output | both |
 """
 
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         super().__init__()
         if config.window is not None and config.window < 1:
             raise UserError(
-                f"model.window must be at least 1, a token itself: {config.window}; "
+                f"model.window must be at least 1, which is the token itself: {config.window}; "
                 "leave it out to see everything"
             )
         self.config = config
@@ -111,11 +111,11 @@ class Transformer(nn.Module):
 
         With a cache the tokens come after those it holds. `left_padding` [batch] int64 counts
         the leading tokens of each row that are padding: masked, positions start after them.
-        `mask` (bool, broadcast to [batch, 1, time, keys]) is true where a token may look, in
-        place of what the objective says, within `model.window` if there is one: padding at the
-        end, for instance. Every token must see one. `memory` is what `encode` made of the
+        `mask` (bool, broadcast to [batch, 1, time, keys]) is true where a token may look, instead
+        of what the objective says, but only within `model.window`: to hide padding at the end, for
+        instance. Every token must see at least one. `memory` is what `encode` made of the
         source; seq2seq needs it. `documents` (int [batch, time]) numbers the document of each
-        token: a token sees its own document alone.
+        token: a token sees only its own document.
         """
         return self.logits(self.features(tokens, cache, left_padding, mask, memory, documents))
 
@@ -140,14 +140,13 @@ class Transformer(nn.Module):
             raise UserError(
                 f"a model with the objective {self.objective} "
                 + ("needs" if memory is None else "takes no")
-                + " memory: seq2seq goes through encode(source), the others do without"
+                + " memory: give seq2seq what encode(source) returns, and other objectives none"
             )
         if cache is not None and self.objective == "mlm":
             raise UserError("an encoder (objective mlm) sees whole texts: it has no cache")
         if documents is not None and (cache is not None or memory is not None):
             raise UserError(
-                "documents are kept apart in whole sequences of text: they go neither with a "
-                "cache nor with seq2seq"
+                "documents work only with whole sequences of text, not with a cache or with seq2seq"
             )
         if mask is not None and not all(mixer.bidirectional for mixer in self.mixers()):
             raise UserError("a mask needs attention in every layer: see model.mixers")
@@ -167,13 +166,13 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Memory:
         """What a seq2seq model's decoder looks at, for source [batch, time] int64.
 
-        `source_mask` (bool [batch, time]) is true for real tokens, false for padding; a row needs
-        a real one.
+        `source_mask` (bool [batch, time]) is true for real tokens, false for padding; every row
+        needs a real one.
         """
         if self.encoder is None:
             raise UserError(
-                f"a model with the objective {self.objective} has no encoder apart: build it "
-                "with the objective seq2seq"
+                f"a model with the objective {self.objective} has no separate encoder: build "
+                "it with the objective seq2seq"
             )
         mask = None if source_mask is None else source_mask[:, None, None, :]
         context = self._context(source, None, None, mask, causal=False)
@@ -203,7 +202,7 @@ class Transformer(nn.Module):
             positions = (positions - left_padding[:, None]).clamp(min=0)
         wide = torch.promote_types(next(self.parameters()).dtype, torch.float32)
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
-        if left_padding is not None:  # one table a row, the same for all heads
+        if left_padding is not None:  # one table per row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
         rule = MaskRule(causal, self._window(past + new), documents)
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot

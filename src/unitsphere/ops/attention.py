@@ -28,8 +28,8 @@ def merge_heads(x: Tensor) -> Tensor:
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """A function that needs the compiler, for instance not to hold all scores of attention.
 
-    Within what is being compiled it is a part of that. Else it is compiled apart, at its first
-    use: the compiler takes seconds to import.
+    Inside a function that is being compiled it is a part of that one. Otherwise it is compiled
+    separately, at its first use: the compiler takes seconds to import.
     """
     return function if torch.compiler.is_compiling() else _compiled(function)
 

@@ -42,7 +42,7 @@ X_TYPE, DY_TYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
 @dataclass(frozen=True)
 class Bounded:
-    """Beyond what no element of x and of W is known to lie; None: nothing is known."""
+    """The largest |element| that x and W can have; None: not known."""
 
     x: float | None = None
     weight: float | None = None

@@ -113,12 +113,12 @@ def chunked(
     if reduction == "sum":
         return total
     count = scored.sum()
-    # The mean over nothing is no number, yet its gradient is 0: as in the plain loss.
+    # The mean over no tokens is NaN, but its gradient is 0, as in the plain loss.
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
 def check_torch(compute: torch.dtype, label_smoothing: float, z_loss: float) -> None:
-    """Raise UserError unless torch's own chunked loss is there and serves."""
+    """Raise UserError unless torch has its own chunked loss and it can compute this one."""
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         raise UserError(
             f"torch {torch.__version__} has no linear_cross_entropy: take the path chunked"

@@ -12,13 +12,13 @@ def unit_norm(x: Tensor, dim: int = -1) -> Tensor:
     A zero vector stays zero and passes its gradient on unchanged, so nothing becomes NaN.
     nGPT §2.2, anGPT §3.
     """
-    if not torch.is_grad_enabled():  # without what `apply` costs a token in decoding
+    if not torch.is_grad_enabled():  # `apply` costs time for each token in decoding
         return UnitNorm.forward(x, dim)
     return UnitNorm.apply(x, dim)  # pyright: ignore[reportReturnType]
 
 
 class UnitNorm(torch.autograd.Function):
-    """`unit_norm`, of which x alone is kept for the backward pass."""
+    """`unit_norm`, which keeps only x for the backward pass."""
 
     generate_vmap_rule = True
 

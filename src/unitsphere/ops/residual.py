@@ -29,7 +29,7 @@ LONGEST = 4.0
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""
     step = alpha if isinstance(alpha, Tensor) else torch.full((), alpha, device=h.device)
-    if not torch.is_grad_enabled():  # without what `apply` costs a token in decoding
+    if not torch.is_grad_enabled():  # `apply` costs time for each token in decoding
         return LerpNorm.forward(h, x, step)
     return LerpNorm.apply(h, x, step)  # pyright: ignore[reportReturnType]
 
@@ -93,7 +93,7 @@ def add_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 def gate(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """A sublayer's output x times 2σ(⟨w, h⟩), one number of 0 … 2 a token; w [d], 0 for x itself.
+    """A sublayer's output x times 2σ(⟨w, h⟩), a number from 0 to 2 per token; with w = 0, x.
 
     The h that the sublayer read decides how far it moves. Shape and dtype of x.
     """

@@ -5,7 +5,7 @@ RoPE: dimension i of the rotated part pairs with i + d_rot/2.
 RoPE(x)_i            = x_i cos θ_i − x_{i+d_rot/2} sin θ_i
 RoPE(x)_{i+d_rot/2}  = x_{i+d_rot/2} cos θ_i + x_i sin θ_i,   θ_i = position · base^(−2i/d_rot)
 
-A rotation: lengths stay, and scores depend on the distance of two positions alone.
+A rotation: lengths do not change, and scores depend only on the distance of two positions.
 Tables are computed from the positions in each forward pass, so there is no buffer to lose.
 """
 

@@ -1,8 +1,8 @@
-"""Cross-entropy of a linear head whose vocabulary processes share: each holds some of its rows.
+"""Cross-entropy of a linear head whose vocabulary is sharded: each rank holds some of its rows.
 
 As `ops.chunked_loss`, a chunk of tokens at a time and the gradients in the forward pass; the
-logits of other processes never come here. For a chunk the processes exchange the largest logit,
-then three sums a token, and at the end the sum of their gradients of h.
+logits of other ranks are never sent. For a chunk the processes exchange the largest logit,
+then three sums per token, and at the end the sum of their gradients of h.
 
     loss     = lse − (1 − ε) z_t − ε mean(z) + c lse²,   lse = log Σ exp z
     dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V

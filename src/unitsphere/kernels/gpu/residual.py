@@ -4,7 +4,7 @@ With r_x = 1/‖x‖, x̂ = r_x x, s = h + α⊙(x̂ − h), r_s = 1/‖s‖, y 
 ds = r_s(g − y⟨g,y⟩);  dα = Σ_rows ds⊙(x̂ − h);  dh = (1 − α)⊙ds;
 dx = r_x(α⊙ds − x̂⟨α⊙ds, x̂⟩), where ⟨α⊙ds, x̂⟩ = r_s(⟨g, α⊙x̂⟩ − ⟨g,y⟩⟨y, α⊙x̂⟩),
 so that every sum over a row can be taken at once. r_x and r_s are kept from the forward pass, one
-number a row each. dα is summed in each program over its rows, then over programs: no atomics.
+number per row each. dα is summed in each program over its rows, then over programs: no atomics.
 """
 
 from typing import Any
@@ -77,7 +77,7 @@ def _backward(
 def tiles(rows: int, d: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and how many tiles a program of the backward pass takes.
 
-    From the shape alone, so that results do not depend on the GPU.
+    Only from the shape, so that results do not depend on the GPU.
     """
     block_d = covering(d)
     block_r = max(TILE // block_d, 1)

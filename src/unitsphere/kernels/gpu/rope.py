@@ -2,7 +2,7 @@
 
 With z = RoPE(x), r = 1/‖z‖, u = r z, y = s⊙u:
 ds = Σ g⊙u;  du = s⊙g;  dz = r(du − u⟨u, du⟩);  dx = RoPEᵀ(dz), the rotation back.
-r is kept from the forward pass, one number a head. A head [d_k] lies in three pieces: a and b,
+r is kept from the forward pass, one number per head. A head [d_k] lies in three pieces: a and b,
 which turn together, and the rest c, so that no element changes its thread.
 
 A program takes a stretch of time for a few heads and loads the table once for them. Tensors are
