@@ -21,8 +21,9 @@ from unitsphere.models.registry import build
 from unitsphere.training.checkpoint.tensors import (
     empty_tensors,
     load_optimizer,
+    named_tensors,
     optimizer_tensors,
-    write_tensors,
+    write_named,
 )
 from unitsphere.training.config import run_config_type
 from unitsphere.training.distributed.layout import SINGLE, Degrees
@@ -127,7 +128,7 @@ def test_probes_find_the_moments_that_it_has():
 
 def test_its_checkpoint_is_checked(tmp_path):
     model, optimizer = stepped()
-    write_tensors(tmp_path, model, optimizer)
+    write_named(tmp_path, named_tensors(model, optimizer))
     stored = empty_tensors(tmp_path, "optim.", "meta")
     parameters = dict(model.named_parameters())
     assert check_state(tmp_path, stored, parameters, optimizer).keys() == stored.keys()
@@ -149,7 +150,7 @@ def test_its_checkpoint_is_checked(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_its_state_comes_back_in_its_own_precision(dtype, tmp_path):
     model, optimizer = stepped(dtype)
-    write_tensors(tmp_path, model, optimizer)
+    write_named(tmp_path, named_tensors(model, optimizer))
     fresh = build_optimizer(model, TOY)
     load_optimizer(tmp_path, model, fresh)
     before, after = optimizer_tensors(model, optimizer), optimizer_tensors(model, fresh)
