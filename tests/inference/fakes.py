@@ -13,7 +13,7 @@ class FakeCache:
     def __init__(self) -> None:
         self.tokens: torch.Tensor | None = None
 
-    def select(self, rows: torch.Tensor) -> None:
+    def reorder(self, rows: torch.Tensor) -> None:
         assert self.tokens is not None
         self.tokens = self.tokens[rows]
 
