@@ -122,7 +122,7 @@ MISTAKES = {
         ["run", "another config", "optim.lr: 0.01 -> 0.02", "--out"],
     ),
     "a file as run folder": (["train", "tiny.toml", "--out", "text.txt"], ["text.txt"]),
-    "no run folder": (["generate", "shards"], ["shards", "no run folder"]),
+    "no run folder": (["generate", "shards"], ["shards", "not a run folder"]),
     "no GPU of that number": (["generate", "run", "--device", "cuda:99"], ["cuda:99"]),
     "temperature": (["generate", "run", "--temperature", "-1"], ["temperature", "-1"]),
     "tokenizer": (

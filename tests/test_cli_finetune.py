@@ -78,7 +78,7 @@ MISTAKES = {
     "a wrong task": (["run", "--task", "sst3", "--data", "mine.tsv"], "one of sst2"),
     "a rate of nothing": (["run", *MINE, "--lr", "0"], "--lr takes numbers above 0"),
     "a pool that is none": (["run", *MINE, "--pool", "max"], "one of first, mean, last"),
-    "the run's own folder": (["run", *MINE, "--out", "run"], "holds no fine-tuning"),
+    "the run's own folder": (["run", *MINE, "--out", "run"], "does not hold a fine-tuning"),
 }
 
 

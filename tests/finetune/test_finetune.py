@@ -171,9 +171,9 @@ def test_other_settings_are_refused_in_the_same_folder(run, files, tmp_path):
         finetune(config(run, files, scratch=True), tmp_path / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
-    with pytest.raises(UserError, match="holds no fine-tuning"):
+    with pytest.raises(UserError, match="does not hold a fine-tuning"):
         finetune(config(run, files), tmp_path / "other")
-    with pytest.raises(UserError, match="holds no fine-tuning"):
+    with pytest.raises(UserError, match="does not hold a fine-tuning"):
         finetune(config(run, files), run)
 
 
@@ -201,7 +201,7 @@ def test_test_examples_that_training_has_seen_are_counted(run, tmp_path, capsys)
     test = write_tsv(tmp_path / "test.tsv", [*easy(40, 0)[:3], ("another text", 1)])
     found = finetune(config(run, {"data": data, "test": test}), tmp_path / "out")
     assert found["test_examples_in_training"] == 3
-    assert "3 test examples stand word for word in the training data" in capsys.readouterr().err
+    assert "3 test examples are word for word in the training data" in capsys.readouterr().err
 
 
 def tuned(score: float, loss: float) -> Tuned:

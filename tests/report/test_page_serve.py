@@ -1,4 +1,4 @@
-"""The page over real HTTP: the latest, for this machine alone, ended by Ctrl-C with a line."""
+"""The page over real HTTP: the latest, only for this machine, ended by Ctrl-C with a line."""
 
 import http.client
 import os

@@ -150,7 +150,7 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert signs == {"0-baseline": None, "1-no-qk-norm": "not finished", "2-slerp": "one seed"}
     said = " ".join([*notes(made), *flags(made)])
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
-    assert "Time a step, 2) SLERP in place of LERP: paper +11%" in said
+    assert "Time per step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
     assert "Ours: 2 layers of 64: to see how it goes, not to learn from; α starts at 0.05" in said
 

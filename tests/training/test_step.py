@@ -6,7 +6,7 @@ from unitsphere.models.registry import build
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.schedule import factor
 from unitsphere.training.plan import Trainer, make_plan
-from unitsphere.training.step import backward, set_rates
+from unitsphere.training.step import backward, set_rates, train_step
 
 
 @pytest.fixture
@@ -63,3 +63,34 @@ def test_the_rate_follows_the_schedule_in_every_group(trainer):
         set_rates(found.optimizer, factor(found.config.schedule, step, 10))
         rates = [group["lr"] for group in found.optimizer.param_groups]
         assert rates == pytest.approx([expected] * len(rates))
+
+
+def test_a_step_without_a_guard_is_clip_rate_and_optimizer(trainer):
+    here, twin, whole = trainer(), trainer(), batch()
+    twin.model.load_state_dict(here.model.state_dict())
+
+    def gradients():
+        return backward(here, whole)
+
+    loss, norm = train_step(here.model, here.optimizer, gradients, 0, 0.5, clip=1e-3)
+    expected = backward(twin, whole)
+    before = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 1e-3)
+    set_rates(twin.optimizer, 0.5)
+    twin.optimizer.step()
+    assert torch.equal(loss, expected)
+    assert torch.equal(norm, before)
+    for mine, other in zip(here.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        assert mine.grad is None
+
+
+def test_a_step_whose_gradients_fail_leaves_the_weights(trainer):
+    found = trainer()
+    before = [p.clone() for p in found.model.parameters()]
+
+    def gradients():
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train_step(found.model, found.optimizer, gradients, 0, 1.0)
+    assert all(map(torch.equal, before, found.model.parameters()))

@@ -49,7 +49,7 @@ class TextClassifier:
 def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
     """The classifier of a folder that `unitsphere finetune` wrote.
 
-    Raises UserError if it is none, or not finished.
+    Raises UserError if it is not one, or not finished.
     """
     path = Path(path)
     if not (path / MODEL).is_file():
@@ -69,7 +69,7 @@ def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a classifier is made of again, in config.json of its folder."""
+    """What config.json of a folder says to build its classifier again."""
 
     model: dict[str, Any]
     objective: Objective
@@ -79,7 +79,7 @@ class Saved:
 
 
 def read_saved(path: Path) -> Saved:
-    """That part of a config.json; UserError if it is another thing."""
+    """That part of a config.json; UserError if it is not a fine-tuning's."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise UserError(f"{path} is not that of a fine-tuning")

@@ -103,7 +103,7 @@ class Parts:
         return {"train": len(self.train), "tune": len(self.tune), "test": len(self.test)}
 
     def overlap(self) -> int:
-        """How many examples of the test part stand word for word in the other two."""
+        """How many examples of the test part are word for word in the other two."""
         known = {tokens.tobytes() for part in (self.train, self.tune) for tokens in part.tokens}
         return sum(tokens.tobytes() in known for tokens in self.test.tokens)
 

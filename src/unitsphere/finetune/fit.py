@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.nn.utils import clip_grad_norm_
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.data.labelled import padded_rows, shuffled_batches
@@ -23,12 +23,13 @@ from unitsphere.finetune.results import Scored, Tuned
 from unitsphere.finetune.scores import scores
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
-from unitsphere.training.device import autocast, pick_precision
+from unitsphere.training.device import Precision, autocast, pick_precision
 from unitsphere.training.environment import commit
 from unitsphere.training.load import LoadedRun
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import constrain
 from unitsphere.training.optim.schedule import ScheduleConfig, factor, warmup_steps
+from unitsphere.training.step import train_step
 
 SCHEDULE = ScheduleConfig(kind="linear", warmup=0.1)
 """As BERT is fine-tuned (arXiv 1810.04805): warm-up over a tenth of the updates, then linear."""
@@ -36,9 +37,9 @@ SCHEDULE = ScheduleConfig(kind="linear", warmup=0.1)
 
 @dataclass(frozen=True)
 class Fit:
-    """How a classifier is trained, but for rate and seed.
+    """How a classifier is trained, except for rate and seed.
 
-    `optim` is the pre-training's, of which head_by_frequency is for its head of tokens alone.
+    `optim` is the pre-training's; its head_by_frequency is only for a head of tokens.
     """
 
     optim: OptimConfig
@@ -55,9 +56,10 @@ class Fit:
 
 
 def fit(classifier: Classifier, train: Labelled, how: Fit, lr: float, seed: int) -> bool:
-    """Train in place, under the body's own constraint; False if the loss became no number.
+    """Train in place, under the body's own constraint; False if the loss is NaN or infinite.
 
-    The head starts from `seed`, which also orders the batches.
+    Each update is `training.step.train_step`. The head starts from `seed`, which also orders the
+    batches.
     """
     classifier.head.reset(torch.Generator(classifier.device).manual_seed(seed))
     torch.manual_seed(seed)  # dropout, if the body has any
@@ -70,20 +72,33 @@ def fit(classifier: Classifier, train: Labelled, how: Fit, lr: float, seed: int)
     classifier.train()
     order = shuffled_batches(range(len(train)), how.batch, how.epochs, seed)
     for step, indices in enumerate(order):
-        rows = padded_rows([train.tokens[i] for i in indices], how.separator)
-        truth = torch.tensor([train.truth[i] for i in indices], device=classifier.device)
-        with autocast(classifier.device, precision):
-            logits = classifier(*(part.to(classifier.device) for part in rows))
-        loss = F.cross_entropy(logits.float(), truth)
-        if not math.isfinite(loss.item()):
+        part = train.select(indices)
+        gradients = partial(backward, classifier, part, how.separator, precision)
+        scheduled = factor(SCHEDULE, step, steps)
+        try:
+            train_step(classifier, optimizer, gradients, step, scheduled, optim.clip or math.inf)
+        except NotFinite:
             return False
-        loss.backward()
-        clip_grad_norm_(classifier.parameters(), optim.clip or math.inf)
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor(SCHEDULE, step, steps)
-        optimizer.step()
-        optimizer.zero_grad()
     return True
+
+
+class NotFinite(ArithmeticError):
+    """The loss is NaN or infinite."""
+
+
+def backward(
+    classifier: Classifier, part: Labelled, separator: int, precision: Precision
+) -> torch.Tensor:
+    """Gradients of the mean loss over some examples; that loss, detached."""
+    rows = padded_rows(part.tokens, separator)
+    truth = torch.tensor(part.truth, device=classifier.device)
+    with autocast(classifier.device, precision):
+        logits = classifier(*(row.to(classifier.device) for row in rows))
+    loss = F.cross_entropy(logits.float(), truth)
+    if not math.isfinite(loss.item()):
+        raise NotFinite
+    loss.backward()
+    return loss.detach()
 
 
 @torch.no_grad()
@@ -102,7 +117,7 @@ def class_logits(
 
 
 class Trials:
-    """Trains and scores on demand; what is on the disk already is read from there.
+    """Trains and scores on demand; what is already on the disk is read from there.
 
     `body`, the pre-trained model, is copied and stays as it is; with `scratch` a model of the
     same config starts at random from each seed instead.
@@ -117,7 +132,7 @@ class Trials:
         own_folder(out / "parts")
 
     def tuned(self, lr: float, seed: int) -> Tuned:
-        """Scores on the tune part, after training if need be."""
+        """Scores on the tune part, after training if that is not done yet."""
         path = self._path(lr, seed, "tune.json")
         if not path.is_file():
             self._train(lr, seed)
@@ -132,7 +147,7 @@ class Trials:
         return from_dict(Scored, read_json(path), f"{path}: ")
 
     def keep(self, lr: float, seed: int) -> None:
-        """Make this classifier the folder's model, and drop the weights of all others."""
+        """Make this classifier the folder's model, and delete the weights of all others."""
         final = self.out / MODEL
         if weights_of(final) != weights_tag(lr, seed):
             self._trained(lr, seed)
@@ -141,7 +156,7 @@ class Trials:
             path.unlink()
 
     def forget(self, lr: float) -> None:
-        """Drop the weights of a rate that is not the best, of every seed."""
+        """Delete the weights of a rate that is not the best, of every seed."""
         for path in (self.out / "parts").glob(f"lr-{lr!r}-seed-*.safetensors"):
             path.unlink()
 
@@ -172,16 +187,16 @@ class Trials:
         return Classifier(body, len(self.parts.classes), self.pool)
 
     def _train(self, lr: float, seed: int) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         classifier = self._start(seed)
         finite = fit(classifier, self.parts.train, self.how, lr, seed)
         tune = self._score(classifier, self.parts.tune)
         tune = tune if finite and math.isfinite(tune.loss) else None
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         save_weights(self._path(lr, seed, "safetensors"), classifier, weights_tag(lr, seed))
         result = Tuned(tune, round(seconds, 3), commit())
         write_text(self._path(lr, seed, "tune.json"), json.dumps(to_dict(result)) + "\n")
-        said = f"tune loss {tune.loss:.4f}" if tune else "the loss became no number"
+        said = f"tune loss {tune.loss:.4f}" if tune else "the loss became NaN or infinite"
         print(f"lr {lr:g}, seed {seed}: {said}, {seconds:.0f}s", file=sys.stderr)
 
     def _score(self, classifier: Classifier, part: Labelled) -> Scored:

@@ -31,7 +31,7 @@ from unitsphere.training.load import LoadedRun
 CONFIG, RESULTS = "config.json", "results.json"
 MODEL, TOKENIZER = "model.safetensors", "tokenizer.json"
 TOLD = ("run", "data", "test")
-"""Keys of config.json that are only told: paths, whose contents are compared instead."""
+"""Keys of config.json that are not compared: paths, whose contents are compared instead."""
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Kinds of numbers in a safetensors file that are floats, as its header calls them."""
 READING = ("unlabelled", "ragged", "reshape")
@@ -88,19 +88,19 @@ def check_settings(out: Path, settings: dict[str, Any]) -> None:
         return
     saved = read_json(out / CONFIG) if (out / CONFIG).is_file() else None
     if not isinstance(saved, dict) or "data_sha256" not in saved:
-        raise UserError(f"{out} is not empty and holds no fine-tuning: give another --out")
+        raise UserError(f"{out} is not empty and does not hold a fine-tuning: give another --out")
     odd = [key for key in settings if key not in TOLD and saved.get(key) != settings[key]]
     if odd:
         raise UserError(
             f"{out} holds a fine-tuning with another {', '.join(odd)}: repeat its own settings to "
-            "go on with it, or give another --out"
+            "resume it, or give another --out"
         )
 
 
 def settings_of(
     config: FinetuneConfig, run: LoadedRun, fields: Fields, parts: Parts, pool: Pool, length: int
 ) -> dict[str, Any]:
-    """config.json: all that decides the results but the rates and seeds."""
+    """config.json: all that decides the results, except the rates and seeds."""
     test = config.test and fingerprint(config.test)
     settings = {
         "run": config.run,

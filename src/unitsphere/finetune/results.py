@@ -29,7 +29,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a trained classifier does on the tune part: None if its loss became no number.
+    """How a trained classifier does on the tune part: None if its loss became NaN or infinite.
 
     `commit` is that of the code which trained it: a later call may be of another.
     """
@@ -42,7 +42,7 @@ class Tuned:
 def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
     """The rate with the best mean score on the tune part; of equals, the lowest mean loss there.
 
-    A rate at which a seed's loss became no number is out; UserError if all are.
+    A rate at which a seed's loss became NaN or infinite is out; UserError if all are.
     """
     keys: dict[float, tuple[float, float]] = {}
     for lr, found in tuned.items():
@@ -51,7 +51,7 @@ def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
             score, loss = tune_means(scored, metric)
             keys[lr] = (score, -loss)
     if not keys:
-        raise UserError("the loss became no number at every rate: give a lower --lr")
+        raise UserError("the loss became NaN or infinite at every rate: give a lower --lr")
     return max(keys, key=lambda lr: keys[lr])
 
 

@@ -34,7 +34,7 @@ token; in masked pre-training no token of an encoder learns to stand for the who
 
 
 def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
-    """Fine-tune into the folder `out`, or go on there; the document of its results.json.
+    """Fine-tune into the folder `out`, or resume there; returns the document of its results.json.
 
     Raises UserError for a run, files or settings that cannot be used.
     """
@@ -78,7 +78,7 @@ def sequence_length(run: LoadedRun) -> int:
 
 
 def say(config: FinetuneConfig, parts: Parts, length: int) -> None:
-    """What is about to be trained, and what was cut off, on stderr."""
+    """Prints on stderr what will be trained, and what was cut off."""
     sizes = ", ".join(f"{n:,} to {part}" for part, n in parts.sizes().items())
     what = "random weights" if config.scratch else config.run
     print(f"{what}: {len(parts.classes)} classes; examples: {sizes}", file=sys.stderr)
@@ -89,7 +89,7 @@ def say(config: FinetuneConfig, parts: Parts, length: int) -> None:
         )
     if parts.overlap():
         print(
-            f"{parts.overlap():,} test examples stand word for word in the training data",
+            f"{parts.overlap():,} test examples are word for word in the training data",
             file=sys.stderr,
         )
 

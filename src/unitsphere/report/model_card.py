@@ -105,7 +105,7 @@ def table(rows: Mapping[str, str]) -> str:
 
 
 def without_folders(config: RunConfig) -> RunConfig:
-    """The config with the names of its data alone: where they lay is nobody's business."""
+    """The config with only the names of its data: a card does not show folders of this machine."""
 
     def name(path: str | None) -> str | None:
         return None if path is None else Path(path).name
@@ -191,13 +191,13 @@ def validation(run: Path, step: int) -> dict[str, str]:
 
 
 def machine(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Where and with what the run was begun."""
+    """Where and with what the run was started."""
     known = flatten(environment)
     rows = {
         "device": known.get("device"),
         "torch": known.get("packages.torch"),
         "unitsphere": " ".join(filter(None, (known.get("unitsphere", __version__), _at(known)))),
-        "begun": known.get("started"),
+        "started": known.get("started"),
     }
     return {name: str(value) for name, value in rows.items() if value}
 

@@ -1,4 +1,4 @@
-"""The page over HTTP, on this machine alone: always the latest, while a run trains."""
+"""The page over HTTP, only for this machine: always the latest, while a run trains."""
 
 import errno
 import hashlib
@@ -79,7 +79,7 @@ def answer(request: BaseHTTPRequestHandler, latest: Latest) -> None:
     """Answer one request."""
     host = (request.headers.get("Host") or "").rpartition(":")[0] or request.headers.get("Host")
     if host not in HOSTS:
-        send(request, HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine alone\n")
+        send(request, HTTPStatus.FORBIDDEN, "text/plain", "this page is only for this machine\n")
     elif request.path == "/version":
         send(request, HTTPStatus.OK, "text/plain", latest.version())
     elif request.path == "/":

@@ -3,7 +3,7 @@
 Every context length is scored on the same tokens: stretches of documents as long as the longest
 context, cut into windows of each. So two lengths differ in what a token is predicted from, and in
 nothing else. A window goes through the model in chunks, the keys and values of those before in
-the cache: what grows with the context is the cache alone, and the mask of one chunk.
+the cache: only the cache grows with the context, and the mask of one chunk.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class ContextLoss:
-    """Losses with contexts of one length: nats a token, over all positions and by position.
+    """Losses with contexts of one length: nats per token, over all positions and by position.
 
     text_lost is the tokenizer's; where it is above 0 there are no bits_per_byte.
     """
@@ -73,7 +73,7 @@ def losses_by_position(
     Each context divides the longest. `chunk` tokens go through the model at a time; of each
     document only stretches within its first `per_document` tokens are scored, if that is given.
     `after(n)` hears that n tokens have been scored at every context. `bytes` are the text's share
-    of the scored tokens. Raises UserError for a model that is no causal one, for contexts that do
+    of the scored tokens. Raises UserError for a model that is not causal, for contexts that do
     not divide the longest, and if no document is long enough.
     """
     longest = check_contexts(contexts)

@@ -27,6 +27,7 @@ from unitsphere.training.forecast import (
     forecast,
     local_rows,
     optimizer_bytes,
+    shapes_of,
 )
 
 SHARE = 0.4
@@ -68,7 +69,7 @@ class Cost:
 
 def cost(config: RunConfig) -> Cost:
     """Returns what training `config` (resolved) would cost, from shapes only."""
-    model = shapes(config)
+    model = shapes_of(config)
     train = config.train
     tokens = train.steps * train.batch_tokens
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -82,11 +83,6 @@ def cost(config: RunConfig) -> Cost:
         flops=tokens * flops_per_token(model, config.data.context),
         disk=checkpoint * (kept if train.save_every else 1),
     )
-
-
-def shapes(config: RunConfig) -> Transformer:
-    """The config's model, its tensors without values."""
-    return build_from(config.architecture, config.model, "meta", objective=config.objective)
 
 
 def planned_device(config: RunConfig, world: int) -> torch.device:
@@ -200,7 +196,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
 
     Raises UserError where a run would: sizes that do not fit the layout.
     """
-    model, spent, device = shapes(config), cost(config), planned_device(config, world)
+    model, spent, device = shapes_of(config), cost(config), planned_device(config, world)
     found = degrees(config.parallel, world, spent.parameters)
     check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
     with pretended(world):

@@ -39,6 +39,11 @@ from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import state_spec
 
 
+def shapes_of(config: RunConfig) -> Transformer:
+    """The config's model, its tensors without values."""
+    return build_from(config.architecture, config.model, "meta", objective=config.objective)
+
+
 def flops_per_token(model: Transformer, context: int) -> int:
     """Operations of one training token, forward and backward, in sequences of `context` tokens.
 

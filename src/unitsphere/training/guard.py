@@ -39,7 +39,7 @@ MOST = 10
 """Spikes that are tolerated within WINDOW steps."""
 
 
-Place = tuple[Tensor, str]
+Slot = tuple[Tensor, str]
 """A weight, and the name of a tensor of its state or "" for the weight itself."""
 
 
@@ -91,7 +91,7 @@ class Guard:
         self.limit = torch.tensor(torch.inf, dtype=torch.float64)
         self.losses: Losses | None = None
         self.dropped: set[int] = set()
-        self.kept: dict[Place, Tensor] = {}
+        self.kept: dict[Slot, Tensor] = {}
         self.spike = torch.tensor(False)
 
     def load(self, values: list[float], seen: int, device: torch.device) -> None:
@@ -133,7 +133,7 @@ class Guard:
         self.take_back(optimizer, before)
 
     @torch.no_grad()
-    def take_back(self, optimizer: Optimizer, before: dict[Place, Tensor]) -> None:
+    def take_back(self, optimizer: Optimizer, before: dict[Slot, Tensor]) -> None:
         """Give weights and state their values from before the step, if it was a spike."""
         spike, after = self.spike, held_by(optimizer)
         for place in before:
@@ -144,7 +144,7 @@ class Guard:
                 del optimizer.state[weight][key]
 
 
-def held_by(optimizer: Optimizer) -> dict[Place, Tensor]:
+def held_by(optimizer: Optimizer) -> dict[Slot, Tensor]:
     """This process's part of the weights and of the state of an optimizer."""
     found = {}
     for group in optimizer.param_groups:

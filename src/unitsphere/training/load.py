@@ -31,6 +31,7 @@ from unitsphere.training.checkpoint.tensors import (
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
+from unitsphere.training.forecast import shapes_of
 from unitsphere.training.recipes import load_recipe, saved_config
 
 
@@ -136,7 +137,7 @@ def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None)
 
 def shapes(config: RunConfig) -> dict[str, torch.Size]:
     """Name -> shape of everything that a checkpoint holds of the model."""
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    model = shapes_of(config)
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
@@ -171,7 +172,7 @@ def check_declared(config: RunConfig, stored: Mapping[str, Tensor], where: str) 
             f"{where} does not fit its config: it has {len(stored)} tensors, and the config "
             f"declares {config.model.n_layers} layers"
         )
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
+    model = shapes_of(config)
     check_tensors(model_tensors(model), stored, where)
 
 

@@ -33,7 +33,7 @@ from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, d
 from unitsphere.training.distributed.parallelize import fill, parallelize
 from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
 from unitsphere.training.distributed.straggler import LocalTime
-from unitsphere.training.forecast import fitting_rows, held
+from unitsphere.training.forecast import fitting_rows, held, shapes_of
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
@@ -127,11 +127,6 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
 def compiles(wanted: bool | None, device: torch.device) -> bool:
     """Whether a run compiles: what `train.compile` says, or else only on a GPU."""
     return device.type == "cuda" if wanted is None else wanted
-
-
-def shapes_of(config: RunConfig) -> Transformer:
-    """The config's model, its tensors without values."""
-    return build_from(config.architecture, config.model, "meta", objective=config.objective)
 
 
 def check_memory(parameters: int, world: int, device: str) -> None:

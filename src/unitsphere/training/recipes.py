@@ -118,8 +118,9 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     table = dict(base)
     for key, value in change.items():
         own = table.get(key)
-        both = isinstance(own, Mapping) and isinstance(value, Mapping)
-        table[key] = merged(own, value) if both else value
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            value = merged(own, value)
+        table[key] = value
     return table
 
 

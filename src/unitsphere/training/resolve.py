@@ -10,12 +10,12 @@ from pathlib import Path
 from unitsphere.config import differences, flatten, read_json, to_dict
 from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
 from unitsphere.errors import UserError
-from unitsphere.models.registry import build_from
 from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
 from unitsphere.training.corpus import model_vocabulary
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start, data_of_start
 from unitsphere.training.plan import resolve_precision
 from unitsphere.training.recipes import load_recipe
@@ -126,7 +126,7 @@ def with_new_tokenizer(config: RunConfig, saved: RunConfig | None) -> RunConfig:
 def check_model(config: RunConfig) -> None:
     """Raise UserError for a model that cannot be, or that is larger than any memory."""
     try:
-        build_from(config.architecture, config.model, "meta", objective=config.objective)
+        shapes_of(config)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
         said = str(error).partition("\n")[0]
         raise UserError(f"a model of these sizes cannot be built: {said}") from error

@@ -27,7 +27,7 @@ class BySize(float):
     sizes: tuple[int, int]
 
     def __new__(cls, form: str, d: int = 1, L: int = 1) -> Self:
-        """Raises UserError for what is no form."""
+        """Raises UserError for what is not a form."""
         match = FORM.fullmatch(form.strip())
         if match is None:
             raise UserError(f"'{form}' is neither a number nor a form such as {EXAMPLES}")
@@ -54,7 +54,7 @@ def is_number(kind: Any) -> bool:
 def read_forms(cls: type, data: Mapping[str, Any], where: str = "model.") -> dict[str, Any]:
     """The table of a config of type `cls` with every text in the place of a number read as a form.
 
-    Raises UserError for what is no form.
+    Raises UserError for what is not a form.
     """
     kinds, found = field_types(cls), dict(data)
     for key, value in data.items():

@@ -11,13 +11,14 @@ Between the gradients and the weights act, in this order, and nothing else:
 |---|---|---|
 | clip | `train_step` | scales all gradients to a norm of at most `optim.clip` |
 | spikes | `guard.py` | leave a step out, or take it back, as `train.on_spike` says |
-| `StepHook.before` | in `optimizer.step()` | changes gradients (`head_by_frequency`, \
+| `StepHook.before` | in `optimizer.step()` (`optim/`) | changes gradients (`head_by_frequency`, \
 `riemannian`); where a kernel serves, moves and projects a weight itself, and takes its gradient \
 away so that the optimizer skips that weight |
 | the optimizer | in `optimizer.step()` | moves the other weights |
 | `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
 
-The hooks are those that `constrain` and `weigh_head` attached when the run was built.
+The hooks (`optim/state.py`) are those that `constrain` and `weigh_head` attached to the optimizer
+when the run was built.
 """
 
 import math

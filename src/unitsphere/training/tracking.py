@@ -62,14 +62,14 @@ class Tracker:
 
     def _run(self) -> None:
         with Told():
-            name, last = place(self.out)
+            name, last = read_sent(self.out)
             run = begin(self.project, self.out, name, self.config)
             while (record := self.records.get()) is not None:
                 step = record.pop("step")
                 if step > last:
                     run.log(record, step=step)
                     last = step
-                    keep(self.out, name, last)
+                    write_sent(self.out, name, last)
             run.finish()
 
 
@@ -122,11 +122,11 @@ def begin(project: str, out: Path, name: str, config: Mapping[str, Any]) -> Any:
     )
 
 
-def place(out: Path) -> tuple[str, int]:
+def read_sent(out: Path) -> tuple[str, int]:
     """The id of the W&B run of a run folder, new if it has none, and the last step sent there."""
     if not (out / PLACE).is_file():
         name = secrets.token_hex(4)
-        keep(out, name, 0)
+        write_sent(out, name, 0)
         return name, 0
     found = read_json(out / PLACE)
     match found:
@@ -135,6 +135,6 @@ def place(out: Path) -> tuple[str, int]:
     raise UserError(f"{out / PLACE} is not what was written: delete it for a new W&B run")
 
 
-def keep(out: Path, name: str, step: int) -> None:
+def write_sent(out: Path, name: str, step: int) -> None:
     """Write down how far the W&B run has come."""
     write_text(out / PLACE, json.dumps({"id": name, "step": step}) + "\n")

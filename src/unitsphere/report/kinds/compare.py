@@ -148,7 +148,7 @@ def notes(found: Json) -> list[str]:
 
 
 def seeds(row: Json) -> str:
-    """How many seeds a row is of."""
+    """The number of seeds of a row."""
     return f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
 
 

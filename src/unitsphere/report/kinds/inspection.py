@@ -167,7 +167,7 @@ def probe_figures(name: str, probe: Mapping[str, Any]) -> list[Figure]:
     for title, names in panels.items():
         histogram = history.form == "distribution" and history.single(title)
         labels = history.scenes[-1][title]["labels"]
-        numbered = dict(enumerate(label or "all" for label in labels))
+        numbered = {float(place): label or "all" for place, label in enumerate(labels)}
         figures.append(
             Figure(
                 name=f"{name}-{title}",
@@ -326,17 +326,15 @@ def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Fi
     log = values["log"] and low > 0
     margin = 0.05 * (high - low or 1)
     labels = next(iter(scenes.values()))["labels"]
-    before = [(series, "pale") for at, series in scenes.items() if at < step]
-    now = [(scenes[step], "both")] if step in scenes else []
+    x = {"x": [float(place) for place in range(len(labels))]}
+    before = [Series("", x, heights(s), style="pale") for at, s in scenes.items() if at < step]
+    now = [Series("now", x, heights(scenes[step]), style="both")] if step in scenes else []
     return Figure(
         name=f"film-{name}-{key}",
         title=f"{name}: {key}",
         y=values["unit"].partition(" (")[0],
         xs={"x": "layer"},
-        series=[
-            Series(style, {"x": list(map(float, range(len(labels))))}, heights(series), style=style)
-            for series, style in [*before, *now]
-        ],
+        series=[*before, *now],
         log_y=log,
         limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
         ticks=dict(enumerate(label or "all" for label in labels)),

@@ -16,6 +16,7 @@ from unitsphere.report.document import (
     Page,
     Section,
     Series,
+    Style,
     Table,
     banded,
 )
@@ -241,7 +242,8 @@ def law_points(arm: Json, key: str, found: Json) -> list[Point]:
 def law_lines(name: str, points: Sequence[Point], law: Json | None, colour: int) -> list[Series]:
     """An arm's points, those that its law leaves out, and the law to beyond the last point."""
     lines = []
-    for kept, style in ((True, "points"), (False, "hollow")):
+    styles: dict[bool, Style] = {True: "points", False: "hollow"}
+    for kept, style in styles.items():
         told = [(x, y) for x, y, rests in points if rests == kept]
         if told:
             xs, ys = zip(*told, strict=True)

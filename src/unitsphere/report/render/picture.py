@@ -120,8 +120,9 @@ def draw(figures: Sequence[Figure], columns: int = 3, title: str = "") -> "Drawi
     drawn = Drawing(figsize=size, layout="constrained")
     FigureCanvasAgg(drawn)
     alike = figures[0].alike if len(figures) == 1 else all(f.same_axes for f in figures)
-    sharing = {"sharex": alike and len(figures) == 1, "sharey": alike}
-    grid = list(drawn.subplots(rows, columns, squeeze=False, **sharing).flat)
+    across = alike and len(figures) == 1
+    every = drawn.subplots(rows, columns, squeeze=False, sharex=across, sharey=alike)
+    grid: list[Axes] = list(every.flat)
     for axes, (figure, panel) in zip(grid, cells, strict=False):
         draw_panel(axes, panel, figure, small=bool(panel.title) and not large)
     shown = grid[: len(cells)]

@@ -32,12 +32,12 @@ class Measure(NamedTuple):
 
 MEASURES = (
     Measure("val_bits_per_byte", "Validation", "bits per byte", smooth=False),
-    Measure("val_loss", "Validation loss", "nats a token", smooth=False),
-    Measure("loss", "Training loss", "nats a token", smooth=True),
+    Measure("val_loss", "Validation loss", "nats per token", smooth=False),
+    Measure("loss", "Training loss", "nats per token", smooth=True),
     Measure("val_accuracy", "Masked tokens that are right", "share", smooth=False),
     Measure("grad_norm", "Norm of the gradient", "norm", smooth=True),
     Measure("lr", "Learning rate", "rate", smooth=False),
-    Measure("tokens_per_second", "Speed", "tokens a second", smooth=True),
+    Measure("tokens_per_second", "Speed", "tokens per second", smooth=True),
     Measure("mfu", "Share of the device's peak", "model FLOPs utilisation", smooth=True),
 )
 

@@ -1,7 +1,16 @@
-"""Whether two arms differ by more than their seeds do: Student's paired t-test, and Holm's step.
+"""Statistics of studies, by scipy: Student's paired t-test, Holm's correction, and power laws.
 
 Paired because a seed fixes the order of the data for both arms, and with it much of the noise.
 (A permutation test of n seeds cannot go below p = 2/2^n, a quarter for three seeds.)
+
+Power laws y = A·x^b are least squares of log y over log x, with 95% intervals by the delta method.
+anGPT's Appendix I (arXiv 2505.22014) gives the intervals: with the covariance of the fitted
+parameters θ and the derivative J of what is predicted by them, σ² = Jᵀ Cov(θ) J, and
+
+    ŷ ± t(α/2, n−p)·σ
+
+Here the prediction is log ŷ: errors of losses, rates and sizes are shares of them, and no interval
+reaches below zero. So the fit is linear and J = (1, log x − mean log x) is exact.
 """
 
 import math
@@ -10,9 +19,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy import stats
 
-LEVEL = 0.05
+LEVEL = 0.95
+"""Share of the intervals that hold the true value."""
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -35,12 +47,11 @@ def paired(baseline: Sequence[float], arm: Sequence[float]) -> Difference:
     n, mean = len(gaps), float(np.mean(gaps))
     if n < 2:
         return Difference(mean, None, None, None, n)
-    error = float(np.std(gaps, ddof=1)) / math.sqrt(n)
-    if error == 0:
+    if not np.std(gaps):
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, n)
-    half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * error
-    p = 2 * float(stdtr(n - 1, -abs(mean / error)))
-    return Difference(mean, mean - half, mean + half, p, n)
+    test = stats.ttest_1samp(gaps, 0.0)
+    ends = test.confidence_interval(LEVEL)
+    return Difference(mean, float(ends.low), float(ends.high), float(test.pvalue), n)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -51,12 +62,6 @@ def holm(values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, values[index] * (len(values) - rank)))
         corrected[index] = highest
     return corrected
-
-
-LEVEL = 0.95
-"""Share of the intervals that hold the true value."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class PowerLaw:
     @cached_property
     def quantile(self) -> float:
         """Student's t of the points that are more than the law has parameters."""
-        return float(stdtrit(self.points - 2, (1 + LEVEL) / 2))
+        return float(stats.t.ppf((1 + LEVEL) / 2, self.points - 2))
 
 
 def fit(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
@@ -125,13 +130,10 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     x, y = np.log(xs), np.log(ys)
     if not (np.isfinite(x).all() and np.isfinite(y).all() and len(np.unique(x)) > 1):
         raise ValueError("a power law needs positive points, two of them with different x")
-    centre, height = float(x.mean()), float(y.mean())
-    spread = float(((x - centre) ** 2).sum())
-    exponent = float((x - centre) @ (y - height)) / spread
-    rest = y - height - exponent * (x - centre)
-    freedom = len(x) - 2
-    variance = float(rest @ rest) / freedom if freedom else None
-    return PowerLaw(exponent, centre, height, variance, spread, len(x))
+    spread, freedom = len(x) * float(x.var()), len(x) - 2
+    line = stats.linregress(x, y)
+    variance = float(line.stderr) ** 2 * spread if freedom else None
+    return PowerLaw(float(line.slope), float(x.mean()), float(y.mean()), variance, spread, len(x))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ norm, the control for constraining vectors. R = ‖W₀‖_F is the norm when th
 | frobenius | W ← R·W'/‖W'‖_F | equation of AdamH and MuonH, to first order in the rate |
 | hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
 
-Hyperball keeps the optimizer's direction alone, so a step has the angle arctan(lr) where it is
+Hyperball keeps only the optimizer's direction, so a step has the angle arctan(lr) where it is
 tangent; with Adam it is AdamH, with Muon MuonH. R is kept in the optimizer's state as "radius".
 """
 

@@ -45,7 +45,7 @@ class ScheduleConfig:
             raise UserError(f"schedule.warmup must be 0 for a ramp, which is one: {self.warmup}")
 
     def check_end(self) -> None:
-        """A `UserError` for an end that cannot be, as far as one sees without the run's length."""
+        """Raises UserError for an end that cannot be, whatever the length of the run."""
         if not 0 < self.end < math.inf:
             raise UserError(f"schedule.end must be a number above 0: {self.end}")
         if self.end == 1:
@@ -67,7 +67,7 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The rate divided by its peak for update `step` (0 … steps−1) of a run of `steps` updates.
 
     With a warm-up of w steps the factors start at 1/w, 2/w, …; the last update of the run, if the
-    decay takes up to there, has a rate one step short of `final`: none is lost to a rate of zero.
+    decay takes up to there, has a rate one step short of `final`: no update has a rate of zero.
     """
     if config.kind == "ramp":
         return ramp(config.start, step, steps)
@@ -98,7 +98,7 @@ def fall_begins(config: ScheduleConfig, steps: int) -> float:
 
 
 def decay_end(config: ScheduleConfig, steps: int) -> int:
-    """The step of a run of `steps` updates from which on the rate is `final` (cosine, linear, wsd).
+    """The step of a run of `steps` updates from which the rate stays `final` (cosine, linear, wsd).
 
     Raises UserError if it is after the run.
     """

@@ -150,7 +150,7 @@ class Combined(Optimizer):
         return super().__getstate__() | {"kinds": self.kinds}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Called by torch with what was loaded or copied: the parts go on with that."""
+        """Called by torch with what was loaded or copied: the parts use that from now on."""
         super().__setstate__(state)
         self._share()
 

@@ -1,0 +1,37 @@
+"""What a plan decides, once, before anything is built."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from unitsphere.training import plan as planning
+from unitsphere.training.distributed.layout import SINGLE
+from unitsphere.training.forecast import shapes_of
+from unitsphere.training.plan import make_plan, plan_run
+
+
+@pytest.fixture
+def config(tiny):
+    found = tiny("ngpt")
+    return dataclasses.replace(found, model=dataclasses.replace(found.model, vocab_size=256))
+
+
+def test_a_plan_is_decided_once(config):
+    plan = plan_run(config, SINGLE)
+    assert plan == make_plan(config)
+    assert (plan.device, plan.precision) == (torch.device("cpu"), "fp32")
+    assert (plan.compiled, plan.micro_batch) == (False, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(("free", "rows"), [(1 << 30, 4), (0, 1)])
+def test_on_a_gpu_as_many_sequences_go_at_once_as_fit(free, rows, config, monkeypatch):
+    gpu = torch.device("cuda")
+    weights = sum(p.numel() * p.element_size() for p in shapes_of(config).parameters())
+    monkeypatch.setattr(planning, "local_device", lambda name: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + free, 0))
+    assert plan_run(config, SINGLE).micro_batch == rows
+    given = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=2))
+    assert plan_run(given, SINGLE).micro_batch == 2
