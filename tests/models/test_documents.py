@@ -95,7 +95,7 @@ def test_the_keys_that_angpt_counts_are_those_of_the_document(monkeypatch):
 
 def test_caches_and_pairs_do_not_know_documents():
     model, both, x = packed("gpt"), packed("gpt", "seq2seq"), tokens(1, TIME)
-    with pytest.raises(UserError, match="neither with a cache nor with seq2seq"):
+    with pytest.raises(UserError, match="not with a cache or with seq2seq"):
         model(x, model.new_cache(1, TIME), documents=DOCUMENTS)
-    with pytest.raises(UserError, match="neither with a cache nor with seq2seq"):
+    with pytest.raises(UserError, match="not with a cache or with seq2seq"):
         both(x, memory=both.encode(x), documents=DOCUMENTS)
