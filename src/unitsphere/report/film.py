@@ -105,13 +105,8 @@ def film(
     Before the first stands the start, where it can be made again: the weights depend on the seed
     and the kind of device. `against` is the run that gradients are compared with, where it has a
     checkpoint of the same step; the last of the one with the last of the other. `data` is what the
-<<<<<<< HEAD
-    probes look at; none: the run's validation split. Raises UserError for what is not a run,
-    a checkpoint or probe that does not exist, and without `data` for a run of somebody else.
-=======
     probes look at; none: the run's validation split. Raises UserError for a folder without a run or
     the checkpoint, an unknown probe, and without `data` for a run that somebody else made.
->>>>>>> main
     """
     names = chosen(names)
     config = run_config(run)
@@ -191,11 +186,7 @@ def subjects(
 
 
 def start(config: RunConfig, device: torch.device) -> Transformer:
-<<<<<<< HEAD
-    """A run's model as it is drawn from the seed, only for inspection."""
-=======
     """A run's model as it is drawn from the seed; its weights are not trained."""
->>>>>>> main
     kind, seed = config.architecture, config.train.seed
     model = build_from(kind, config.model, device, seed, config.objective)
     if config.train.precision == "bf16-storage":

@@ -105,11 +105,7 @@ def table(rows: Mapping[str, str]) -> str:
 
 
 def without_folders(config: RunConfig) -> RunConfig:
-<<<<<<< HEAD
-    """The config with only the names of its data, not their paths."""
-=======
     """The config with only the names of its data: a card does not show folders of this machine."""
->>>>>>> main
 
     def name(path: str | None) -> str | None:
         return None if path is None else Path(path).name

@@ -3,11 +3,7 @@
 Every context length is scored on the same tokens: stretches of documents as long as the longest
 context, cut into windows of each. So two lengths differ in what a token is predicted from, and in
 nothing else. A window goes through the model in chunks, the keys and values of those before in
-<<<<<<< HEAD
-the cache: what grows with the context is only the cache, and the mask of one chunk.
-=======
 the cache: only the cache grows with the context, and the mask of one chunk.
->>>>>>> main
 """
 
 import dataclasses

@@ -150,11 +150,7 @@ class Combined(Optimizer):
         return super().__getstate__() | {"kinds": self.kinds}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-<<<<<<< HEAD
-        """Called by torch with what was loaded or copied: the parts then use it."""
-=======
         """Called by torch with what was loaded or copied: the parts use that from now on."""
->>>>>>> main
         super().__setstate__(state)
         self._share()
 
