@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -49,7 +50,7 @@ def paired(baseline: Sequence[float], arm: Sequence[float]) -> Difference:
         return Difference(mean, None, None, None, n)
     if not np.std(gaps):
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, n)
-    test = stats.ttest_1samp(gaps, 0.0)
+    test: Any = stats.ttest_1samp(gaps, 0.0)  # scipy declares no types
     ends = test.confidence_interval(LEVEL)
     return Difference(mean, float(ends.low), float(ends.high), float(test.pvalue), n)
 
@@ -131,7 +132,7 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     if not (np.isfinite(x).all() and np.isfinite(y).all() and len(np.unique(x)) > 1):
         raise ValueError("a power law needs positive points, two of them with different x")
     spread, freedom = len(x) * float(x.var()), len(x) - 2
-    line = stats.linregress(x, y)
+    line: Any = stats.linregress(x, y)
     variance = float(line.stderr) ** 2 * spread if freedom else None
     return PowerLaw(float(line.slope), float(x.mean()), float(y.mean()), variance, spread, len(x))
 

@@ -1,6 +1,6 @@
 """Adam and AdamW, torch's own: fused where torch has it, weight decay never on gains."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 from torch import Tensor
@@ -61,11 +61,13 @@ def grouped(
     ]
 
 
-def split_roles(parameters: Parameters, wanted: Iterable[Role]) -> tuple[Parameters, Parameters]:
+def split_roles(parameters: Parameters, wanted: Container[Role]) -> tuple[Parameters, Parameters]:
     """The parameters of the wanted roles, and the others."""
-    wanted = set(wanted)
-    chosen = {p: role for p, role in parameters.items() if role in wanted}
-    return chosen, {p: role for p, role in parameters.items() if role not in wanted}
+    chosen: dict[Parameter, Role] = {}
+    others: dict[Parameter, Role] = {}
+    for parameter, role in parameters.items():
+        (chosen if role in wanted else others)[parameter] = role
+    return chosen, others
 
 
 ADAM = Definition(build_adam)
