@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 STYLE = ROOT / "docs/STYLE.md"
 EXPORTED = "modeling_unitsphere.py"
 """Its text is that of earlier exports, which are compared with it."""
-HELD = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples"]
+HELD = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples", "src"]
 """Files and folders in which the phrases are refused."""
 
 
