@@ -270,5 +270,6 @@ def test_the_report_s_page_has_every_climb(study):
     median = document(settings, climbs)["arms"]["gpt"]["lr"]
     assert f"gpt {median:.3g} (seeds from" in page.answer
     climb = next(figure for figure in page.figures() if figure.name == "climb")
-    assert len(climb.series) == 6
+    assert sum(line.style == "line" for line in climb.series) == 6
+    assert sum(line.style == "cross" for line in climb.series) == 6
     assert climb.log_x
