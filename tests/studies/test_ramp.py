@@ -115,8 +115,9 @@ def test_a_study_s_own_record_trains_it_again(study, tmp_path, monkeypatch, caps
     assert json.loads(capsys.readouterr().out) == read_json(out / "results.json")
     assert main([*words, "--steps", "5"]) == 2
     assert "mine.toml says what is trained: leave --steps out" in capsys.readouterr().err
-    assert study_of(LrRamp(("mine.toml",), workers=3))[1] == Path("runs/mine")
-    assert study_of(LrRamp(("mine.toml",), workers=3))[0].run.workers == 3
+    assert study_of(LrRamp(("mine.toml",)))[1] == Path("runs/mine")
+    assert main([*words, "--workers", "3", "--dry_run"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"] == 3
 
 
 def climb(lr: float | None, error: str | None = None) -> Climb:
