@@ -91,8 +91,8 @@ class OptimConfig:
     ns_steps: int = 5
     """muon, soap-muon: Newton–Schulz steps"""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """muon, soap-muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so that
-    lr is an adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
+    """muon, soap-muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so
+    that lr is an adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
     clip: float = 1.0
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
@@ -158,6 +158,14 @@ def _with_sections(registered: tuple[tuple[str, str], ...]) -> type[OptimConfig]
     made = dataclasses.make_dataclass("OptimConfig", fields, bases=(OptimConfig,), frozen=True)
     made.__doc__ = OptimConfig.__doc__
     return cast(type[OptimConfig], made)
+
+
+def with_sections(config: OptimConfig) -> OptimConfig:
+    """A plain `OptimConfig` as one that has all sections, with their defaults: as a file's is."""
+    if type(config) is not OptimConfig:
+        return config
+    held = {key.name: getattr(config, key.name) for key in dataclasses.fields(config)}
+    return optim_config_type()(**held)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
