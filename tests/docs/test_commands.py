@@ -144,14 +144,15 @@ TINY: dict[str, Any] = {
 }
 
 
-def smaller(path: Path) -> dict[str, Any]:
-    """`read_toml`, of a recipe and of a study so small that it trains in a second or two."""
+def small_recipe(path: Path) -> dict[str, Any]:
+    """`read_toml`, of a recipe so small that it trains in a second or two."""
     table = read_toml(path)
-    if "architecture" in table:
-        for section, keys in TINY.items():
-            table[section] = {**table.get(section, {}), **keys}
-        return table
-    table |= {"seeds": [0], "run": {"workers": 1}}
+    return table | {section: {**table.get(section, {}), **keys} for section, keys in TINY.items()}
+
+
+def small_study(path: Path) -> dict[str, Any]:
+    """`read_toml`, of a study with small budgets and one seed."""
+    table = read_toml(path) | {"seeds": [0], "run": {"workers": 1}}
     if "budgets" in table:
         table |= {"budgets": [2048, 4096], "tune": {"points": 1}}
     if "search" in table:
@@ -164,8 +165,8 @@ def smaller(path: Path) -> dict[str, Any]:
 def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within, everything is small, and a study trains its runs in this process."""
     with patch.context() as own:
-        own.setattr("unitsphere.training.recipes.read_toml", smaller)
-        own.setattr("unitsphere.studies.core.spec.read_toml", smaller)
+        own.setattr("unitsphere.training.recipes.read_toml", small_recipe)
+        own.setattr("unitsphere.studies.core.spec.read_toml", small_study)
         own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
         own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from unitsphere.report.document import Page, Section
+from unitsphere.report.document import Page, Section, Table
 from unitsphere.report.kinds.quickstart import Arm, arms_table
 from unitsphere.report.numbers import duration
 from unitsphere.report.render.markdown import markdown_table
@@ -68,3 +68,15 @@ def test_without_a_baseline_nothing_refers_to_it():
     assert found[0].count("|") == 7
     assert "steps to" not in found[0]
     assert found[2] == "| ngpt | 1,319,040 | 0.01 | 2.050 | 312 | 1m 39s |"
+
+
+def test_headings_give_way_before_names_do():
+    """At 80 columns the table of the quickstart keeps its arms' names whole."""
+    head = ["arm", "parameters", "steps to gpt-plus's last loss", "training time", "ms per step"]
+    row = ["gpt-plus-muon-of-a-name", "1,311,880", "not reached", "1m 55s", "459"]
+    page = Page(
+        "q", "Quickstart", "", [Section("results", "Results", [Table("Arms", head, [row])])]
+    )
+    lines = terminal(page, 72).splitlines()
+    assert any(all(cell in line for cell in row) for line in lines)
+    assert all(len(line) <= 72 for line in lines)

@@ -1,6 +1,7 @@
 """A page as text for a terminal: the answer, the tables of the results, and the notes."""
 
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -46,10 +47,24 @@ def print_block(console: "Console", block: Block) -> None:
         places = block.brief or range(len(block.columns))
         rows = block.rows[: block.most] if cut else block.rows
         kept = [[row[place] for place in places] for row in rows]
-        console.print(rich_table([block.columns[place] for place in places], kept))
+        columns = [block.columns[place] for place in places]
+        table = rich_table(columns, kept)
+        unbounded = console.options.update(max_width=10_000)
+        if console.measure(table, options=unbounded).maximum > console.width:
+            table = rich_table(narrow(columns, kept), kept)
+        console.print(table)
     if isinstance(block, Text):
         console.print()
         console.print("\n".join(map(harmless, block.lines)), markup=False)
+
+
+def narrow(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Headings broken between words, so that none makes its column wider than its cells do."""
+    found = []
+    for index, column in enumerate(columns):
+        lengths = [len(row[index]) for row in rows] + [len(word) for word in column.split()]
+        found.append(textwrap.fill(column, max(lengths, default=1)))
+    return found
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> "RichTable":
@@ -61,7 +76,8 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         justify = "left" if index < left else "right"
-        table.add_column(Plain(harmless(column)), justify=justify, overflow="fold")
+        heading = "\n".join(map(harmless, column.split("\n")))
+        table.add_column(Plain(heading), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Plain(harmless(cell)) for cell in row))
     return table

@@ -20,6 +20,9 @@ OPTIMIZERS: dict[str, str] = {
     "adam": "unitsphere.training.optim.adam:ADAM",
     "adamw": "unitsphere.training.optim.adam:ADAMW",
     "muon": "unitsphere.training.optim.muon:MUON",
+    "soap": "unitsphere.training.optim.soap:SOAP",
+    "soap-muon": "unitsphere.training.optim.soap:SOAP_MUON",
+    "gated-adamw": "unitsphere.training.optim.gated:GATED",
 }
 """Value of `optim.name` -> module and name of its definition."""
 
