@@ -5,6 +5,7 @@ from unitsphere.training.optim.config import (
     RatesConfig,
     build_optimizer,
     optim_config_type,
+    with_sections,
 )
 
-__all__ = ["OptimConfig", "RatesConfig", "build_optimizer", "optim_config_type"]
+__all__ = ["OptimConfig", "RatesConfig", "build_optimizer", "optim_config_type", "with_sections"]
