@@ -90,6 +90,7 @@ def test_params_shows_each_setting_with_its_source(capsys):
     changes = ["--model.n_layers", "2", "--model.s_u.init=1/L", "--train.steps", "100000"]
     found = printed(capsys, "params", name, "--show", *changes)
     assert (found["recipe"], found["n_layers"]) == (name, 2)
+    assert found["schedule_area"] == pytest.approx(0.5, abs=1e-3)  # a cosine to 0
     shown = {one["key"]: (one["value"], one["source"]) for one in found["settings"]}
     assert shown["model.s_qk.form"] == ("scalar", f"recipe {name}")
     assert shown["data.context"] == (1024, "recipe ngpt2024/ablations/baseline")
@@ -103,6 +104,7 @@ def test_params_shows_each_setting_with_its_source(capsys):
     assert main(["params", "quickstart/ngpt", "--show"]) == 0
     table = capsys.readouterr().out
     assert re.search(r'model.s_z.init +11.31\d+ +derived: "sqrt\(d\)" \(recipe', table)
+    assert re.search(r"mean learning rate 0\.\d{4} of its peak \(schedule\.area\)", table)
     assert main(["params", "--show"]) == 2
     assert "needs a recipe" in capsys.readouterr().err
     assert main(["params", "quickstart/ngpt", "--show", "--model.d_modle", "4"]) == 2

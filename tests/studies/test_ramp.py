@@ -224,6 +224,16 @@ def test_a_recipe_whose_decay_ends_early_climbs_to_the_last_step(tmp_path):
     assert (schedule.kind, schedule.end) == ("ramp", 1.0)
 
 
+def test_a_recipe_whose_decay_is_a_power_climbs_too(tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'base = "quickstart/gpt-plus"\n[schedule]\nkind = "wsd"\nfall = "power"\npower = 0.4\n'
+    )
+    table = {"arms": {"gpt": str(recipe)}, "steps": STEPS}
+    schedule = climbing(tmp_path, study_from(RampStudy, table), "gpt", 0).config.schedule
+    assert (schedule.kind, schedule.fall, schedule.power) == ("ramp", "linear", None)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -146,10 +146,34 @@ def test_a_run_at_a_constant_rate_is_made_longer_bit_for_bit(tiny, first, tmp_pa
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["steps"] == 8
 
 
-def test_a_run_that_has_decayed_goes_back_and_its_end_is_kept(tiny, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "fall", [{}, {"fall": "power"}, {"fall": "cool"}, {"fall": "log"}], ids=str
+)
+def test_every_fall_extends_from_before_its_decay(fall):
+    def wsd(decay):
+        return ScheduleConfig("wsd", decay=decay, **fall)
+
+    assert steps_alike(wsd(0.25), 8, wsd(0.25), 12) == 7
+    assert steps_alike(wsd(1.0), 8, wsd(1.0), 12) == 1
+    assert steps_alike(wsd(0.25), 8, wsd(0.25), 8) == 8
+    assert steps_alike(ScheduleConfig("constant"), 8, wsd(0.25), 12) == 8
+    assert steps_alike(wsd(0.5), 8, ScheduleConfig("wsd", decay=0.5, fall="log", rho=3), 8) == 5
+
+
+def test_a_run_resumes_bit_for_bit_within_its_decay(tiny, tmp_path):
+    config = scheduled(tiny("ngpt", steps=4, save_every=2), "wsd", decay=1.0, fall="log")
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "step-00000004")
+    train(config, tmp_path / "stopped")
+    same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("fall", ["linear", "cool"])
+def test_a_run_that_has_decayed_goes_back_and_its_end_is_kept(fall, tiny, tmp_path, capsys):
     def decaying(steps):
         config = tiny("ngpt", steps=steps, save_every=2, keep_last=4, log_every=1, eval_every=2)
-        return scheduled(config, "wsd", decay=0.5)
+        return scheduled(config, "wsd", decay=0.5, fall=fall)
 
     train(decaying(6), tmp_path / "run")
     before = weights(tmp_path / "run")

@@ -103,18 +103,21 @@ def counted(config: "RunConfig") -> dict[str, Any]:
 
 
 def show(name: str, argv: list[str]) -> int:
-    """Print every setting of a recipe and where its value comes from."""
+    """Print every setting of a recipe and where its value comes from, and what follows of them."""
+    from unitsphere.training.optim.schedule import area
     from unitsphere.training.recipes import load_recipe
 
     settings = read_settings("params --show", name, load_recipe(name), argv, Show)
     rows = list(sourced(name, settings))
     counts = {"recipe": name} | counted(settings.config)
+    mean = area(settings.config.schedule, settings.config.train.steps)
     if settings.own.json:
-        print_json(counts | {"settings": rows})
+        print_json(counts | {"schedule_area": mean, "settings": rows})
         return 0
     cells = [[str(cell) for cell in row.values()] for row in rows]
     print_table(("key", "value", "source"), cells, left=3)
     print(f"\n{counts['parameters']:,} parameters")
+    print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
     return 0
 
 

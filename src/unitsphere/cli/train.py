@@ -53,6 +53,7 @@ a key that is True or False is true by its name (--optim.muon_head):
   --train.eval_every     steps between validations
   --dry_run              lay the run out without training: shards, memory, FLOPs
                          and hours of --world_size N processes, disk; --json
+  --schedule.area        print the mean of the learning rate divided by its peak
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
                          in the background. --submit.nodes, .gpus (a node, a
@@ -83,11 +84,14 @@ class Train:
     """of --dry_run: the number of processes"""
     json: bool = False
     """of --dry_run: print one JSON document"""
+    area: bool = False
+    """print the mean of the learning rate divided by its peak, and do not train; also
+    --schedule.area"""
 
 
 def run(argv: list[str]) -> int:
     """Train, or resume a run."""
-    argv = ["--data.verify" if word == "--verify" else word for word in argv]
+    argv = [{"--verify": "--data.verify", "--schedule.area": "--area"}.get(w, w) for w in argv]
     submission, argv = take_submission(argv)
     name, rest = split_recipe(argv, Train)
     if name is None:
@@ -110,6 +114,8 @@ def run(argv: list[str]) -> int:
     with told_to_others():
         config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
         check_options(options)
+    if options.area:
+        return show_area(config)
     if options.dry_run:
         if submission:
             print("--dry_run: nothing is submitted", file=sys.stderr)
@@ -188,6 +194,16 @@ def default_out(recipe: str) -> Path:
     return Path("runs") / (Path(recipe).stem if recipe.endswith((".toml", ".json")) else recipe)
 
 
+def show_area(config: "RunConfig") -> int:
+    """Print the mean of the schedule's factors, by which schedules are compared at equal area."""
+    from unitsphere.training.optim.schedule import area
+
+    mean, steps = area(config.schedule, config.train.steps), config.train.steps
+    rate = f"{mean * config.optim.lr:.4g} of optim.lr {config.optim.lr:g}"
+    print(f"schedule.area {mean:.4f}: the mean learning rate of {steps:,} steps is {rate}")
+    return 0
+
+
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
     from unitsphere.training.cost import dry_run
@@ -223,6 +239,7 @@ def print_dry_run(found: "DryRun") -> None:
     cost = found.cost
     print(f"{cost.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs per step")
     print(f"{cost.tokens:,} tokens, {cost.flops:.3e} FLOPs in all")
+    print(f"mean learning rate {found.schedule_area:.4f} of its peak (schedule.area)")
     print(f"{hours(found.hours)} of training ({found.speed.how})")
     print(f"{size(cost.disk)} of checkpoints on the disk\n")
     rows = [[s.name, shape(s.whole), shape(s.part), s.placements] for s in found.shards]

@@ -114,6 +114,8 @@ def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
         "schedule.start": study.start / study.peak,
         "schedule.warmup": 0.0,
         "schedule.end": 1.0,
+        "schedule.fall": "linear",
+        "schedule.power": None,
         "train.steps": study.steps,
         "train.seed": seed,
         "train.log_every": 1,

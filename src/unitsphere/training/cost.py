@@ -29,6 +29,7 @@ from unitsphere.training.forecast import (
     optimizer_bytes,
     shapes_of,
 )
+from unitsphere.training.optim.schedule import area
 
 SHARE = 0.4
 """Of a GPU's peak, what training is assumed to reach."""
@@ -166,6 +167,7 @@ class DryRun:
     forecast: Forecast
     cost: Cost
     speed: Speed
+    schedule_area: float
 
     @property
     def hours(self) -> float:
@@ -184,6 +186,7 @@ class DryRun:
             "step_flops": found.flops,
             "total_flops": self.cost.flops,
             "tokens": self.cost.tokens,
+            "schedule_area": self.schedule_area,
             "hours": self.hours,
             "throughput": vars(self.speed),
             "disk": self.cost.disk,
@@ -211,6 +214,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
             forecast=forecast(config, model, layout, device),
             cost=spent,
             speed=speed(config, device),
+            schedule_area=area(config.schedule, config.train.steps),
         )
 
 

@@ -185,9 +185,12 @@ def test_the_command(capsys):
     assert main([*command, *sizes]) == 0
     said = capsys.readouterr().out
     assert " FLOPs in all" in said
+    assert f"mean learning rate {found['schedule_area']:.4f} of its peak" in said
     assert " of training (assumed: " in said
     assert "256 processes: dp_replicate 1 · dp_shard 256 · tp 1" in said
     assert "blocks.0.attention.W_q.weight" in said
     assert size(found["memory"]["total"]) in said
+    assert main(["train", "quickstart/ngpt", "--schedule.kind=wsd", "--schedule.area"]) == 0
+    assert capsys.readouterr().out.startswith("schedule.area 0.90")
     assert main(["train", "quickstart/ngpt", "--world-size", "4"]) == 2
     assert main([*command, "--world-size", "four"]) == 2

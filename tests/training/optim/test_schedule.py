@@ -1,9 +1,11 @@
 import itertools
+import math
 
+import numpy as np
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.training.optim.schedule import ScheduleConfig, factor
+from unitsphere.training.optim.schedule import ScheduleConfig, area, factor
 from unitsphere.training.recipes import config_from
 
 
@@ -55,6 +57,76 @@ def test_the_last_step_still_learns():
 
 def test_a_warmup_longer_than_the_run_only_warms_up():
     assert factors(steps=10, warmup=100)[-1] == pytest.approx(0.1)
+
+
+FALLS = {
+    "power-0.5": ({"fall": "power"}, lambda t: 1 - np.sqrt(t), 1 / 3),
+    "power-0.4": ({"fall": "power", "power": 0.4}, lambda t: 1 - t**0.4, 0.4 / 1.4),
+    "cool-1.2": ({"fall": "cool"}, lambda t: (1 - t) ** 1.2, 1 / 2.2),
+    "cool-2": ({"fall": "cool", "power": 2.0}, lambda t: (1 - t) ** 2, 1 / 3),
+    "log-0.1": (
+        {"fall": "log"},
+        lambda t: 1 - np.log(1 + t / 0.1) / np.log(1 + 1 / 0.1),
+        1 / math.log(11) - 0.1,
+    ),
+    "log-1": (
+        {"fall": "log", "rho": 1.0},
+        lambda t: 1 - np.log(1 + t) / np.log(2),
+        1 / math.log(2) - 1,
+    ),
+    "linear": ({}, lambda t: 1 - t, 1 / 2),
+}
+"""Settings of a fall, its formula with t from 0 to 1, and the formula's mean (its integral)."""
+
+
+@pytest.mark.parametrize(("settings", "form", "mean"), FALLS.values(), ids=FALLS)
+def test_each_fall_is_its_formula_after_the_hold_and_its_area_is_the_mean(settings, form, mean):
+    steps, held, last = 400, 100, 0.1
+    rates = factors(steps, kind="wsd", warmup=20, decay=0.75, final=last, **settings)
+    t = np.arange(steps - held, dtype=np.float64) / (steps - held)
+    assert rates[19 : held + 1] == [1.0] * (held - 18)
+    np.testing.assert_allclose(rates[held:], last + (1 - last) * form(t), rtol=1e-14)
+    assert rates[held:] == sorted(rates[held:], reverse=True)
+    assert rates[-1] > last
+
+    config = ScheduleConfig("wsd", warmup=20, decay=0.75, final=last, **settings)
+    assert area(config, steps) == pytest.approx(sum(rates) / steps, rel=1e-14)
+    assert factor(config, steps, steps) == pytest.approx(last, rel=1e-14)
+    whole = ScheduleConfig("wsd", decay=1.0, **settings)
+    assert area(whole, 10_000) == pytest.approx(mean, abs=1e-3)
+
+
+def test_the_power_cool_down_is_a_straight_power_of_the_steps_that_are_left():
+    """As modded-nanogpt writes it: min(peak, c · (T − step)^1.2)."""
+    rates = factors(200, kind="wsd", decay=0.4, fall="cool")
+    c = 1 / 80**1.2
+    assert rates == pytest.approx([min(1.0, c * (200 - step) ** 1.2) for step in range(200)])
+
+
+def test_a_linear_fall_over_the_whole_run_is_the_linear_schedule():
+    same = {"warmup": 7, "final": 0.1, "end": 0.9}
+    assert factors(kind="wsd", decay=1.0, **same) == factors(kind="linear", **same)
+
+
+def test_the_area_of_a_hold_and_of_a_warm_up():
+    assert area(ScheduleConfig("constant"), 7) == 1.0
+    assert area(ScheduleConfig("wsd", decay=0.7), 10_000) == pytest.approx(0.65, abs=1e-3)
+    assert area(ScheduleConfig("constant", warmup=4), 4) == pytest.approx((1 + 2 + 3 + 4) / 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "linear", "fall": "log"}, "fall log is for schedule.kind wsd, not linear"),
+        ({"kind": "wsd", "power": 2.0}, "power 2 is for schedule.fall power or cool, not linear"),
+        ({"kind": "wsd", "fall": "cool", "power": 0.0}, "power must be a number above 0: 0"),
+        ({"kind": "wsd", "fall": "log", "rho": -1.0}, "rho must be a number above 0: -1"),
+        ({"kind": "wsd", "fall": "log", "rho": math.nan}, "rho must be a number above 0: nan"),
+    ],
+)
+def test_a_fall_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(UserError, match=rf"^schedule\.{message}"):
+        ScheduleConfig(**settings)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])

@@ -71,6 +71,7 @@ SAME = {
 }
 """Keys that must be the same in all arms, by the name of the refusal."""
 SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.end", "schedule.decay")
+SCHEDULE += ("schedule.fall", "schedule.power", "schedule.rho")
 SPIKES = ("train.on_spike", "train.spike_sigma")
 SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
 SPEED += ("inspect.", "parallel.")

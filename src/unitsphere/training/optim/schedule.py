@@ -2,6 +2,16 @@
 
 The decay may end before the run does (`end`): GPT-3's cosine ends after 260 of 300 billion tokens.
 Or a ramp, which climbs to the last step: how high until the loss diverges (`unitsphere lr-ramp`)?
+
+The decay of `wsd` takes the last `decay` of the run, or all of it, in one of four forms (`fall`).
+With t from 0 to 1 over the decay, the rate goes from the peak to `final` as
+
+    linear  1 − t
+    power   1 − t^p                        1 − √t (Hägele et al. 2024, arXiv 2405.18392), 1 − t^0.4
+    cool    (1 − t)^p                      the power cool-down of modded-nanogpt's track 3
+    log     1 − log(1 + t/ρ)/log(1 + 1/ρ)  Training nGPT, arXiv 2608.01284
+
+Forms are compared fairly at equal area: `area` is the mean of a form, to scale its peak by.
 """
 
 import math
@@ -9,6 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from unitsphere.errors import UserError
+
+POWERS = {"power": 0.5, "cool": 1.2}
+"""Exponents of the forms that have one, unless `power` names another."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,13 @@ class ScheduleConfig:
     fraction of the run; 1: the end of the run"""
     decay: float = 0.2
     """wsd: fraction of the run over which the rate falls, up to `end`"""
+    fall: Literal["linear", "power", "cool", "log"] = "linear"
+    """wsd: form of the decay, t from 0 to 1 over it; power: 1 - t^p; cool: (1 - t)^p; log: falls
+    fast, then slowly"""
+    power: float | None = None
+    """wsd: the exponent p; none: 0.5 for power, which is 1 - sqrt(t), and 1.2 for cool"""
+    rho: float = 0.1
+    """wsd: rho of log; the smaller, the faster the rate falls at first"""
     start: float = 0.0
     """ramp: first rate divided by the peak, and each a ratio above the one before; 0: each the same
     amount above the one before, from 0"""
@@ -40,9 +60,26 @@ class ScheduleConfig:
             raise UserError(f"schedule.decay must be above 0 and at most 1: {self.decay}")
         if not 0 <= self.start < 1:
             raise UserError(f"schedule.start must be at least 0 and below 1: {self.start}")
+        self.check_fall()
         self.check_end()
         if self.kind == "ramp" and self.warmup:
             raise UserError(f"schedule.warmup must be 0 for a ramp, which is one: {self.warmup}")
+
+    def check_fall(self) -> None:
+        """Raises UserError for a form of the decay that cannot be, or that would not be used."""
+        if self.kind != "wsd" and self.fall != "linear":
+            raise UserError(
+                f"schedule.fall {self.fall} is for schedule.kind wsd, not {self.kind}: set that, "
+                "with schedule.decay 1 for the whole run"
+            )
+        if self.power is not None and self.fall not in POWERS:
+            raise UserError(
+                f"schedule.power {self.power:g} is for schedule.fall power or cool, not "
+                f"{self.fall}: leave it out"
+            )
+        for name, value in {"power": self.power, "rho": self.rho}.items():
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"schedule.{name} must be a number above 0: {value}")
 
     def check_end(self) -> None:
         """Raises UserError for an end that cannot be, whatever the length of the run."""
@@ -80,7 +117,26 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     progress = min(max((step - start) / max(decay_end(config, steps) - start, 1), 0.0), 1.0)
     if config.kind == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
+    elif config.fall != "linear":
+        progress = fallen(config, progress)
     return 1 - progress * (1 - config.final)
+
+
+def area(config: ScheduleConfig, steps: int) -> float:
+    """The mean of the factors of a run of `steps` updates.
+
+    Times the peak and `steps` it is the sum of the rates. Two schedules have equal areas if the
+    peaks are in inverse ratio to it.
+    """
+    return math.fsum(factor(config, step, steps) for step in range(steps)) / steps
+
+
+def fallen(config: ScheduleConfig, t: float) -> float:
+    """How far from the peak (0) to `final` (1) the rate is after the part `t` of the decay."""
+    if config.fall == "log":
+        return math.log1p(t / config.rho) / math.log1p(1 / config.rho)
+    p = POWERS[config.fall] if config.power is None else config.power
+    return 1 - (1 - t) ** p if config.fall == "cool" else t**p
 
 
 def steps_alike(before: ScheduleConfig, steps: int, after: ScheduleConfig, more: int) -> int:
