@@ -16,7 +16,7 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.config import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.optim import OptimConfig, optim_config_type
+from unitsphere.training.optim import OptimConfig, optim_config_type, with_sections
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
@@ -172,6 +172,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", at_sizes(self.model))
+        object.__setattr__(self, "optim", with_sections(self.optim))
         if self.data.document_mask and self.objective != "clm":
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"

@@ -17,7 +17,6 @@ from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start, data_of_start
-from unitsphere.training.optim import with_sections
 from unitsphere.training.plan import resolve_precision
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import settled
@@ -88,7 +87,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     config = with_new_tokenizer(config, saved)
     if config.init is not None:
         config = replace(config, data=data_of_start(config.init, config.data))
-    config = completed(config)
+    config = at_places(config)
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -168,7 +167,7 @@ def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
     """
     if saved.architecture != config.architecture:
         return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
-    saved, config = completed(saved), completed(config)
+    saved, config = at_places(saved), at_places(config)
     changed = {line.partition(":")[0]: line for line in differences(saved, config)}
     odd = {key: line for key, line in changed.items() if key not in FREE_KEYS}
     others = [line for key, line in odd.items() if key not in PLACES]
@@ -177,11 +176,10 @@ def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
     return list(odd.values())
 
 
-def completed(config: RunConfig) -> RunConfig:
-    """The config with every section, and paths that mean the same from any working directory."""
+def at_places(config: RunConfig) -> RunConfig:
+    """The config with paths that mean the same from any working directory."""
     init = None if config.init is None else absolute(config.init)
-    optim = with_sections(config.optim)
-    return replace(config, init=init, data=located(config.data), optim=optim)
+    return replace(config, init=init, data=located(config.data))
 
 
 def holds_data_of(out: Path, saved: RunConfig, config: RunConfig) -> bool:

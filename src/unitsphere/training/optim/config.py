@@ -62,14 +62,14 @@ class OptimConfig:
     """The optimizer's numbers. `optim_config_type` adds the sections of single optimizers."""
 
     name: Name = "adam"
-    """adam; adamw: with decoupled weight decay; muon: Muon on the layers' matrices, adamw on
-    embeddings, head, gains, scales and biases; normuon: muon, with a second moment for each row;
-    muonh, adamh: muon and adam with optim.constraint.kind hyperball, the head on it too: matrices
-    keep their norm, and lr is the length of a step as a share of it"""
+    """what trains the layers' matrices; adamw (with adam, adamh: adam) trains embeddings, head,
+    gains, scales and biases. normuon: muon with a second moment for each row; muonh, adamh: muon
+    and adam with optim.constraint.kind hyperball, the head on it too"""
     lr: float = 1e-3
     """peak learning rate"""
     adam_lr: float | None = None
-    """muon: peak rate of what adamw trains; none: lr, which fits adjust_lr match_rms_adamw"""
+    """peak rate of what adamw trains beside another optimizer; none: lr, which fits adjust_lr
+    match_rms_adamw"""
     rates: RatesConfig = RatesConfig()
     """peak rates by kind of parameter"""
     muon_head: bool = False
@@ -84,16 +84,16 @@ class OptimConfig:
     eps: float = 1e-8
     """added to the root of the second moment"""
     weight_decay: float = 0.0
-    """decoupled, on matrices and embeddings (adamw, muon)"""
+    """decoupled, on matrices and embeddings (all but adam)"""
     momentum: float = 0.95
     """muon: decay of the momentum"""
     nesterov: bool = True
     """muon: look ahead by the momentum"""
     ns_steps: int = 5
-    """muon: Newton–Schulz steps"""
+    """muon, soap-muon: Newton–Schulz steps"""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so that lr is an
-    adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
+    """muon, soap-muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so
+    that lr is an adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
     clip: float = 1.0
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
@@ -189,11 +189,11 @@ def _with_sections(registered: tuple[tuple[str, str], ...]) -> type[OptimConfig]
 
 
 def with_sections(config: OptimConfig) -> OptimConfig:
-    """The config with every optimizer's section: one made in Python may be without."""
-    kind = optim_config_type()
-    if isinstance(config, kind):
+    """A plain `OptimConfig` as one that has all sections, with their defaults: as a file's is."""
+    if type(config) is not OptimConfig:
         return config
-    return kind(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    held = {key.name: getattr(config, key.name) for key in dataclasses.fields(config)}
+    return optim_config_type()(**held)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:

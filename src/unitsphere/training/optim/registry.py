@@ -23,6 +23,9 @@ OPTIMIZERS: dict[str, str] = {
     "normuon": "unitsphere.training.optim.normuon:NORMUON",
     "muonh": "unitsphere.training.optim.muon:MUONH",
     "adamh": "unitsphere.training.optim.adam:ADAMH",
+    "soap": "unitsphere.training.optim.soap:SOAP",
+    "soap-muon": "unitsphere.training.optim.soap:SOAP_MUON",
+    "gated-adamw": "unitsphere.training.optim.gated:GATED",
 }
 """Value of `optim.name` -> module and name of its definition."""
 

@@ -119,6 +119,31 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
+class ByWeight(Optimizer):
+    """An optimizer whose step is `move` of each tensor that has a gradient."""
+
+    def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Step one tensor of `group`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A step of every tensor."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.move(weight, weight.grad, group)
+        return loss
+
+    def group_of(self, parameter: Tensor) -> dict[str, Any]:
+        """The group of a parameter."""
+        return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+
+
 class Combined(Optimizer):
     """Several optimizers behind one `step`, one state and one list of groups.
 

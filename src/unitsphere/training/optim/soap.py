@@ -1,0 +1,241 @@
+"""SOAP: Adam in the eigenbases of a matrix's two covariances; SOAP-Muon orthogonalises its step.
+
+For each layer's matrix W [m, n] with gradient G (Vyas et al. 2024, arXiv 2409.11321, algorithm 3):
+
+| step | formula |
+|---|---|
+| first gradient | L = (1−β_f)·GGᵀ, R = (1−β_f)·GᵀG; Q_L, Q_R: their eigenvectors. W stays |
+| momentum | M ← β₁M + (1−β₁)G |
+| second moment, in the bases | V ← β₂V + (1−β₂)(Q_LᵀGQ_R)² |
+| direction | N = Q_L [ Q_LᵀM̂Q_R / (√V̂ + ε) ] Q_Rᵀ, with M̂ = M/(1−β₁ᵗ), V̂ = V/(1−β₂ᵗ) |
+| soap | W ← W − lr·λ·W − lr·N |
+| soap-muon | W ← W − lr·λ·W∘c − lr·r·O, where O ≈ (NNᵀ)^(−½)N as in muon.py, r by `adjust_lr` |
+| cautious decay | c = 1 where O∘W > 0, else 0; without it c = 1 |
+| covariances | L ← β_f·L + (1−β_f)GGᵀ, R ← β_f·R + (1−β_f)GᵀG |
+| every `every` steps | sort the columns of Q by diag(QᵀLQ), V with them; Q ← QR(LQ).Q; so for R |
+
+The first gradient moves nothing, as in the authors' code: in its own bases it is diagonal, and Adam
+would divide rounding by rounding. A side longer than `max_side` has no covariance and Q = I.
+
+Soap-muon is record 46 of modded-nanogpt's track 3 without its floor on rows, its damping of the
+radial part and its averages of weights.
+
+Under FSDP2 and tensor parallel each process gathers a matrix's gradient, M and V, and computes the
+same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in fp32 at least.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unitsphere.errors import UserError
+from unitsphere.ops.dtensor import local, part_of, whole
+from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.training.optim.config import OptimConfig
+from unitsphere.training.optim.muon import orthogonalise, shape_rate
+from unitsphere.training.optim.registry import Definition, Parameters
+from unitsphere.training.optim.state import COUNT, ByWeight, Combined, Slot, StateSpec, like
+
+
+@dataclass(frozen=True)
+class SoapConfig:
+    """SOAP on the layers' matrices; its authors' numbers."""
+
+    beta1: float = 0.95
+    """decay of the momentum"""
+    beta2: float = 0.95
+    """decay of the second moment"""
+    factor_beta: float = 0.95
+    """decay of the covariances of rows and columns"""
+    eps: float = 1e-8
+    """added to the root of the second moment"""
+    every: int = 10
+    """steps from one refresh of the eigenbases to the next"""
+    max_side: int = 10_000
+    """longer sides of a matrix have no covariance"""
+
+    def __post_init__(self) -> None:
+        section = "soap_muon" if isinstance(self, SoapMuonConfig) else "soap"
+        for key in ("beta1", "beta2", "factor_beta"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(
+                    f"optim.{section}.{key} must be from 0 to below 1: {getattr(self, key)}"
+                )
+        if not 0 <= self.eps < math.inf:
+            raise UserError(f"optim.{section}.eps must be a number from 0 on: {self.eps}")
+        for key in ("every", "max_side"):
+            if getattr(self, key) < 1:
+                raise UserError(f"optim.{section}.{key} must be 1 or more: {getattr(self, key)}")
+
+
+@dataclass(frozen=True)
+class SoapMuonConfig(SoapConfig):
+    """SOAP-Muon on the layers' matrices."""
+
+    beta2: float = 0.9
+    """decay of the second moment"""
+    factor_beta: float = 0.9
+    """decay of the covariances of rows and columns"""
+    every: int = 1
+    """steps from one refresh of the eigenbases to the next"""
+    cautious: bool = True
+    """decay only the entries that the update makes smaller"""
+
+
+class Soap(ByWeight):
+    """SOAP over matrices: the table above."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        factor_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        every: int = 10,
+        max_side: int = 10_000,
+        **more: Any,
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "factor_beta": factor_beta, "eps": eps}
+        numbers |= {"weight_decay": weight_decay, "every": every, "max_side": max_side}
+        super().__init__(params, numbers | more)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.dim() != 2:
+                    raise UserError(
+                        f"SOAP trains matrices of two axes, not {tuple(weight.shape)}: "
+                        "choose another optim.name"
+                    )
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The count of steps, both moments; the covariance and the eigenbasis of each side."""
+        spec = {"step": COUNT, "exp_avg": like(parameter), "exp_avg_sq": like(parameter)}
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        for side, n in sides(parameter, self.group_of(parameter)).items():
+            spec |= dict.fromkeys((side, f"{side}_basis"), Slot((n, n), dtype))
+        return spec
+
+    def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One step of one matrix."""
+        state = self.state[weight]
+        G = whole(grad).to(torch.promote_types(weight.dtype, torch.float32))
+        if "step" not in state:
+            self._begin(weight, G, group)
+            return
+        state["step"] += 1
+        t, (beta1, beta2) = int(state["step"]), group["betas"]
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        M = whole(state["exp_avg"]).to(G.dtype) / (1 - beta1**t)
+        V = whole(state["exp_avg_sq"]).to(G.dtype)
+        V = V.lerp(into(G, state).square(), 1 - beta2)
+        denominator = (V / (1 - beta2**t)).sqrt() + group["eps"]
+        self.apply(weight, out_of(into(M, state) / denominator, state), group)
+        for side in sides(weight, group):
+            state[side].lerp_(covariance(side, G), 1 - group["factor_beta"])
+            if t % group["every"] == 0:
+                V = refresh(side, state, V)
+        local(state["exp_avg_sq"]).copy_(part_of(V, weight))
+
+    def apply(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+        """Move the weight: `direction` is the whole N."""
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        local(weight).sub_(part_of(direction, weight).to(weight.dtype), alpha=group["lr"])
+
+    def _begin(self, weight: Tensor, G: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(weight)
+        state["exp_avg_sq"] = torch.zeros_like(weight)
+        for side in sides(weight, group):
+            state[side] = (1 - group["factor_beta"]) * covariance(side, G)
+            vectors = torch.linalg.eigh(state[side]).eigenvectors
+            state[f"{side}_basis"] = vectors.flip(1).contiguous()  # as a checkpoint stores it
+
+
+class SoapMuon(Soap):
+    """SOAP's direction, orthogonalised."""
+
+    def __init__(
+        self,
+        params: Any,
+        ns_steps: int = 5,
+        adjust_lr: str = "match_rms_adamw",
+        cautious: bool = True,
+        **numbers: Any,
+    ) -> None:
+        own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious}
+        super().__init__(params, **(numbers | own))
+
+    def apply(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+        """Move the weight: `direction` is the whole N."""
+        lr = group["lr"]
+        update = orthogonalise(direction, group["ns_steps"])
+        step = part_of(update, weight).to(weight.dtype)
+        held = local(weight)
+        kept = step * held > 0 if group["cautious"] else 1.0
+        held.sub_(held * kept, alpha=lr * group["weight_decay"])
+        held.sub_(step, alpha=lr * shape_rate(group["adjust_lr"], weight.shape))
+
+
+def sides(weight: Tensor, group: dict[str, Any]) -> dict[str, int]:
+    """The sides of a matrix that have a covariance, and their lengths."""
+    lengths = zip(("left", "right"), weight.shape, strict=True)
+    return {side: n for side, n in lengths if n <= group["max_side"]}
+
+
+def covariance(side: str, G: Tensor) -> Tensor:
+    """GGᵀ or GᵀG."""
+    return G @ G.T if side == "left" else G.T @ G
+
+
+def into(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Q_Lᵀ x Q_R."""
+    x = state["left_basis"].T @ x if "left_basis" in state else x
+    return x @ state["right_basis"] if "right_basis" in state else x
+
+
+def out_of(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Q_L x Q_Rᵀ."""
+    x = state["left_basis"] @ x if "left_basis" in state else x
+    return x @ state["right_basis"].T if "right_basis" in state else x
+
+
+def refresh(side: str, state: dict[str, Tensor], V: Tensor) -> Tensor:
+    """One step of power iteration on the side's eigenbasis; V with its rows or columns sorted."""
+    Q = state[f"{side}_basis"]
+    powered = state[side] @ Q
+    order = (Q * powered).sum(0).argsort(descending=True, stable=True)
+    state[f"{side}_basis"] = torch.linalg.qr(powered[:, order]).Q.contiguous()
+    return V.index_select(0 if side == "left" else 1, order)
+
+
+def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
+    """SOAP or SOAP-Muon over the layers' matrices; AdamW over the rest."""
+    matrices, rest = split_roles(parameters, ("matrix",))
+    adam = build_adam(rest, config)
+    if not matrices:
+        return adam
+    own = config.section
+    numbers: dict[str, Any] = {
+        "weight_decay": config.weight_decay,
+        "betas": (own.beta1, own.beta2),
+        "factor_beta": own.factor_beta,
+        "eps": own.eps,
+        "every": own.every,
+        "max_side": own.max_side,
+    }
+    groups = grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)})
+    if config.name == "soap":
+        return Combined(Soap(groups, **numbers), adam)
+    numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}
+    return Combined(SoapMuon(groups, cautious=own.cautious, **numbers), adam)
+
+
+READS = frozenset({"weight_decay", "adam_lr"})
+SOAP = Definition(build_soap, reads=READS, section=SoapConfig)
+SOAP_MUON = Definition(build_soap, reads=READS, section=SoapMuonConfig)
