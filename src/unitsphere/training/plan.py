@@ -184,7 +184,7 @@ def build_trainer(
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
     if plan.precision == "fp8":
-        use_fp8(model, config.optim.constraint.kind)
+        use_fp8(model, config.optim.constrained.kind)
     loss = parallelize(
         model,
         plan.layout,
@@ -202,7 +202,7 @@ def build_trainer(
     if config.optim.head_by_frequency:
         weigh_head(model, optimizer, batches, config.train.batch_tokens)
     warmup = warmup_steps(config.schedule, config.train.steps)
-    constrain(model, optimizer, config=config.optim.constraint, warmup=warmup)
+    constrain(model, optimizer, config=config.optim.constrained, warmup=warmup)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
     local_time, live = LocalTime(plan.layout), Live(config.inspect)
     return Trainer(config, plan, model, loss, optimizer, batches, guard, local_time, live)

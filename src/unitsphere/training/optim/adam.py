@@ -28,7 +28,7 @@ class AdamW(TorchAdamW, Adam):
 
 
 def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
-    """Adam, or AdamW unless `optim.name` is "adam": a group for each rate, weight decay and mesh.
+    """A group for each rate, weight decay and mesh; AdamW unless `optim.name` is adam or adamh.
 
     Its rate is `optim.adam_lr` if there is one. Fused it is 3 to 5 times faster on a CPU.
     """
@@ -38,7 +38,7 @@ def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
         decay = config.weight_decay if role in MATRICES else 0.0
         return {"lr": peak * config.rates.of(role), "weight_decay": decay}
 
-    kind = Adam if config.name == "adam" else AdamW
+    kind = Adam if config.name in ("adam", "adamh") else AdamW
     return kind(
         grouped(parameters, settings),
         betas=(config.beta1, config.beta2),
@@ -72,3 +72,5 @@ def split_roles(parameters: Parameters, wanted: Container[Role]) -> tuple[Parame
 
 ADAM = Definition(build_adam)
 ADAMW = Definition(build_adam, reads=frozenset({"weight_decay"}))
+ADAMH = Definition(build_adam, constraint="hyperball")
+"""Adam whose matrices and head are on `hyperball` (constraint.py)."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
-from unitsphere.training.optim.constraint import ConstraintConfig
+from unitsphere.training.optim.constraint import ConstraintConfig, Kind
 from unitsphere.training.optim.registry import (
     OPTIMIZERS,
     definition,
@@ -62,8 +62,9 @@ class OptimConfig:
     """The optimizer's numbers. `optim_config_type` adds the sections of single optimizers."""
 
     name: Name = "adam"
-    """what trains the layers' matrices; adamw (with adam: adam) trains embeddings, head, gains,
-    scales and biases"""
+    """what trains the layers' matrices; adamw (with adam, adamh: adam) trains embeddings, head,
+    gains, scales and biases. normuon: muon with a second moment for each row; muonh, adamh: muon
+    and adam with optim.constraint.kind hyperball, the head on it too"""
     lr: float = 1e-3
     """peak learning rate"""
     adam_lr: float | None = None
@@ -110,11 +111,38 @@ class OptimConfig:
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"optim.{key} must be from 0 to below 1: {getattr(self, key)}")
         self.check_keys()
-        if self.weight_decay and self.constraint.kind in ("hyperball", "cpr"):
+        self.check_constraint()
+
+    def check_constraint(self) -> None:
+        """A `UserError` for a constraint that fits neither the optimizer nor the other keys."""
+        kind, named = self.constrained.kind, self.brought
+        if named and self.constraint.kind not in ("declared", named):
             raise UserError(
-                f"optim.constraint.kind '{self.constraint.kind}' takes the place of weight decay: "
+                f"optim.name '{self.name}' brings the constraint '{named}': "
+                f"leave optim.constraint.kind at 'declared', not '{self.constraint.kind}'"
+            )
+        if self.weight_decay and kind in ("hyperball", "cpr"):
+            raise UserError(
+                f"optim.constraint.kind '{kind}' takes the place of weight decay: "
                 "set optim.weight_decay 0"
             )
+        if kind != "hyperball" and (self.constraint.norm != "start" or self.constraint.head):
+            raise UserError(
+                "optim.constraint.norm and optim.constraint.head are for "
+                f"optim.constraint.kind 'hyperball', not '{kind}'"
+            )
+
+    @property
+    def constrained(self) -> ConstraintConfig:
+        """The constraint to keep: `constraint`, or the one that belongs to the optimizer's name."""
+        if self.brought is None:
+            return self.constraint
+        return dataclasses.replace(self.constraint, kind=cast(Kind, self.brought), head=True)
+
+    @property
+    def brought(self) -> str | None:
+        """The kind of constraint that belongs to the optimizer's name, if one does."""
+        return definition(self.name).constraint if self.name in OPTIMIZERS else None
 
     def check_keys(self) -> None:
         """A `UserError` for a key that is set and that the named optimizer does not read."""

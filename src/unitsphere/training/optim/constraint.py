@@ -9,7 +9,9 @@ norm, the control for constraining vectors. R = ‖W₀‖_F is the norm when th
 | hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
 
 Hyperball keeps only the optimizer's direction, so a step has the angle arctan(lr) where it is
-tangent; with Adam it is AdamH, with Muon MuonH. R is kept in the optimizer's state as "radius".
+tangent; with Adam it is AdamH, with Muon MuonH (`optim.name` adamh, muonh: with the head). R is
+kept in the optimizer's state as "radius"; with `norm = "before"` it is ‖W‖_F before each step
+instead (MuonH's code, arXiv 2603.28743): the same but for rounding and moves made from outside.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +59,10 @@ class ConstraintConfig:
     project's own, no paper's"""
     cpr: CPRConfig = field(default_factory=CPRConfig)
     """Constrained Parameter Regularization's bounds"""
+    norm: Literal["start", "before"] = "start"
+    """hyperball: a matrix keeps its norm at the start, or the one before each step"""
+    head: bool = False
+    """hyperball: the output head too, unless it is tied to the embedding"""
 
     def __post_init__(self) -> None:
         if self.riemannian and self.kind in ("none", "ball", "cpr"):
@@ -133,9 +139,14 @@ class Frobenius(StepHook):
 class Hyperball(Frobenius):
     """Steps of the relative length lr along the optimizer's direction, then the sphere."""
 
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights: list[Tensor], norm: Literal["start", "before"] = "start") -> None:
         super().__init__(weights)
+        self.norm: Literal["start", "before"] = norm
         self.previous: list[Tensor] = []
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The radius, if it is that of the start."""
+        return super().state_spec(parameter) if self.norm == "start" else {}
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
         """Keep the weights as they are before the step."""
@@ -146,12 +157,22 @@ class Hyperball(Frobenius):
         """Replace the step by one of length lr·R in its direction, and project."""
         rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
         previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
-        self.previous = []
         for weight, radius in self.radii(optimizer):
             old = previous[id(weight)]
             direction = project_sphere_(weight - old, WHOLE, radius)
             weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
             project_sphere_(weight, WHOLE, radius)
+        self.previous = []
+
+    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Each matrix that was stepped, and its radius: the start's, or that before the step."""
+        if self.norm == "start":
+            return super().radii(optimizer)
+        return [
+            (weight, length(old, WHOLE).squeeze())
+            for weight, old in zip(self.weights, self.previous, strict=True)
+            if weight.grad is not None
+        ]
 
 
 def constrain(
@@ -185,6 +206,8 @@ def constrain(
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = REMEMBERED.get(config.kind, ())
+    if config.kind == "hyperball" and config.head:
+        remembered = (*remembered, "head")
     names = list(bounds) or [n for n, role in roles(model).items() if role in remembered]
     if config.riemannian and not remembered and not spheres(bounds):
         raise UserError(
@@ -195,6 +218,8 @@ def constrain(
     check_held(weights, optimizers)
     if remembered:
         check_width(weights, config.kind)
+    if config.kind == "hyperball":
+        check_length(weights)
     for name, constraint in bounds.items():
         constraint.project_(weights[name])
     handles: list[RemovableHandle] = []
@@ -235,7 +260,7 @@ def hooks_for(
     if config.kind == "frobenius":
         hook = Frobenius(tensors)
     elif config.kind == "hyperball":
-        hook = Hyperball(tensors)
+        hook = Hyperball(tensors, config.norm)
     elif config.kind == "cpr":
         hook = CPR(tensors, config.cpr, warmup)
     else:
@@ -264,4 +289,14 @@ def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
             raise UserError(
                 f"constraint '{kind}' needs weights of 32 bits, and {name} is {weight.dtype}: "
                 "take train.precision bf16 instead of bf16-storage"
+            )
+
+
+def check_length(weights: Mapping[str, nn.Parameter]) -> None:
+    """Raise UserError for a matrix of zeros: at a constant norm it would stay that for ever."""
+    for name, weight in weights.items():
+        if not weight.is_meta and not length(weight.detach(), WHOLE).sum().item():
+            raise UserError(
+                f"constraint 'hyperball' keeps each matrix's norm, and {name} starts at zero, "
+                "where it would stay: give it another start"
             )

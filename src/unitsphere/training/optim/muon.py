@@ -3,16 +3,16 @@
 | step | formula | source |
 |---|---|---|
 | momentum | B ← μB + (1−μ)G; U = (1−μ)G + μB with Nesterov, else B | `torch.optim.Muon` |
-| orthogonalise | O ≈ (U Uᵀ)^(−½) U by `ns_steps` Newton–Schulz steps | Jordan 2024 |
+| momentum_warmup n | μ_t = μ₀ + (μ − μ₀)·min(t/n, 1), t = 0, 1, … | modded-nanogpt |
+| orthogonalise | O ≈ (U Uᵀ)^(−½) U by `ns_steps` steps of orthogonal.py | Jordan 2024 |
 | update | W ← W − lr·wd·W − lr·r·O | |
+| "cautious" | W ← W − lr·wd·W⊙[O⊙W > 0] − lr·r·O | nanochat |
 | "original" | r = √max(1, out/in) | Jordan 2024 |
 | "match_rms_adamw" | r = 0.2·√max(out, in): entries move as under AdamW | arXiv 2502.16982 |
 | p_v, with `optim.head_by_frequency` | (1 − ε)·(token v's share of the targets) + ε/V, ε = 0.02 | |
 | gradient of the head's row v | G_v ← G_v/√(V·p_v): at most 1/√ε = 7 times | |
 
-Newton–Schulz runs in bf16 on a GPU, as torch's does. On a CPU it runs in the weight's own
-precision, fp32 at least: bf16 products without bf16 instructions are over 30 times slower (28 ms
-against 0.8 for a matrix of 128×128, AMD EPYC with AVX2), and figures are the same on every CPU.
+`muonh` is Muon whose matrices are on `hyperball` (constraint.py), and its head too, by Adam there.
 
 `head_by_frequency` is this project's (docs/results/best-search.md). The gradient of a row of the
 head comes from the targets that are its token, so it is longer for common ones. Adam evens that out
@@ -25,7 +25,8 @@ come too late, is not served.
 """
 
 import math
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +34,15 @@ from torch.optim import Optimizer
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.batches import ByStep
+from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
-from unitsphere.ops.dtensor import local, part_of
+from unitsphere.ops.dtensor import local, part_of, placements
 from unitsphere.training.optim.adam import build_adam, grouped, split_roles
 from unitsphere.training.optim.config import OptimConfig
+from unitsphere.training.optim.orthogonal import orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import Combined, StateSpec, StepHook, attach, like
+from unitsphere.training.optim.state import COUNT, Combined, StateSpec, StepHook, attach, like
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""a, b, c of X ← aX + (bA + cA²)X with A = XXᵀ (Jordan 2024)."""
-NO_LENGTH = 1e-7
-"""Updates no longer than this count as that long."""
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
 COUNTED_BY_V = 256
@@ -52,18 +51,34 @@ UNIFORM = 0.02
 """ε: the part of p that all tokens share."""
 
 
-def orthogonalise(update: Tensor, steps: int) -> Tensor:
-    """O ≈ (U Uᵀ)^(−½) U of U [m, n]: the same directions, singular values in about 0.7 … 1.2."""
-    on_gpu = update.device.type == "cuda"
-    x = update.to(torch.bfloat16 if on_gpu else torch.promote_types(update.dtype, torch.float32))
-    tall = x.size(0) > x.size(1)
-    x = x.T if tall else x
-    x = x / x.norm().clamp(min=NO_LENGTH)
-    a, b, c = NEWTON_SCHULZ
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+@dataclass(frozen=True)
+class OrthogonalConfig:
+    """How an update is made orthogonal, and its momentum."""
+
+    coefficients: Literal["quintic", "polar-express", "hyperp", "convergent"] = "quintic"
+    """of Newton–Schulz; quintic: Jordan's; polar-express, hyperp: another polynomial each step,
+    singular values nearer to 1 in as many steps; convergent: 1 exactly, with optim.ns_steps 12"""
+    momentum_start: float = 0.85
+    """momentum at the first step, if momentum_warmup is not 0"""
+    momentum_warmup: int = 0
+    """steps in which the momentum goes from momentum_start to optim.momentum in equal amounts"""
+    batched: bool = False
+    """matrices of one shape in one batched call; with weights spread over processes one by one. On
+    a CPU faster for small ones only: 2 times for 64×64, but 0.9 for 128×128 and 0.8 for 256×256"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum_start < 1:
+            raise UserError(f"momentum_start must be from 0 to below 1: {self.momentum_start}")
+        if self.momentum_warmup < 0:
+            raise UserError(f"momentum_warmup must not be negative: {self.momentum_warmup}")
+
+
+@dataclass(frozen=True)
+class MuonConfig(OrthogonalConfig):
+    """Muon's own keys."""
+
+    cautious: bool = False
+    """weight decay only on those entries that the update makes smaller too"""
 
 
 def shape_rate(kind: str, shape: torch.Size) -> float:
@@ -75,11 +90,33 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's."""
+    """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
+
+    Takes torch's numbers and the keys of `MuonConfig`.
+    """
+
+    own: ClassVar[dict[str, Any]] = asdict(MuonConfig())
+
+    def __init__(self, params: Any, **numbers: Any) -> None:
+        own = {key: numbers.pop(key, value) for key, value in self.own.items()}
+        super().__init__(params, **numbers)
+        self.defaults |= own
+        self._complete_groups()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._complete_groups()  # those of a state from before there were these keys
+
+    def _complete_groups(self) -> None:
+        for group in self.param_groups:
+            for key, value in self.own.items():
+                group.setdefault(key, self.defaults.get(key, value))
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The momentum."""
-        return {"momentum_buffer": like(parameter)}
+        """The momentum, and the count of steps while it is warmed up."""
+        group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+        count = {"step": COUNT} if group["momentum_warmup"] else {}
+        return {"momentum_buffer": like(parameter), **count}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -89,31 +126,63 @@ class Muon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, weight.grad, group)
+            numbers = group["ns_steps"], group["coefficients"]
+            for weights in self._together(group):
+                updates = [self._update(weight, group) for weight in weights]
+                if len(updates) == 1:
+                    directions = [orthogonalise(updates[0], *numbers)]
+                else:
+                    directions = orthogonalise_many(updates, *numbers)
+                for weight, direction in zip(weights, directions, strict=True):
+                    self._move(weight, self._direction(weight, direction, group), group)
         return loss
 
-    def _move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state, momentum, lr = self.state[weight], group["momentum"], group["lr"]
+    def _together(self, group: dict[str, Any]) -> list[list[Tensor]]:
+        """The weights to step, in lists of those whose updates are made orthogonal in one call."""
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        alike: dict[Any, list[Tensor]] = {}
+        for index, weight in enumerate(weights):
+            one_call = group["batched"] and not placements(weight)
+            key = (weight.shape, weight.dtype, weight.device) if one_call else index
+            alike.setdefault(key, []).append(weight)
+        return list(alike.values())
+
+    def _update(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        """U, of which the direction is taken."""
+        grad, state, momentum = weight.grad, self.state[weight], group["momentum"]
+        assert grad is not None  # `_together` leaves out those without
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad)
+        if group["momentum_warmup"]:
+            count = state.setdefault("step", torch.zeros(()))
+            progress = min(count.item() / group["momentum_warmup"], 1.0)
+            momentum = group["momentum_start"] * (1 - progress) + momentum * progress
+            count += 1
         held = state["momentum_buffer"]
         held.lerp_(grad, 1 - momentum)
-        update = grad.lerp(held, momentum) if group["nesterov"] else held
-        direction = orthogonalise(update, group["ns_steps"])
-        weight.mul_(1 - lr * group["weight_decay"])
+        return grad.lerp(held, momentum) if group["nesterov"] else held
+
+    def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
+        """What is made of O before the step; Muon takes it as it is."""
+        return direction
+
+    def _move(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+        lr, decay = group["lr"], group["lr"] * group["weight_decay"]
+        if group["cautious"]:
+            weight.sub_(weight * (direction * weight > 0), alpha=decay)
+        else:
+            weight.mul_(1 - decay)
         weight.add_(direction, alpha=-lr * shape_rate(group["adjust_lr_fn"], weight.shape))
 
 
-def build_muon(parameters: Parameters, config: OptimConfig) -> Optimizer:
+def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = Muon) -> Optimizer:
     """Muon over the layers' matrices, and over the head if asked for; AdamW over the rest."""
     of_muon: tuple[Role, ...] = ("matrix", "head") if config.muon_head else ("matrix",)
     matrices, rest = split_roles(parameters, of_muon)
     adam = build_adam(rest, config)
     if not matrices:
         return adam
-    muon = Muon(
+    muon = kind(
         grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)}),
         lr=config.lr,
         weight_decay=config.weight_decay,
@@ -121,11 +190,14 @@ def build_muon(parameters: Parameters, config: OptimConfig) -> Optimizer:
         nesterov=config.nesterov,
         ns_steps=config.ns_steps,
         adjust_lr_fn=config.adjust_lr,
+        **asdict(config.section),
     )
     return Combined(muon, adam)
 
 
-MUON = Definition(build_muon, reads=frozenset({"weight_decay", "adam_lr", "muon_head"}))
+READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
+MUON = Definition(build_muon, READS, MuonConfig)
+MUONH = Definition(build_muon, READS - {"weight_decay"}, OrthogonalConfig, "hyperball")
 
 
 class ByFrequency(StepHook):

@@ -20,6 +20,9 @@ OPTIMIZERS: dict[str, str] = {
     "adam": "unitsphere.training.optim.adam:ADAM",
     "adamw": "unitsphere.training.optim.adam:ADAMW",
     "muon": "unitsphere.training.optim.muon:MUON",
+    "normuon": "unitsphere.training.optim.normuon:NORMUON",
+    "muonh": "unitsphere.training.optim.muon:MUONH",
+    "adamh": "unitsphere.training.optim.adam:ADAMH",
     "soap": "unitsphere.training.optim.soap:SOAP",
     "soap-muon": "unitsphere.training.optim.soap:SOAP_MUON",
     "gated-adamw": "unitsphere.training.optim.gated:GATED",
@@ -40,6 +43,8 @@ class Definition:
     """those keys of `optim.*` that only some optimizers read, and this one does"""
     section: type | None = None
     """dataclass of this optimizer's own keys, `optim.<name>.*`, if it has any"""
+    constraint: str | None = None
+    """the `optim.constraint.kind` that belongs to its name, on the head too"""
 
 
 def definition(name: str) -> Definition:

@@ -1,0 +1,225 @@
+"""Muon's own keys, NorMuon, MuonH and AdamH: references in fp64, from the formulas alone."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from run_folders import figures, weights
+from training.distributed.parallel_cases import Case, losses, resumed, save, trainer_of
+from training.distributed.parallel_launch import launch
+
+from unitsphere.errors import UserError
+from unitsphere.models.constraint import roles
+from unitsphere.models.registry import build
+from unitsphere.training.distributed.layout import Degrees
+from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.muon import Muon, MuonConfig, OrthogonalConfig
+from unitsphere.training.optim.normuon import NorMuonConfig
+from unitsphere.training.optim.orthogonal import COEFFICIENTS, orthogonalise, orthogonalise_many
+from unitsphere.training.optim.state import state_spec
+from unitsphere.training.run import train
+
+SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
+HYPERP = [
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+]
+
+
+def settings(name, **own):
+    """An `OptimConfig` with the optimizer's own keys."""
+    kinds = {"muon": MuonConfig, "normuon": NorMuonConfig, "muonh": OrthogonalConfig}
+    section = {name: kinds[name](**own)} if own else {}
+    decay = 0.1 if name in ("muon", "normuon") else 0.0
+    return optim_config_type()(name=name, lr=1e-2, weight_decay=decay, **section)
+
+
+def gradients(weight, steps=4):
+    for seed in range(steps):
+        generator = torch.Generator().manual_seed(seed)
+        yield torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+
+
+def polynomial(u, steps, triples):
+    """Newton–Schulz by singular values: a polynomial of each, the last triple repeated."""
+    left, s, right = torch.linalg.svd(u, full_matrices=False)
+    s = s / s.norm()
+    for k in range(steps):
+        a, b, c = triples[min(k, len(triples) - 1)]
+        s = a * s + b * s**3 + c * s**5
+    return left @ s.diag() @ right
+
+
+def of_layer(name, layer, **own):
+    model = build("gpt", **SMALL).double()
+    optimizer = build_optimizer(model, settings(name, **own))
+    return getattr(model.blocks[0].mlp, layer).weight, optimizer
+
+
+@pytest.mark.parametrize(("name", "steps", "off"), [("polar-express", 6, 0.02), ("hyperp", 5, 0.2)])
+def test_better_coefficients_bring_singular_values_nearer_to_1(name, steps, off):
+    u = torch.randn(24, 40, generator=torch.Generator().manual_seed(0)).double()
+    found = orthogonalise(u, steps, name)
+    torch.testing.assert_close(found, polynomial(u, steps, COEFFICIENTS[name]), rtol=0, atol=1e-10)
+    assert (torch.linalg.svdvals(found) - 1).abs().max() < off
+    exact = torch.linalg.svdvals(orthogonalise(u, 12, "convergent"))
+    torch.testing.assert_close(exact, torch.ones(24).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (16, 16)])
+def test_many_in_one_call_are_as_one_by_one(shape):
+    updates = [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+    alone = [orthogonalise(u, 5, "hyperp") for u in updates]
+    for a, b in zip(alone, orthogonalise_many(updates, 5, "hyperp"), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
+def test_cautious_decay_and_warm_momentum_follow_the_equations(layer, batched):
+    W, optimizer = of_layer(
+        "muon", layer, cautious=True, momentum_warmup=3, coefficients="hyperp", batched=batched
+    )
+    held, expected = torch.zeros_like(W), W.detach().clone()
+    for t, G in enumerate(gradients(W, 5)):
+        W.grad = G
+        optimizer.step()
+        mu = min(0.85 + (0.95 - 0.85) * t / 3, 0.95)
+        held = mu * held + (1 - mu) * G
+        step = 0.2 * 64**0.5 * polynomial((1 - mu) * G + mu * held, 5, HYPERP)
+        agree = torch.sign(step) == torch.sign(expected)
+        expected = expected - 1e-2 * step - 1e-2 * 0.1 * torch.where(agree, expected, 0.0)
+        torch.testing.assert_close(W.detach(), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
+def test_normuon_follows_the_equations(layer):
+    W, optimizer = of_layer("normuon", layer, beta2=0.9, coefficients="hyperp")
+    rows = W.shape[0] > W.shape[1]
+    held, expected, v = torch.zeros_like(W), W.detach().clone(), 0.0
+    for G in gradients(W):
+        W.grad = G
+        optimizer.step()
+        held = 0.95 * held + 0.05 * G
+        direction = polynomial(0.05 * G + 0.95 * held, 5, HYPERP)
+        v = 0.9 * v + 0.1 * (direction**2).mean(1 if rows else 0, keepdim=True)
+        divided = direction / v.sqrt()
+        divided = divided * direction.norm() / divided.norm()
+        expected = (1 - 1e-2 * 0.1) * expected - 1e-2 * 0.2 * 64**0.5 * divided
+        torch.testing.assert_close(W.detach(), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["start", "before"])
+@pytest.mark.parametrize("name", ["muonh", "adamh"])
+def test_muonh_and_adamh_follow_the_equations(name, norm):
+    """HyperP's step, with Muon's direction or Adam's; on the head by Adam in both."""
+    model = build("gpt", tied=False, **SMALL).double()
+    own = {"muonh": OrthogonalConfig("hyperp")} if name == "muonh" else {}
+    config = optim_config_type()(name=name, lr=0.1, constraint=ConstraintConfig(norm=norm), **own)
+    optimizer = build_optimizer(model, config)
+    constrain(model, optimizer, config=config.constrained)
+    W, role = model.blocks[0].mlp.W_u.weight, roles(model)
+    (head,) = [model.get_parameter(n) for n, r in role.items() if r == "head"]
+    free = [p for n, p in model.named_parameters() if role[n] not in ("matrix", "head")]
+    assert not any("radius" in state_spec(optimizer, p) for p in free)
+    assert ("radius" in state_spec(optimizer, W)) == (norm == "start")
+    state = {p: (p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p)) for p in (W, head)}
+    R = {p: p.detach().norm() for p in (W, head)}
+    for t, (G, H) in enumerate(zip(gradients(W), gradients(head), strict=True), 1):
+        W.grad, head.grad = G, H
+        optimizer.step()
+        for p, g in ((W, G), (head, H)):
+            old, m, v = state[p]
+            if name == "muonh" and p is W:
+                m = 0.95 * m + 0.05 * g
+                direction = polynomial(0.05 * g + 0.95 * m, 5, HYPERP)
+            else:
+                m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+                direction = (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+            r = R[p] if norm == "start" else old.norm()
+            new = old - 0.1 * r * direction / direction.norm()
+            state[p] = (r * new / new.norm(), m, v)
+            torch.testing.assert_close(p.detach(), state[p][0], rtol=0, atol=1e-9)
+        if t == 2:  # something from outside: only `before` takes the new norm
+            with torch.no_grad():
+                for p in (W, head):
+                    p.mul_(1.5)
+                    state[p] = (state[p][0] * 1.5, *state[p][1:])
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(UserError, match="brings the constraint 'hyperball'"):
+        OptimConfig(name="muonh", constraint=ConstraintConfig("sphere"))
+    with pytest.raises(UserError, match=r"weight_decay is for optim\.name"):
+        OptimConfig(name="adamh", weight_decay=0.1)
+    with pytest.raises(UserError, match=r"are for optim\.constraint\.kind 'hyperball'"):
+        OptimConfig(constraint=ConstraintConfig(norm="before"))
+    for number in ({"beta2": 1.0}, {"momentum_start": -0.1}, {"momentum_warmup": -1}):
+        with pytest.raises(UserError, match=f"{next(iter(number))} must"):
+            NorMuonConfig(**number)
+    model = build("gpt", **SMALL)
+    torch.nn.init.zeros_(model.blocks[0].mlp.W_oMLP.weight)
+    config = OptimConfig(name="muonh")
+    with pytest.raises(UserError, match=r"W_oMLP.*starts at zero"):
+        constrain(model, build_optimizer(model, config), config=config.constrained)
+
+
+def test_a_state_from_before_these_keys_goes_on():
+    weight = torch.nn.Parameter(torch.randn(6, 4))
+    old = torch.optim.Muon([weight])
+    twin = Muon([copy.deepcopy(weight)])
+    twin.load_state_dict(old.state_dict())
+    (group,) = twin.param_groups
+    assert {k: group[k] for k in Muon.own} == Muon.own
+
+
+def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
+    own = {"momentum_warmup": 6, "cautious": True, "batched": True, "coefficients": "hyperp"}
+    config = dataclasses.replace(tiny("gpt", sample_every=5), optim=settings("normuon", **own))
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", sampler=die)
+    train(config, tmp_path / "broken")
+    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert expected.keys() == found.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+
+
+SHARDED = {
+    "normuon": Case("gpt", model={"n_layers": 1}, optim={"name": "normuon", "weight_decay": 0.1}),
+    "muonh": Case("gpt", model={"n_layers": 1}, optim={"name": "muonh"}),
+}
+LAYOUTS = {"normuon": Degrees(dp_shard=2), "muonh": Degrees(tp=2)}
+
+
+def on_shards(rank, root):
+    """Each on a layout: its losses, and those after a checkpoint."""
+    for name, case in SHARDED.items():
+        trainer = trainer_of(case, LAYOUTS[name], rank)
+        first = losses(trainer, range(3))
+        folder = save(root / name, trainer, 3)
+        rest = losses(trainer, range(3, 5))
+        again = losses(resumed(case, folder, LAYOUTS[name], rank), range(3, 5))
+        assert torch.equal(rest, again), name
+        if rank == 0:
+            torch.save((first, rest), root / f"{name}.pt")
+
+
+def test_on_shards_they_have_the_losses_of_one_process(tmp_path):
+    for name in SHARDED:
+        (tmp_path / name).mkdir()
+    launch(on_shards, 2, tmp_path)
+    for name, case in SHARDED.items():
+        found = torch.cat(torch.load(tmp_path / f"{name}.pt"))
+        assert torch.allclose(found, losses(trainer_of(case), range(5)), atol=1e-4), name
