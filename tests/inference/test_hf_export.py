@@ -463,7 +463,7 @@ def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
     for argv, why in (
         (["run-ngpt", "--out", "hf-gpt"], "is not empty"),
         (["hf-ngpt", "--out", str(tmp_path / "b")], "exported folder already"),
-        (["cache", "--out", str(tmp_path / "c")], "no run folder"),
+        (["cache", "--out", str(tmp_path / "c")], "is not a run folder"),
     ):
         assert main(["export", *argv]) == 2
         error = capsys.readouterr().err

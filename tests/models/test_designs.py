@@ -142,9 +142,9 @@ def test_parameters_beside_the_matrices(name, extra):
 
 
 def test_a_scale_that_could_never_leave_zero_is_refused():
-    with pytest.raises(UserError, match=r"init 0\.0 and scale 0\.25 is 0 or infinite"):
+    with pytest.raises(UserError, match=r"init 0\.0 and scale 0\.25 would always be 0 or infinite"):
         build("ngpt", **SMALL, alpha=ScaleConfig(init=0.0))
-    with pytest.raises(UserError, match=r"init 0\.05 and scale 0\.0 is 0 or infinite"):
+    with pytest.raises(UserError, match=r"init 0\.05 and scale 0\.0 would always be 0 or infinite"):
         build("ngpt", **SMALL, alpha=ScaleConfig(init=0.05, scale=0.0))
     assert build("ngpt", **SMALL, alpha=ScaleConfig("fixed", 0.0)).blocks[0].alpha_A() == 0
 

@@ -62,8 +62,8 @@ def test_blocks_of_a_compiled_model_give_what_a_mask_gives_in_one_graph(design, 
 
 @PLAIN_FLEX
 def test_the_blocks_are_made_once_for_all_layers(on_blocks, monkeypatch):
-    made, create = [], trunk.visible
-    monkeypatch.setattr(trunk, "visible", lambda *a: made.append(create(*a)) or made[-1])
+    made, create = [], trunk.attention_mask
+    monkeypatch.setattr(trunk, "attention_mask", lambda *a: made.append(create(*a)) or made[-1])
     on_blocks()
     model = make("ngpt", **NARROW).requires_grad_(False)
     model(tokens(2, TIME))
@@ -74,8 +74,8 @@ def test_the_blocks_are_made_once_for_all_layers(on_blocks, monkeypatch):
 
 @PLAIN_FLEX
 def test_weights_are_dropped_under_a_mask_that_is_not_in_blocks(on_blocks, monkeypatch):
-    made, create = [], trunk.visible
-    monkeypatch.setattr(trunk, "visible", lambda *a: made.append(create(*a)) or made[-1])
+    made, create = [], trunk.attention_mask
+    monkeypatch.setattr(trunk, "attention_mask", lambda *a: made.append(create(*a)) or made[-1])
     model = make("normformer", **NARROW, attention_dropout=0.5).requires_grad_(False)
     on_blocks()
     for training, kind in ((True, "Tensor"), (False, "BlockMask")):

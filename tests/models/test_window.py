@@ -126,5 +126,6 @@ def test_a_window_without_the_token_itself_is_refused(design, window):
     with pytest.raises(UserError) as caught:
         make(design, window=window)
     assert str(caught.value) == (
-        f"model.window must be at least 1, a token itself: {window}; leave it out to see everything"
+        f"model.window must be at least 1, which is the token itself: {window}; "
+        "leave it out to see everything"
     )

@@ -197,7 +197,7 @@ def test_a_second_ctrl_c_ends_jobs_that_do_not_stop(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     began = time.monotonic()
-    with pytest.raises(Interrupted, match="deaf: it did not save in time and was ended"):
+    with pytest.raises(Interrupted, match="deaf: it did not save in time and was killed"):
         run_jobs([stubborn], workers=1, on_progress=stop_twice)
     assert time.monotonic() - began < 10
 

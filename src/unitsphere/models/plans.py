@@ -22,7 +22,7 @@ units:
 | gathered | norms over all heads or units | nothing | gathered | the rank's part |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from unitsphere.models.parts import Embedding, Linear, Scale
 from unitsphere.models.trunk import Transformer
 
 Model = TypeVar("Model", bound=nn.Module)
+Entry = TypeVar("Entry")
 Shard = Literal["columns", "rows", "vocabulary", "heads", "units", "gathered"]
 Plan = dict[str, Shard]
 
@@ -68,8 +69,14 @@ TP_PLANS: dict[type[nn.Module], Plan] = {
 
 def tp_plan(module: nn.Module) -> Plan:
     """How tensor parallel shards the module's own parts; empty for a module without any."""
-    plan = TP_PLANS.get(type(module))
+    plan = of_class(TP_PLANS, module)
     return getattr(module, "tp_plan", {}) if plan is None else plan
+
+
+def of_class(table: Mapping[type[nn.Module], Entry], module: nn.Module) -> Entry | None:
+    """The entry of a module's class, or of the nearest that it inherits from: FSDP2 makes
+    subclasses of its own."""
+    return next((table[kind] for kind in type(module).__mro__ if kind in table), None)
 
 
 LONGEST = 4.0
@@ -98,7 +105,7 @@ def input_bounds(model: Transformer) -> dict[str, float | None]:
     """Full name of a matrix -> the largest |element| that its input can have; None: not known."""
     found: dict[str, float | None] = {}
     for name, module in model.named_modules():
-        if rule := INPUT_BOUNDS.get(type(module)):
+        if rule := of_class(INPUT_BOUNDS, module):
             bound, matrices = rule
             found |= {f"{name}.{local}": bound(model.config) for local in matrices}
     return found
@@ -115,7 +122,7 @@ def fold_(model: Model) -> Model:
     Returns the model, in eval mode.
     """
     for module in list(model.modules()):
-        if rule := FOLDS.get(type(module)):
+        if rule := of_class(FOLDS, module):
             rule(module)
     for module in model.modules():
         if isinstance(module, Scale):
