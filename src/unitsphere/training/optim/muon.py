@@ -101,16 +101,16 @@ class Muon(torch.optim.Muon):
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
         super().__init__(params, **numbers)
         self.defaults |= own
-        self._complete_groups()
+        self._complete_groups(own)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._complete_groups()  # those of a state from before there were these keys
+        self._complete_groups(self.own)  # those of a state from before there were these keys
 
-    def _complete_groups(self) -> None:
+    def _complete_groups(self, numbers: dict[str, Any]) -> None:
         for group in self.param_groups:
-            for key, value in self.own.items():
-                group.setdefault(key, self.defaults.get(key, value))
+            for key, value in numbers.items():
+                group.setdefault(key, value)
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The momentum, and the count of steps while it is warmed up."""
