@@ -1,5 +1,6 @@
 """The probes' mathematics against known answers."""
 
+import itertools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from unitsphere.inspection.values import (
     effective_rank,
     entropy,
     flat,
+    histogram,
     layers,
     number,
     singular,
@@ -93,3 +95,9 @@ def test_what_is_not_finite_is_none_and_no_live_figure():
     assert flat(distribution([("s", "0", torch.tensor([1.0, 3.0]))])) == {"s/0": 2.0}
     assert number(math.nan) is None
     assert number(1 / 3) == 0.333333
+
+
+def test_values_that_differ_in_their_last_digits_have_bins_of_some_width():
+    edges, counts = histogram(1 + torch.linspace(0, 3e-6, 200), logarithmic=False)
+    assert sum(counts) == 200
+    assert all(a < b for a, b in itertools.pairwise(edges))

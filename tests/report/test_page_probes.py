@@ -8,6 +8,7 @@ from report.made_up import make_run
 
 from unitsphere.report.document import Figures, Folded, Text
 from unitsphere.report.registry import page_of
+from unitsphere.report.sections.probe_figures import density_line
 
 
 def layers(factor: float, series=("W_q",)) -> dict:
@@ -128,3 +129,9 @@ def test_live_records_are_drawn_while_a_run_trains(tmp_path):
 def test_a_run_without_probes_has_no_such_part(tmp_path):
     run = make_run(tmp_path / "run", "quickstart/ngpt", steps=20)
     assert "probes" not in [section.name for section in page_of(run).sections]
+
+
+def test_bins_without_a_width_are_left_out():
+    line = density_line("run", "all", {"edges": [1.0, 1.0, 2.0], "counts": [3, 1]}, 0)
+    assert line is not None
+    assert (line.x["value"], line.y) == ([1.5], [0.25])

@@ -78,17 +78,17 @@ def quantiles(values: Tensor) -> list[float | None]:
 
 
 def histogram(values: Tensor, logarithmic: bool) -> tuple[list[float | None], list[int]]:
-    """Edges and counts of finite values [n]; what differs by no more than DIGITS show is equal."""
+    """Edges and counts of finite values [n]; bins narrower than DIGITS show are made wider."""
     kept = values[values.isfinite()]
     if logarithmic:
         kept = kept[kept > 0].log10()
     if not len(kept):
         return [], []
     low, high = float(kept.min()), float(kept.max())
-    if high - low < 10.0**-DIGITS * max(abs(low), abs(high), 1.0):
+    bins = max(min(2 * int(len(kept) ** 0.5 / 2) + 1, BINS), 11)
+    if (high - low) / bins < 10.0 ** (1 - DIGITS) * max(abs(low), abs(high), 1.0):
         low, high = low - 0.05 * max(abs(low), 1.0), high + 0.05 * max(abs(high), 1.0)
-    bins = min(2 * int(len(kept) ** 0.5 / 2) + 1, BINS)
-    counts, edges = torch.histogram(kept, max(bins, 11), range=(low, high))
+    counts, edges = torch.histogram(kept, bins, range=(low, high))
     if logarithmic:
         edges = 10**edges
     return numbers(edges), [int(count) for count in counts.tolist()]

@@ -164,12 +164,15 @@ def overlay_figure(
 
 
 def density_line(arm: str, key: str, series: Json, colour: int) -> Series | None:
-    """An arm's histogram as shares per width of a bin, so that bins of any width compare."""
+    """An arm's histogram as shares per width of a bin, so that bins of any width compare.
+
+    Bins without a width, of values that differ by less than the file's digits show, are left out.
+    """
     edges, counts = series.get("edges", []), series.get("counts", [])
     if len(edges) < 2:
         return None
     total = sum(counts) or 1
-    pairs = list(zip(itertools.pairwise(edges), counts, strict=True))
+    pairs = [p for p in zip(itertools.pairwise(edges), counts, strict=True) if p[0][0] < p[0][1]]
     middles = [round_off((a + b) / 2) or 0.0 for (a, b), _ in pairs]
     heights = [round_off(count / total / (b - a)) for (a, b), count in pairs]
     return Series(arm, {"value": middles}, heights, colour, "line")
