@@ -24,9 +24,10 @@ from typing import Any
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record
-from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
-from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.kind import provenance, study_folder
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import ArmSpec, Study, Tune
+from unitsphere.studies.core.tune import Search, arm_search, mean_loss, search
 
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GROWTHS = 6

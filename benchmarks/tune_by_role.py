@@ -32,12 +32,11 @@ from unitsphere.config import flatten, read_toml
 from unitsphere.errors import UserError
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record, execute
+from unitsphere.studies.core.kind import provenance
 from unitsphere.studies.core.local import Interrupted
-from unitsphere.studies.core.plan import Planned
-from unitsphere.studies.core.rates import arm_config, tuning_run
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.plan import Planned, arm_config, tuning_run
 from unitsphere.studies.core.spec import Study, study_from
-from unitsphere.studies.core.tuning_split import tuning_data
+from unitsphere.studies.core.tune import tuning_data
 
 ROLES = ("embedding", "head", "scale")
 BITS = "bits_per_byte"

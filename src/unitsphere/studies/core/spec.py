@@ -193,9 +193,6 @@ def _table(value: object, where: str) -> Mapping[str, object]:
     return value
 
 
-Scalar = bool | int | float | str
-
-
 def toml_text(table: Mapping[str, object], prefix: str = "") -> str:
     """A nested table as TOML: its values, then its tables, in their order; None is left out.
 
