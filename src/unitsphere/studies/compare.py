@@ -24,12 +24,12 @@ from unitsphere.studies.core.fairness import (
 )
 from unitsphere.studies.core.forecast import Part, tuning
 from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.plan import Size, size_of, steps_for
+from unitsphere.studies.core.plan import Size, size_of
 from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
 from unitsphere.studies.core.results import provenance, study_folder
 from unitsphere.studies.core.spec import Comparing, check_numbers
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 
 SHIPPED = Path(__file__).parent / "shipped"
 

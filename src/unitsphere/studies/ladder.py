@@ -21,7 +21,7 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
 from unitsphere.studies.core.forecast import Part, searched
-from unitsphere.studies.core.plan import Planned, size_of, steps_for
+from unitsphere.studies.core.plan import Planned, size_of
 from unitsphere.studies.core.rates import (
     Search,
     arm_config,
@@ -34,6 +34,7 @@ from unitsphere.studies.core.rates import (
 from unitsphere.studies.core.results import study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
+from unitsphere.training.config import steps_for
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3

@@ -21,7 +21,7 @@ from unitsphere.studies.core.forecast import Part
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_slots
-from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
+from unitsphere.studies.core.plan import Planned, plan, with_overrides
 from unitsphere.studies.core.rates import arm_config, to_come
 from unitsphere.studies.core.results import RUNS, provenance, study_folder
 from unitsphere.studies.core.search import EarlyStop, MedianRule, next_points, random_points
@@ -36,7 +36,7 @@ from unitsphere.studies.core.space import (
 from unitsphere.studies.core.spec import Study, Tune, toml_text
 from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.studies.trials import Swept, Trial, arm_document, best_of, failed_runs, told_of
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
@@ -71,7 +71,7 @@ class SweepStudy(Study):
                 "a sweep takes 'fraction' and 'seeds' of [tune] only: rates to try belong in "
                 '[search], as "optim.lr"'
             )
-        for key in ("train.steps", "train.seed"):
+        for key in ("train.steps", "train.tokens", "train.seed"):
             if key in self.space:
                 raise UserError(f"'search.{key}' cannot be searched: 'tokens' and 'seeds' say it")
         for name in ("data", "objective", "evaluation"):

@@ -67,11 +67,6 @@ def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Pl
     return Planned(name, recipe, keys, folder, wanted(recipe, keys, folder))
 
 
-def steps_for(tokens: int, batch_tokens: int) -> int:
-    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
-    return max(1, round(tokens / batch_tokens))
-
-
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
     """The config that `run` is to have: the recipe's with some keys set, everything decided.
 

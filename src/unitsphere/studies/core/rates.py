@@ -15,11 +15,11 @@ from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.jobs import Job
-from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
+from unitsphere.studies.core.plan import Planned, plan, with_overrides
 from unitsphere.studies.core.results import RUNS
 from unitsphere.studies.core.spec import Study
 from unitsphere.studies.core.tuning_split import tuning_data
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
 
