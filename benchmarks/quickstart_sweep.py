@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/quickstart_sweep.py
 
 Rates are tuned on documents that the quickstart never reports: a split of the training documents
-(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's rate. While
+(studies.core.tune). Each arm's rates are a geometric grid around its recipe's rate. While
 the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs
 are reused, so the same command resumes after an interruption.
 

@@ -4,7 +4,7 @@
 
 `compare` tunes one rate. This script first searches what else a baseline needs: the start of its
 matrices and a rate for each role. Every point is a run annealed to its end and scored on documents
-that no comparison reports (studies.core.tuning_split). The points are chosen by hand, equally many
+that no comparison reports (studies.core.tune). The points are chosen by hand, equally many
 for each arm; the file keeps all that were tried. Finished runs are reused.
 
 The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:

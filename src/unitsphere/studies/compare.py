@@ -23,11 +23,11 @@ from unitsphere.studies.core.fairness import (
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
-from unitsphere.studies.core.plan import Size, at_budget, final_run, size_of, steps_for, to_come
+from unitsphere.studies.core.plan import Size, at_budget, final_run, size_of, to_come
 from unitsphere.studies.core.spec import Comparing, check_numbers
 from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 
 SHIPPED = Path(__file__).parent / "shipped"
 

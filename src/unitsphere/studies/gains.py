@@ -16,10 +16,10 @@ from scipy.optimize import isotonic_regression
 
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.fairness import Finding, timing
-from unitsphere.studies.core.plan import Size, steps_for
+from unitsphere.studies.core.plan import Size
 from unitsphere.studies.core.statistics import LEVEL, Difference, holm, paired
 from unitsphere.studies.core.tune import Tuned
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 
 ALL_DRAWS = 6
 """Seeds up to which every draw is made (6^6, 462 different ones) rather than DRAWS at random."""

@@ -27,11 +27,11 @@ from unitsphere.studies.core.plan import (
     at_budget,
     final_run,
     size_of,
-    steps_for,
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
+from unitsphere.training.config import steps_for
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3

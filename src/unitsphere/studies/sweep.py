@@ -24,7 +24,6 @@ from unitsphere.studies.core.plan import (
     Planned,
     arm_config,
     plan,
-    steps_for,
     to_come,
     with_overrides,
 )
@@ -51,7 +50,7 @@ from unitsphere.studies.trials import (
     best_of,
     told_of,
 )
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
@@ -86,7 +85,7 @@ class SweepStudy(Study):
                 "a sweep takes 'fraction' and 'seeds' of [tune] only: rates to try belong in "
                 '[search], as "optim.lr"'
             )
-        for key in ("train.steps", "train.seed"):
+        for key in ("train.steps", "train.tokens", "train.seed"):
             if key in self.space:
                 raise UserError(f"'search.{key}' cannot be searched: 'tokens' and 'seeds' say it")
         for name in ("data", "objective", "evaluation"):

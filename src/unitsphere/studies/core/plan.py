@@ -17,7 +17,7 @@ from unitsphere.models.registry import build_from
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.spec import Study
-from unitsphere.training.config import RunConfig, read_config
+from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, resolve, saved_config
@@ -74,11 +74,6 @@ def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Pl
     """
     keys = {**DEFAULTS, **keys}
     return Planned(name, recipe, keys, folder, wanted(recipe, keys, folder))
-
-
-def steps_for(tokens: int, batch_tokens: int) -> int:
-    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
-    return max(1, round(tokens / batch_tokens))
 
 
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:

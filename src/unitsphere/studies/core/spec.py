@@ -28,6 +28,7 @@ S = TypeVar("S", bound="Study")
 
 OWN_KEYS = {
     "train.steps": "the study's budgets decide it",
+    "train.tokens": "the study's budgets decide it",
     "train.seed": "it belongs in `seeds`",
     "optim.lr": "it belongs in `lr` of an arm",
 }
