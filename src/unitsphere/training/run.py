@@ -143,7 +143,13 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
             f"{out} has {last.step} steps already, more than train.steps {more}: give another --out"
         )
     alike = steps_alike(saved.schedule, steps, config.schedule, more)
-    folder, _ = checkpoint.newest(out / "checkpoints", alike)
+    averaged = config.optim.average.steps_alike(steps, more)
+    folder, _ = checkpoint.newest(out / "checkpoints", min(alike, averaged))
+    if folder is None and averaged < min(alike, last.step):
+        raise UserError(
+            f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
+            "fraction of the run, and no checkpoint from before that is left; give another --out"
+        )
     if folder is None:
         warm = warmup_steps(saved.schedule, steps)
         kept = replace(config.schedule, warmup=warm)
