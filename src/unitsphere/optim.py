@@ -16,6 +16,7 @@
 | `constrain`, `project` | keep a model's constraints in every step; move it onto them now | |
 | `Schedule`, `factor`, `area` | the rate's form over a run, its factors, their mean | |
 | `scheduler` | the same as a scheduler of torch's | |
+| `cool_momentum` | the end of Muon's momentum: call it before each step | |
 | `average`, `averaged` | keep an average of the weights; use it, projected | |
 
 Each is a `torch.optim.Optimizer`: groups, hooks, schedulers and `state_dict` work as usual. All but
@@ -40,10 +41,10 @@ from unitsphere.training.optim.average import average, averaged
 from unitsphere.training.optim.config import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig, Hyperball, constrain
 from unitsphere.training.optim.gated import GatedAdamW
-from unitsphere.training.optim.muon import Muon
+from unitsphere.training.optim.muon import Muon, cool_momentum
 from unitsphere.training.optim.normuon import NorMuon
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule
-from unitsphere.training.optim.schedule import area, factor
+from unitsphere.training.optim.schedule import area, factor, with_decay
 from unitsphere.training.optim.soap import Soap, SoapMuon
 from unitsphere.training.optim.state import Combined, attach
 
@@ -66,6 +67,7 @@ __all__ = [
     "build",
     "by_role",
     "constrain",
+    "cool_momentum",
     "factor",
     "project",
     "scheduler",
@@ -162,9 +164,11 @@ def build(model: nn.Module, name: str = "adam", *, warmup: int = 0, **settings: 
 def scheduler(optimizer: Optimizer, schedule: Schedule, steps: int) -> LambdaLR:
     """A scheduler of torch's that follows `schedule` through a run of `steps` updates.
 
-    Call its `step` after each of the optimizer's. Rates of the groups are the peaks.
+    Call its `step` after each of the optimizer's. Rates of the groups are the peaks; a group with a
+    "cooldown" has that share of the run for its decay.
     """
-    return LambdaLR(optimizer, partial(_factor, schedule, steps))
+    forms = [with_decay(schedule, group.get("cooldown")) for group in optimizer.param_groups]
+    return LambdaLR(optimizer, [partial(_factor, form, steps) for form in forms])
 
 
 def _factor(schedule: Schedule, steps: int, step: int) -> float:

@@ -1,6 +1,7 @@
 """`unitsphere chat`: a text that a person and a model write in turns."""
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -107,7 +108,7 @@ def lines() -> Iterator[str]:
     """What the person writes, line by line."""
     terminal = sys.stdin.isatty()
     if terminal:
-        import readline  # noqa: F401 - makes input() edit lines
+        importlib.import_module("readline")  # input() then edits lines
     while True:
         try:
             yield input("\n> " if terminal else "")
