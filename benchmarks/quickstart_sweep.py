@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/quickstart_sweep.py
 
 Rates are tuned on documents that the quickstart never reports: a split of the training documents
-(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's rate. While
+(studies.core.tune). Each arm's rates are a geometric grid around its recipe's rate. While
 the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs
 are reused, so the same command resumes after an interruption.
 
@@ -24,9 +24,10 @@ from typing import Any
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record
-from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
-from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.kind import provenance, study_folder
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import ArmSpec, Study, Tune
+from unitsphere.studies.core.tune import Search, arm_search, mean_loss, search
 
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GROWTHS = 6
