@@ -16,7 +16,12 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.config import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.optim import OptimConfig, optim_config_type, with_sections
+from unitsphere.training.optim import (
+    OptimConfig,
+    RoleConfig,
+    optim_config_type,
+    with_sections,
+)
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
 from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.sized import at_sizes, read_forms
@@ -216,10 +221,25 @@ class RunConfig:
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
         decay_end(self.schedule, self.train.steps)  # refuses one after the run
+        self.check_roles()
         if self.optim.head_by_frequency and self.model.tied:
             raise UserError(
                 "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "
                 "it out"
+            )
+
+    def check_roles(self) -> None:
+        """A `UserError` for numbers in `optim.roles` that neither schedule nor model reads."""
+        numbers = self.optim.roles
+        if numbers.cooldowns and self.schedule.kind != "wsd":
+            raise UserError(
+                "a cool-down in optim.roles is for schedule.kind wsd, not "
+                f"{self.schedule.kind}: set that, with schedule.decay 1 for a linear schedule"
+            )
+        if numbers.head != RoleConfig() and self.model.tied:
+            raise UserError(
+                "optim.roles.head is for a head that is not tied: set model.tied false, or "
+                "optim.roles.embedding, which has the tied head too"
             )
 
 
