@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, cast
 
 from unitsphere.errors import UserError
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.roles import OTHERS
 from unitsphere.training.optim.transfer import (
     Group,
     Moved,
@@ -33,11 +34,10 @@ WEIGHTS: dict[str, Weights] = {"ngpt": "bound", "angpt": "bound", "gpt": "free"}
 """Architectures that the laws cover, by what holds their matrices."""
 OPTIMIZERS = ("adam", "adamw", "muon", "normuon", "muonh", "adamh")
 """Optimizers that the laws cover."""
-GROUPS: tuple[Group, ...] = ("embedding", "head", "scale")
 KEYS = (
     "optim.lr",
     "optim.adam_lr",
-    *(f"optim.rates.{group}" for group in GROUPS),
+    *(f"optim.rates.{group}" for group in OTHERS),
     "model.alpha.init",
     "model.s_z.init",
     "model.alpha.scale",
@@ -109,7 +109,7 @@ def by_law(config: Any) -> dict[str, float | None]:
         "optim.lr": base.lr * matrix,
         "optim.adam_lr": None if adam_lr is None else adam_lr * matrix,
     }
-    for group in GROUPS:
+    for group in OTHERS:
         tuned = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
         found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
     factors = {
