@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import MATRICES, Role, roles
+from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, Kind
 from unitsphere.training.optim.registry import (
     OPTIMIZERS,
@@ -70,6 +71,8 @@ class OptimConfig:
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     """what is kept of the weights after every step"""
+    average: AverageConfig = field(default_factory=AverageConfig)
+    """an average of the weights, kept beside them"""
 
     def __post_init__(self) -> None:
         positive = {"lr": self.lr, "adam_lr": self.adam_lr, "ns_steps": self.ns_steps}
