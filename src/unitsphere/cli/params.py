@@ -30,7 +30,7 @@ class Params:
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="[RECIPE …]")] = ()
-    """recipes, by name or by the path of a TOML file; none: all that are shipped, in a table
+    """recipes, by name or by the path of a TOML file; by default all that are shipped, in a table
     without the papers' ablations"""
     show: bool = False
     """print one recipe's settings and their sources; takes --section.key value, as train does"""

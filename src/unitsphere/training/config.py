@@ -43,7 +43,7 @@ class TrainConfig:
     """sequences that go through the model at once on a process, the rest accumulates; none: as
     many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
