@@ -44,10 +44,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         z_loss: float,
         with_gradients: bool,
+        gradient_V: Tensor | None,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
 
         `targets_N` are within the vocabulary; `scored_N` is 1 for a token that counts, else 0.
+        `gradient_V` multiplies the logits' gradient.
         """
         wide = torch.promote_types(compute, torch.float32)
         W_Vd = weight_Vd.to(compute)
@@ -63,6 +65,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             total += (loss_C * scored_C).sum()
             if made:
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
+                if gradient_V is not None:
+                    z_CV *= gradient_V
                 z_CV = z_CV.to(compute)
                 made[0][part] = z_CV @ W_Vd
                 add_product_(made[1], z_CV.T, h_Cd)
@@ -79,7 +83,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 7)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 8)
 
 
 def chunk_loss_(
