@@ -39,6 +39,7 @@ from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.plan import (
     Planned,
     arm_config,
+    own_rate,
     tuning_run,
 )
 from unitsphere.studies.core.spec import Study
@@ -201,7 +202,7 @@ def tuned_rates(
     """
     if study.tune.points == 1:
         return {
-            (arm, tokens): Tuned(arm_config(study, arm).optim.lr, tokens, {}, at_edge=False)
+            (arm, tokens): Tuned(own_rate(study, arm, tokens), tokens, {}, at_edge=False)
             for arm in study.arms
             for tokens in budgets
         }
@@ -224,7 +225,7 @@ def arm_search(out: Path, study: Study, arm: str, tokens: int) -> Search:
     def runs(rate: float) -> list[Planned]:
         return [tuning_run(out, study, arm, tokens, rate, s, data) for s in study.tune.seeds]
 
-    rates = grid(config.optim.lr, study.tune.points, study.tune.ratio)
+    rates = grid(own_rate(study, arm, tokens), study.tune.points, study.tune.ratio)
     return Search(f"{arm} {short(tokens)}", rates, runs)
 
 
