@@ -103,7 +103,7 @@ def config_of_run(path: Path) -> RunConfig:
     if is_exported(read_json(path / CONFIG)):
         raise UserError(
             f"{path} is an exported folder: its scales are part of its weights, which are not "
-            "unit vectors any more; train on from the run folder"
+            "unit vectors any more; continue from the run folder"
         )
     return load_recipe(path / CONFIG)
 
