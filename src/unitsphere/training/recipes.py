@@ -75,7 +75,7 @@ def load_recipe(name: str | Path) -> RunConfig:
     if name not in recipe_names() and name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
     table: dict[str, Any] = {}
-    # Each base is a recipe too: a mistake is told of the file that makes it.
+    # Each base is a recipe too: an error names the file with the mistake.
     configs = [
         config_from(table := merged(table, one_length(own, label)), label)
         for label, own in layers(name)

@@ -20,7 +20,7 @@ Flagged, shown with the figures:
 
     one-seed    nothing can be said of the spread
     untuned     the rates are those of the recipes
-    edge        the best rate lies at the edge of its grid: a better one may lie beyond
+    edge        the best rate is at the edge of its grid: a better one may be beyond
     borrowed    the rate was tuned at another budget
     no-rate     an arm diverged or failed at every rate of its grid
     diverged    a reported run diverged
@@ -224,7 +224,7 @@ def run_flags(
 
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
-    """How rates were come by."""
+    """How rates were chosen."""
     grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
     for (arm, tokens), rate in grids.items():
         if rate.lr is None:
