@@ -61,6 +61,8 @@ a key that is True or False is true by its name (--optim.muon_head):
                          process each), .tasks, .cpus, .memory (GB), .time,
                          .partition, .account, .qos, .constraint, .name
   --optim.lr             peak learning rate
+  --optim.transfer       nu or hyperp: the rates of this size by the recipe's
+                         tuned run (docs/how-to/transfer.md)
   --model.d_model        width; also --model.n_layers, --model.n_heads
 
 {FORMS}"""
@@ -111,6 +113,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
+    from unitsphere.training.transfer import reason
 
     with told_to_others():
         config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
@@ -123,6 +126,8 @@ def run(argv: list[str]) -> int:
         world = options.world_size or (submission.processes if submission else 1)
         return show_dry_run(config, world, options.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    if first and (why := reason(config)):
+        print(why, file=sys.stderr)
     with told_to_others():
         out = options.out or pick_folder(config, name, first)
     if submission:
