@@ -107,21 +107,24 @@ def rate_figures(lr: float, records: Sequence[Record]) -> dict[str, Any]:
 
 def page(found: Mapping[str, Any]) -> str:
     """The same as Markdown, for people."""
-    seeds, budget = len(found["seeds"]), f"{found['steps']} steps, {found['tokens']:,} tokens"
-    parts = [
-        "# The quickstart's learning rates\n",
-        f"Validation bits per byte after whole runs of {budget} on the standard library of Python "
-        f"{found['python']}: mean ± standard error over {seeds} seeds. The documents that the "
-        "quickstart validates on were taken out first; these figures are from a split of the "
-        "rest. A grid grows until its best rate is no longer at its edge.\n",
-        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
-        f"Machine: {found['machine']}, torch {found['torch']}\n",
-    ]
+    seeds = f"{len(found['seeds'])} seed{'s' * (len(found['seeds']) != 1)}"
+    budget = f"{found['steps']} steps, {found['tokens']:,} tokens"
+    best = ", ".join(f"{arm['best']:g} for {arm['name']}" for arm in found["arms"])
+    parts = ["# The quickstart's learning rates\n", f"**The best rates are {best}.**\n"]
     for arm in found["arms"]:
         changes = ", ".join(f"{key} = {value}" for key, value in arm["overrides"].items())
         parts.append(f"## {arm['name']}{f' with {changes}' if changes else ''}\n")
         rows = [[rate_cell(r, arm["best"]), mean_cell(r), seeds_cell(r)] for r in arm["rates"]]
         parts.append(markdown_table(["learning rate", "bits per byte", "each seed"], rows))
+    parts += [
+        "## How it was measured\n",
+        f"Validation bits per byte after whole runs of {budget} on the standard library of Python "
+        f"{found['python']}: mean ± standard error over {seeds}. The documents that the "
+        "quickstart validates on were taken out first; these figures are from a split of the "
+        "rest. A grid grows until its best rate is no longer at its edge.\n",
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n",
+    ]
     return "\n".join(parts)
 
 

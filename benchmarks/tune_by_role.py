@@ -104,17 +104,21 @@ def page(path: Path, found: Mapping[str, Any]) -> str:
     """All that was tried, best first, as Markdown."""
     parts = [
         f"# Points tried for {path.stem}\n",
-        "Whole runs, annealed to their end, scored on documents that no comparison reports. "
-        "`others`: what the rate of embedding, head and scales is multiplied with. A mean has its "
-        "standard error where there are several seeds.\n",
-        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
-        f"Machine: {found['machine']}, torch {found['torch']}\n",
+        "**The first row of each table is the best point of that arm and budget.**\n",
     ]
     for arm, budgets in found["arms"].items():
         for tokens, rows in budgets.items():
             parts.append(f"## {arm}, {int(tokens):,} tokens\n")
             cells = [[shown(r["point"]), mean_cell(r, "loss"), mean_cell(r, BITS)] for r in rows]
             parts.append(markdown_table(["point", "nats per token", "bits per byte"], cells))
+    parts += [
+        "## How it was measured\n",
+        "Complete runs, annealed to their end, scored on documents that no comparison reports. "
+        "`others`: the factor of the rate of embedding, head and scales. With several seeds, a "
+        "mean has its standard error.\n",
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n",
+    ]
     return "\n".join(parts)
 
 

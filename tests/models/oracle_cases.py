@@ -57,6 +57,12 @@ CASES = {
         f"gpt-plus-g-{g}": ("gpt", {**PLUS, "g": g}, gpt, gpt.Settings(L, H, **PLUS, g=g))
         for g in ("layer", "fixed")
     },
+    "gpt-plus-branch": (
+        "gpt",
+        {**PLUS, "branch": 0.4},
+        gpt,
+        gpt.Settings(L, H, **PLUS, branch=0.4),
+    ),
     "gpt-plus-g-3": (
         "gpt",
         {**PLUS, "g": "fixed", "g_init": 3.0},

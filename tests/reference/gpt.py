@@ -24,7 +24,8 @@ Decisions where the papers are silent:
 - without QK norm the softmax factor is 1/sqrt(d_k) and there is no g;
 - QK norm comes after RoPE (a rotation, so the order does not matter) and has no gain vector;
 - d_rot is the largest even number not above rotary_fraction * d_k;
-- embeddings are not scaled, tied or not.
+- embeddings are not scaled, tied or not;
+- a factor c of every sublayer's output (HyperP, arXiv 2603.28743: 1/sqrt(2L)) is 1 unless given.
 
 Switches of recent baselines (modded-nanogpt, track 3; all off by default):
 - embedding_norm: h = RMSNorm_E(E_in[token]), with its gain_E [d]; a tied head has E_in as it is;
@@ -62,6 +63,7 @@ class Settings:
     embedding_norm: bool = False
     activation: str = "swiglu"
     softcap: float | None = None
+    branch: float = 1.0  # c: h = h + c F(norm(h))
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -145,13 +147,13 @@ def block(
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
     x = rms_norm(h, p["gain_A"], s.eps)
-    states = [h + attention(x, p, s, positions, see)]
+    states = [h + s.branch * attention(x, p, s, positions, see)]
     if memory is not None and see_memory is not None:
         x = rms_norm(states[-1], p["gain_X"], s.eps)
         h_X = attention(x, under(p, "cross"), s, positions, see_memory, memory)
-        states.append(states[-1] + h_X)
+        states.append(states[-1] + s.branch * h_X)
     x = rms_norm(states[-1], p["gain_M"], s.eps)
-    states.append(states[-1] + mlp(x, p, s))
+    states.append(states[-1] + s.branch * mlp(x, p, s))
     return states
 
 

@@ -9,9 +9,9 @@ paper (arXiv 2505.22014, §5): the same with QK norm and half of each head rotat
 | attention | x = RMSNorm(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Attention` |
 | GPT | softmax(q kᵀ/√d_k + M) v | |
 | GPT+ | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
-| residual | h = h + W_o(heads) | `Block.forward` |
+| residual | h = h + c·W_o(heads), c = 1 (`branch`) | `Block.forward` |
 | across | the same with k, v = W_k m, W_v m of the memory m = RMSNorm(encoder's h), no RoPE | |
-| MLP | x = RMSNorm(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
+| MLP | x = RMSNorm(h); h = h + c·W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
 | logits | z = E_out RMSNorm(h) | `GPT.head` |
 
 Matrices N(0, 0.02²), the output matrices W_o and W_oMLP ÷√(2L), with cross-attention ÷√(3L).
@@ -32,6 +32,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
@@ -80,6 +81,8 @@ class GPTConfig(ModelConfig):
     """rows of E_in at the start: as drawn, or made to have root mean square 1, or length 1"""
     zero_outputs: Literal["none", "branches", "all"] = "none"
     """what starts at zero; branches: W_o and W_oMLP; all: an untied E_out too"""
+    branch: float = 1.0
+    """c: factor of each sublayer's output before it is added to h; 1/√(2L) is Depth-μP's"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -151,7 +154,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, eps = config.d_model, config.norm_eps
+        d, eps, self.branch = config.d_model, config.norm_eps, float(config.branch)
         std = output_std(config.init_std, config.n_layers, cross)
         W = matrices(config, std if config.zero_outputs == "none" else 0.0)
         self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
@@ -161,10 +164,11 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        h = h + self.attention(self.norm_A(h), context)
+        c = self.branch
+        h = torch.add(h, self.attention(self.norm_A(h), context), alpha=c)  # h + c·…, in one pass
         if across is not None:
-            h = h + self.cross(self.norm_X(h), across)
-        return h + self.mlp(self.norm_M(h))
+            h = torch.add(h, self.cross(self.norm_X(h), across), alpha=c)
+        return torch.add(h, self.mlp(self.norm_M(h)), alpha=c)
 
 
 class GPT(Transformer):

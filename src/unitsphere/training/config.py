@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from unitsphere.config import check_seed, field_types, from_dict
+from unitsphere.config import check_seed, field_types, flatten, from_dict, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
@@ -23,8 +23,10 @@ from unitsphere.training.optim import (
     with_sections,
 )
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
+from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
+from unitsphere.training.transfer import opened, transferred
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class TrainConfig:
     """sequences that go through the model at once on a process, the rest accumulates; none: as
     many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
@@ -154,6 +156,8 @@ FREE_KEYS = frozenset(
         "data.prefetch",
         "data.verify",
         *(f"inspect.{field.name}" for field in dataclasses.fields(InspectConfig)),
+        "optim.transfer",
+        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -175,7 +179,8 @@ FREE_KEYS = frozenset(
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
+learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
+`compile` and `device` change results by rounding, and dropout's draws.)"""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
 """Keys that name where data lie: a run resumes from another place if the same contents are there.
@@ -208,6 +213,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", at_sizes(self.model))
         object.__setattr__(self, "optim", with_sections(self.optim))
+        model, optim = transferred(self)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "optim", optim)
         if self.data.document_mask and self.objective != "clm":
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
@@ -262,9 +270,14 @@ def _run_config_type(name: str, optim: type[OptimConfig]) -> type[RunConfig]:
     return cast(type[RunConfig], made)
 
 
-def read_config(kind: type[RunConfig], data: Mapping[str, Any]) -> RunConfig:
-    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)")."""
+def read_config(
+    kind: type[RunConfig], data: Mapping[str, Any], given: Collection[str] | None = None
+) -> RunConfig:
+    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)").
+
+    given: the keys that the user has set, which optim.transfer leaves as they are; none: all.
+    """
     model = data.get("model")
     if isinstance(model, Mapping):
         data = {**data, "model": read_forms(field_types(kind)["model"], model)}
-    return from_dict(kind, data)
+    return opened(from_dict(kind, data), flatten(data) if given is None else given)

@@ -149,7 +149,13 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
         momentum_cooldown=config.optim.momentum_cooldown,
     )
     alike = find_alike(saved.schedule, steps, config.schedule, more)
-    folder, _ = checkpoint.newest(out / "checkpoints", alike)
+    averaged = config.optim.average.steps_alike(steps, more)
+    folder, _ = checkpoint.newest(out / "checkpoints", min(alike, averaged))
+    if folder is None and averaged < min(alike, last.step):
+        raise UserError(
+            f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
+            "fraction of the run, and no checkpoint from before that is left; give another --out"
+        )
     if folder is None:
         warm = warmup_steps(saved.schedule, steps)
         kept = replace(config.schedule, warmup=warm)

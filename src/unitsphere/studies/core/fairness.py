@@ -127,8 +127,8 @@ def check_lossless(configs: Mapping[str, RunConfig]) -> None:
     for arm, config in configs.items():
         if lost := source_text_lost(config.data, config.objective == "seq2seq"):
             raise UserError(
-                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which nothing of another "
-                "tokenizer can be compared with: give all arms one tokenizer"
+                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which cannot be "
+                "compared with another tokenizer: give all arms one tokenizer"
             )
 
 

@@ -154,11 +154,20 @@ def arm_config(study: Study, arm: str) -> RunConfig:
         raise UserError(f"arm {arm}: {error}") from error
 
 
+def of_length(config: RunConfig, tokens: int) -> RunConfig:
+    """A config with the steps of a budget, and so the rate that optim.transfer has for it."""
+    return with_overrides(config, {"train.steps": steps_for(tokens, config.train.batch_tokens)})
+
+
+def own_rate(study: Study, arm: str, tokens: int) -> float:
+    """An arm's rate at a budget, before any is tuned."""
+    return float(of_length(arm_config(study, arm), tokens).optim.lr)
+
+
 def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
     """An arm's config at a budget, everything decided."""
-    config = arm_config(study, arm)
-    keys = run_keys(study, arm, tokens, config.optim.lr, study.seeds[0])
-    return resolve(with_overrides(config, keys), None)
+    keys = run_keys(study, arm, tokens, own_rate(study, arm, tokens), study.seeds[0])
+    return resolve(with_overrides(arm_config(study, arm), keys), None)
 
 
 def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
@@ -189,9 +198,8 @@ def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
 
 def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
     """What a run sets in its arm's recipe."""
-    config = arm_config(study, arm)
-    steps = steps_for(tokens, config.train.batch_tokens)
-    own = {"train.steps": steps, "train.seed": seed}
+    config = of_length(arm_config(study, arm), tokens)
+    own = {"train.steps": config.train.steps, "train.seed": seed}
     return {**study.keys(arm), **own, **rate_keys(config, lr)}
 
 

@@ -114,7 +114,7 @@ def choices_of(values: list[object], key: str) -> Choices:
     """A list of scalars, none of them twice."""
     found = [value for value in values if isinstance(value, bool | int | float | str)]
     if not values or len(found) < len(values) or len(set(map(repr, found))) < len(found):
-        raise UserError(f"'{key}' must list different numbers, texts, true or false: {values!r}")
+        raise UserError(f"'{key}' must list different numbers, strings, true or false: {values!r}")
     return Choices(tuple(found))
 
 

@@ -181,7 +181,7 @@ def _settings(table: object, where: str) -> dict[str, object]:
     for key, value in flat.items():
         if not isinstance(value, bool | int | float | str):
             raise UserError(
-                f"'{where}.{key}' must be a number, a text, true or false, not {value!r}"
+                f"'{where}.{key}' must be a number, a string, true or false, not {value!r}"
             )
         if key in OWN_KEYS:
             raise UserError(f"'{where}.{key}' cannot be set: {OWN_KEYS[key]}")
@@ -225,7 +225,7 @@ def _value(key: str, value: object) -> str:
         return _string(value)
     if isinstance(value, int | float):
         return repr(value)
-    raise UserError(f"'{key}' must be a number, a text, true or false, not {value!r}")
+    raise UserError(f"'{key}' must be a number, a string, true or false, not {value!r}")
 
 
 def _string(text: str) -> str:

@@ -38,6 +38,7 @@ from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.plan import (
     Planned,
     arm_config,
+    own_rate,
     tuning_run,
 )
 from unitsphere.studies.core.spec import Study
@@ -179,7 +180,7 @@ def tuned_rates(
     """
     if study.tune.points == 1:
         return {
-            (arm, tokens): Tuned(arm_config(study, arm).optim.lr, tokens, {}, at_edge=False)
+            (arm, tokens): Tuned(own_rate(study, arm, tokens), tokens, {}, at_edge=False)
             for arm in study.arms
             for tokens in budgets
         }
@@ -202,7 +203,7 @@ def arm_search(out: Path, study: Study, arm: str, tokens: int) -> Search:
     def runs(rate: float) -> list[Planned]:
         return [tuning_run(out, study, arm, tokens, rate, s, data) for s in study.tune.seeds]
 
-    rates = grid(config.optim.lr, study.tune.points, study.tune.ratio)
+    rates = grid(own_rate(study, arm, tokens), study.tune.points, study.tune.ratio)
     return Search(f"{arm} {short(tokens)}", rates, runs)
 
 

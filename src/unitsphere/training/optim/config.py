@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import MATRICES, Role, roles
+from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, Kind
 from unitsphere.training.optim.registry import (
     OPTIMIZERS,
@@ -20,6 +21,7 @@ from unitsphere.training.optim.registry import (
     section_key,
 )
 from unitsphere.training.optim.roles import RatesConfig, RolesConfig
+from unitsphere.training.optim.transfer import BaseConfig, Transfer
 
 if TYPE_CHECKING:
     Name = str
@@ -70,6 +72,14 @@ class OptimConfig:
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     """what is kept of the weights after every step"""
+    average: AverageConfig = field(default_factory=AverageConfig)
+    """an average of the weights, kept beside them"""
+    transfer: Transfer = "none"
+    """rates, starts and branch factors of this size from those of optim.base, where the user gives
+    none; nu: by νGPT's laws (arXiv 2604.27077); hyperp: by HyperP's (arXiv 2603.28743), as its code
+    has them; hyperp-paper: as its Table 1"""
+    base: BaseConfig = BaseConfig()
+    """the run whose rates were tuned"""
 
     def __post_init__(self) -> None:
         positive = {"lr": self.lr, "adam_lr": self.adam_lr, "ns_steps": self.ns_steps}
