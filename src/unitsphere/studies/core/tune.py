@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -152,6 +153,23 @@ def mean_loss(records: Sequence[Record]) -> float:
 
 
 @dataclass(frozen=True)
+class Point:
+    """The best point of a search of several keys.
+
+    name: of its folders. params: as declared. keys: what it sets in its arm. edges: the keys whose
+    value is the first or last of those to try. neighbours: the loss of each point of the grid that
+    differs in one key by one step, None where it was not tried.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    loss: float
+    edges: Sequence[str]
+    neighbours: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The rate of an arm at a budget (None: at none did it train) and how it was come by.
 
@@ -165,6 +183,10 @@ class Tuned:
     rates: Mapping[float, float | None]
     at_edge: bool
     errors: tuple[str, ...] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
+    """where several keys were tuned (points.py): each point with its loss"""
+    point: Point | None = None
+    """the best of them"""
 
 
 def tuned_rates(
