@@ -81,7 +81,7 @@ def test_logit_gradients_are_preconditioned(architecture, power):
     model.loss(x, x.roll(-1, 1), logit_power=power).backward()
     found = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
-    weight, s = model.head()
+    weight, s, _ = model.head()
     u = model.features(x) @ weight.T
     z = (s * u).detach().requires_grad_()
     F.cross_entropy(z.flatten(0, 1), x.roll(-1, 1).flatten()).backward()
