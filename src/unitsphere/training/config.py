@@ -63,7 +63,7 @@ class TrainConfig:
     keep_last: int = 2
     """checkpoints to keep"""
     keep_every: int | None = None
-    """steps between checkpoints that are saved and kept for good"""
+    """steps between checkpoints that are saved and always kept"""
     async_save: bool = True
     """train on while a copy of the state is written; it takes as much of the host's memory"""
     hang_timeout: str | None = "30m"
@@ -183,7 +183,7 @@ learns: what optim.transfer makes of optim.base is in the keys that it sets. (`m
 `compile` and `device` change results by rounding, and dropout's draws.)"""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
-"""Keys that name where data lie: a run resumes from another place if the same contents are there.
+"""Keys that name where data are: a run resumes from another place if the same contents are there.
 """
 
 LENGTH_KEYS = frozenset(

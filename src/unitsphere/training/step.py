@@ -76,7 +76,7 @@ def train_step(
     step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
     clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
     watched: entered with the gradients as they came, left when the weights have moved.
-    cooled: cool-down -> the schedule's factor, for groups that have a cool-down of their own.
+    cooled: cool-down -> the schedule's factor, for groups that have their own cool-down.
     """
     loss = gradients()
     with watched or nullcontext():

@@ -17,7 +17,7 @@ A study's folder, which other studies are kept out by, and in which one call wor
     runs/<arm>/…            the run folders, their logs beside them
     results.json, …         what was found
 
-The dry run counts runs as the study starts: a grid of rates that grows while its best lies at an
+The dry run counts runs as the study starts: a grid of rates that grows while its best is at an
 edge adds some, and a rule that stops trials early saves time.
 """
 
@@ -57,7 +57,7 @@ class Part:
     runs: int
     config: RunConfig
     growth: int = 0
-    """runs that may be added while the best rate lies at an edge of its grid"""
+    """runs that may be added while the best rate is at an edge of its grid"""
 
 
 S = TypeVar("S")
@@ -167,6 +167,13 @@ def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Pa
     """The runs that tune the rates of some arms at some budgets; none where rates are given."""
     if study.tune.points == 1:
         return []
+    if study.tune.keys:
+        runs = (study.tune.trials or 0) * len(study.tune.seeds)
+        return [
+            Part(f"{arm} {short(tokens)} tune", runs, at_budget(study, arm, tokens))
+            for tokens in budgets
+            for arm in arms
+        ]
     return [
         searched(study, f"{arm} {short(tokens)} tune", at_budget(study, arm, tokens))
         for tokens in budgets

@@ -2,6 +2,8 @@
 
 runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
 runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tune.py
+
+Where more than a rate is tuned (points.py), point-<hash of its keys> is in the place of the rate.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ RUNS = "runs"
 """The run folders' place in the study's."""
 
 DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}
-"""What a study sets unless it is told otherwise: only a run's end is of interest."""
+"""What a study sets by default: only a run's end is of interest."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +172,28 @@ def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
     return resolve(with_overrides(arm_config(study, arm), keys), None)
 
 
-def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
-    """A run over the whole budget whose validation is reported."""
+def final_run(
+    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, point: str | None = None
+) -> Planned:
+    """A run over the whole budget whose validation is reported; `point` names more than a rate."""
     name = f"{arm} {short(tokens)} {lr:g} #{seed}"
-    folder = out / RUNS / arm / str(tokens) / f"lr-{lr:g}-seed-{seed}"
+    folder = out / RUNS / arm / str(tokens) / f"{point or f'lr-{lr:g}'}-seed-{seed}"
     return plan(name, study.arms[arm].recipe, run_keys(study, arm, tokens, lr, seed), folder)
 
 
 def tuning_run(
-    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, data: Path
+    out: Path,
+    study: Study,
+    arm: str,
+    tokens: int,
+    lr: float,
+    seed: int,
+    data: Path,
+    point: str | None = None,
 ) -> Planned:
     """The same on `data`, a prepared folder with the tuning split."""
     name = f"{arm} {short(tokens)} {lr:g} #{seed} tune"
-    folder = out / RUNS / arm / f"tune-{tokens}" / f"lr-{lr:g}-seed-{seed}"
+    folder = out / RUNS / arm / f"tune-{tokens}" / f"{point or f'lr-{lr:g}'}-seed-{seed}"
     changed: dict[str, object] = {"data.source": str(data)}
     if arm_config(study, arm).data.validation is not None:
         changed["data.validation"] = None

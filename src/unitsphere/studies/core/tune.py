@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def rounded(rate: float) -> float:
 
 
 def grown(rates: Sequence[float], best: float | None, ratio: float) -> float | None:
-    """The rate to add when the best lies at an edge of the grid; None when it is bracketed."""
+    """The rate to add when the best is at an edge of the grid; None when it is bracketed."""
     if best is None:
         return None
     if best == min(rates):
@@ -152,8 +153,25 @@ def mean_loss(records: Sequence[Record]) -> float:
 
 
 @dataclass(frozen=True)
+class Point:
+    """The best point of a search of several keys.
+
+    name: of its folders. params: as declared. keys: what it sets in its arm. edges: the keys whose
+    value is the first or last of those to try. neighbours: the loss of each point of the grid that
+    differs in one key by one step, None where it was not tried.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    loss: float
+    edges: Sequence[str]
+    neighbours: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Tuned:
-    """The rate of an arm at a budget (None: at none did it train) and how it was come by.
+    """The rate of an arm at a budget (None: at none did it train) and how it was chosen.
 
     tokens: the budget at which it was tuned. rates: each rate of the grid with its mean loss on the
     tuning split, None where it diverged or failed; empty if nothing was tuned. errors: why tuning
@@ -165,6 +183,12 @@ class Tuned:
     rates: Mapping[float, float | None]
     at_edge: bool
     errors: tuple[str, ...] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
+    """where several keys were tuned (points.py): each point with its loss"""
+    point: Point | None = None
+    """the best of them"""
+    law: str | None = None
+    """by which its rates were carried here from the budget that they were tuned at"""
 
 
 def tuned_rates(
