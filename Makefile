@@ -64,7 +64,8 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 
 .PHONY: torture
 torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 30 to 60 minutes
-	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
+	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture \
+		tests/training/distributed/test_parallel_losses.py $(ARGS)
 
 .PHONY: lint
 lint: $(DEV) ## run ruff, the import contract and the type checks
