@@ -40,11 +40,12 @@ PLANNED = {
     "fsdp2": [
         *(ARCHITECTURES if LONG else ON_SHARDS),
         "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
+        "gpt-recent", "ngpt-capped",
     ],
     "tp": [
         *ARCHITECTURES,
         "gpt-plus-seq2seq", "ngpt-tied-scalar", "ngpt-grouped", "ngpt-best", "ngpt-riemannian",
-        "angpt-sphere", "ngpt-frobenius", "gpt-cpr",
+        "angpt-sphere", "ngpt-frobenius", "gpt-cpr", "gpt-recent", "ngpt-capped",
     ],
     "fsdp2 x tp": [
         *(ARCHITECTURES if LONG else ON_A_MESH), "gpt-cpr", "ngpt-frobenius", "ngpt-best",
