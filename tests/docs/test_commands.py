@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.inprocess import InProcess
+from studies.inprocess import trained_here
 
 from unitsphere.cli import app, main, parse
 from unitsphere.config import read_toml
@@ -164,11 +164,9 @@ def small_study(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within, everything is small, and a study trains its runs in this process."""
-    with patch.context() as own:
+    with patch.context() as own, trained_here():
         own.setattr("unitsphere.training.recipes.read_toml", small_recipe)
         own.setattr("unitsphere.studies.core.spec.read_toml", small_study)
-        own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
-        own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
         own.setattr("unitsphere.report.render.picture.picture", lambda *_: b"")
         own.setattr("unitsphere.report.write.picture", lambda *_: b"")
