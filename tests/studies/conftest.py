@@ -7,6 +7,7 @@ import pytest
 
 from unitsphere.report import write
 from unitsphere.report.document import Figure
+from unitsphere.studies import quickstart
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,5 +35,6 @@ def _drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "picture", picture)
-        patch.setattr(write, "write_picture", write_picture)
+        for module in (write, quickstart):
+            patch.setattr(module, "write_picture", write_picture)
         yield
