@@ -31,9 +31,9 @@ from unitsphere.data.prepare import prepare
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README",
-    *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
+    *("train", "optimizers", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("lr-ramp", "trainer", "one-node", "many-nodes", "slurm"),
+    *("lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
@@ -129,6 +129,7 @@ def write_files() -> None:
     Path("lib").mkdir()
     for n in range(12):
         Path(f"lib/m{n}.py").write_text(f"def f{n}():\n    return '{text(80)}'\n")
+    Path("strong.toml").write_text(toml_blocks("optimizers")[0])
     Path("my-study.toml").write_text(toml_blocks("compare")[0])
     Path("my-sweep.toml").write_text(toml_blocks("sweep")[0])
     Path("sweep.toml").write_text(toml_blocks("sweep")[0])

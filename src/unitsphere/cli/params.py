@@ -20,7 +20,8 @@ class Params:
 
     With --show: all settings of one recipe as `unitsphere train` would use them,
     each with its source: a default, a recipe's file (its own, or that of a base),
-    the command line, or derived from other settings and this machine.
+    the command line, or derived from other settings and this machine. And how each
+    kind of parameter is trained: by which optimizer, at which peak rate.
 
     examples:
       unitsphere params
@@ -29,7 +30,7 @@ class Params:
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="[RECIPE …]")] = ()
-    """recipes, by name or by the path of a TOML file; none: all that are shipped, in a table
+    """recipes, by name or by the path of a TOML file; by default all that are shipped, in a table
     without the papers' ablations"""
     show: bool = False
     """print one recipe's settings and their sources; takes --section.key value, as train does"""
@@ -104,41 +105,74 @@ def counted(config: "RunConfig") -> dict[str, Any]:
 
 def show(name: str, argv: list[str]) -> int:
     """Print every setting of a recipe and where its value comes from, and what follows of them."""
+    from unitsphere.training.optim.roles import SHOWN
     from unitsphere.training.optim.schedule import area
     from unitsphere.training.recipes import load_recipe
+    from unitsphere.training.transfer import reason
 
     settings = read_settings("params --show", name, load_recipe(name), argv, Show)
     rows = list(sourced(name, settings))
     counts = {"recipe": name} | counted(settings.config)
+    roles = trained_roles(settings.config)
     mean = area(settings.config.schedule, settings.config.train.steps)
     if settings.own.json:
-        print_json(counts | {"schedule_area": mean, "settings": rows})
+        print_json(counts | {"schedule_area": mean, "roles": roles, "settings": rows})
         return 0
     cells = [[str(cell) for cell in row.values()] for row in rows]
     print_table(("key", "value", "source"), cells, left=3)
+    print()
+    keys = ("role", "parameters", "optimizer", "lr", *SHOWN)
+    print_table(keys, [[shown(row.get(key)) for key in keys] for row in roles])
     print(f"\n{counts['parameters']:,} parameters")
     print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
+    if why := reason(settings.config):
+        print(why)
     return 0
+
+
+def trained_roles(config: "RunConfig") -> list[dict[str, Any]]:
+    """Which optimizer trains each kind of parameter, and with which numbers."""
+    from unitsphere.training.corpus import model_vocabulary
+    from unitsphere.training.forecast import shapes_of
+    from unitsphere.training.optim import build_optimizer
+    from unitsphere.training.optim.roles import trained
+
+    sized = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
+    model = shapes_of(dataclasses.replace(config, model=sized))
+    return trained(model, build_optimizer(model, config.optim))
+
+
+def shown(value: Any) -> str:
+    """A cell of the table of roles."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{number:g}" for number in value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else value or ""
 
 
 def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
     """Each key with its resolved value and its source.
 
     "derived" values depend on other settings or on this machine: sizes in forms such as "sqrt(d)",
-    the vocabulary, precision "auto", absolute paths.
+    the vocabulary, precision "auto", absolute paths, and what optim.transfer sets.
     """
     from unitsphere.config import flatten, to_dict
     from unitsphere.training.recipes import sources
     from unitsphere.training.resolve import resolve
     from unitsphere.training.sized import BySize
+    from unitsphere.training.transfer import closed, open_numbers
 
     config = settings.config
-    asked, files = flatten(to_dict(config)), sources(name)
+    asked, files = flatten(to_dict(closed(config))), sources(name)
+    by_law = {} if config.optim.transfer == "none" else open_numbers(config)
     found = []
     for key, value in flatten(to_dict(resolve(config, None))).items():
         default = f"default of {config.architecture}" if key.startswith("model.") else "default"
         source = "command line" if key in settings.given else files.get(key, default)
-        if isinstance(asked[key], BySize):
+        if key in by_law:
+            source = f"derived: optim.transfer {config.optim.transfer} ({source})"
+        elif isinstance(asked[key], BySize):
             source = f'derived: "{asked[key].form}" ({source})'
         elif asked[key] != value:
             source = f"derived ({source})"

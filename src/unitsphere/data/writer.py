@@ -116,7 +116,7 @@ class SplitWriter:
             self._flush()
 
     def close(self) -> tuple[Counts, list[FileEntry]]:
-        """Flush everything to the disk; returns what the manifest says of the split."""
+        """Flush everything to the disk; returns the split's part of the manifest."""
         self._flush()
         self._close_shard()
         self._starts.close()
@@ -195,7 +195,7 @@ def _empty(folder: Path) -> None:
             left.unlink()
         except OSError as error:
             raise UserError(
-                f"cannot remove {left}, which nothing here has made ({reason(error)}): "
+                f"cannot remove {left}, which unitsphere did not make ({reason(error)}): "
                 f"move {folder} away"
             ) from error
 

@@ -10,6 +10,7 @@ block, head, initialisation, constraints) lives in that paper's file. An objecti
 | seq2seq | an encoder, and a decoder whose blocks also look at the encoder's output | both |
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
@@ -23,9 +24,10 @@ from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
 from unitsphere.models.parts import Resets
+from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.attention import takes_blocks
 from unitsphere.ops.linear import scaled_linear
-from unitsphere.ops.loss import linear_cross_entropy
+from unitsphere.ops.loss import linear_cross_entropy, precondition
 from unitsphere.ops.mask import MaskRule, attention_mask
 from unitsphere.ops.rope import rope_table
 from unitsphere.ops.sharded_loss import gathered_linear, is_cut
@@ -34,13 +36,17 @@ Objective = Literal["clm", "mlm", "seq2seq"]
 
 
 class Head(NamedTuple):
-    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none."""
+    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none.
+
+    With `softcap` c they are c·z/√(c² + z²) of these z.
+    """
 
     weight: Tensor
     scale: Tensor | float | None = None
+    softcap: float | None = None
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module, ABC):
     """An architecture sets the attributes below and fills in `embed` and `head`."""
 
     blocks: nn.ModuleList
@@ -85,17 +91,27 @@ class Transformer(nn.Module):
         """The token mixers of `blocks`, in the order of the layers."""
         return [cast(Mixer, block.get_submodule("attention")) for block in self.blocks]
 
+    @abstractmethod
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self) -> Head:
-        """What makes logits of the last h, once `norm` has seen it."""
-        raise NotImplementedError
+        """What makes logits of `norm` of the last h."""
+
+    def logit_scale(self) -> Tensor:
+        """The head's scale of each logit, [V]; UserError for a model that has none."""
+        scale = self.head().scale
+        if not isinstance(scale, Tensor) or scale.dim() != 1:
+            raise UserError(
+                "optim.logit_power is for models with a learned scale of each logit (model.s_z of "
+                "ngpt and angpt): leave it out"
+            )
+        return scale
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def forward(
@@ -120,11 +136,10 @@ class Transformer(nn.Module):
         return self.logits(self.features(tokens, cache, left_padding, mask, memory, documents))
 
     def logits(self, h: Tensor) -> Tensor:
-        """What the head makes of features [..., d]: [..., V]."""
+        """The head's logits of features [..., d]: [..., V]."""
         head = self.head()
-        if is_cut(head.weight):
-            return gathered_linear(h, head.weight, head.scale)
-        return scaled_linear(h, head.weight, head.scale)
+        made = gathered_linear if is_cut(head.weight) else scaled_linear
+        return soft_capped(made(h, head.weight, head.scale), head.softcap)
 
     def features(
         self,
@@ -155,7 +170,7 @@ class Transformer(nn.Module):
         across = None if memory is None else CrossContext(memory)
         h = self.embed(tokens, context.positions)
         for n, block in enumerate(self.blocks):
-            if cache is not None:  # each layer has a state of its own
+            if cache is not None:  # each layer has its own state
                 context = context.of(cache.layers[n])
                 across = None if memory is None else CrossContext(memory, cache.layers[n])
             h = block(h, context, across)
@@ -226,18 +241,31 @@ class Transformer(nn.Module):
         label_smoothing: float = 0.0,
         documents: Tensor | None = None,
         z_loss: float = 0.0,
+        logit_power: float | None = None,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 
         `mask` and `documents` are those of `forward`, `source` and `source_mask` of `encode`.
         `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary;
-        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5).
+        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5). `logit_power`
+        is the q of `ops.loss.precondition`, for models whose logits have a scale each.
         """
         memory = None if source is None else self.encode(source, source_mask)
         h = self.features(tokens, mask=mask, memory=memory, documents=documents)
         head = self.head()
+        scale, gradient = head.scale, None
+        if logit_power is not None and torch.is_grad_enabled():
+            scale, gradient = precondition(self.logit_scale(), logit_power)
         return linear_cross_entropy(
-            h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
+            h,
+            head.weight,
+            targets,
+            scale,
+            reduction,
+            label_smoothing,
+            z_loss,
+            softcap=head.softcap,
+            logit_gradient=gradient,
         )
 
     def mixing_flops(self, context: int) -> float:

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
+from unitsphere.ops.dtensor import whole
 from unitsphere.ops.linear import product_dtype, scale_rows
 from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
 
@@ -52,20 +54,24 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     path: Path = "auto",
+    softcap: float | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits scale ⊙ (weight h), without keeping the logits.
 
     h [..., d], weight [V, d], targets [...] int64, `IGNORE` where not scored; scale [V], one for
-    all, or none, is folded into the weight. A scalar, in fp32 or wider. Under autocast the matrix
-    products are in its type, and the weight's gradient still is summed in fp32.
+    all, or none, is folded into the weight. With `softcap` c the logits z are c·z/√(c² + z²) of
+    these. A scalar, in fp32 or wider. Under autocast the matrix products are in its type, and the
+    weight's gradient still is summed in fp32. `logit_gradient` [V] multiplies the gradient of
+    scale ⊙ (weight h) (`precondition`).
 
     | path | logits in memory | serves |
     |---|---|---|
     | plain | all of them | everything |
     | chunked | one chunk (`ops.chunked_loss`) | everything |
-    | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | neither smoothing nor z-loss, \
-fp32 and wider: in bf16 it rounds the loss itself to bf16 |
-    | liger | one chunk, by Liger's Triton kernels | CUDA |
+    | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | no smoothing, z-loss or soft \
+cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
+    | liger | one chunk, by Liger's Triton kernels | CUDA, no soft cap |
     | auto | chunked | |
 
     A weight that processes share (a DTensor) is served chunk by chunk, whatever the path: see
@@ -73,9 +79,18 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     """
     folded = scale_rows(weight, scale)
     if is_cut(folded):
-        return sharded_cross_entropy(h, folded, targets, reduction, label_smoothing, z_loss)
+        numbers = reduction, label_smoothing, z_loss, softcap, logit_gradient
+        return sharded_cross_entropy(h, folded, targets, *numbers)
     if path == "plain":
-        return cross_entropy(F.linear(h, folded), targets, reduction, label_smoothing, z_loss)
+        logits = F.linear(h, folded)
+        if logit_gradient is not None and logits.requires_grad:
+            logits.register_hook(lambda gradient: gradient * logit_gradient)
+        logits = soft_capped(logits, softcap)
+        return cross_entropy(logits, targets, reduction, label_smoothing, z_loss)
+    if softcap is not None and path in ("torch", "liger"):
+        raise UserError(f"the path {path} has no soft cap: take the path chunked")
+    if logit_gradient is not None and path in ("torch", "liger"):
+        raise UserError(f"the path {path} has no logit_gradient: take the path chunked")
     compute = product_dtype(h, folded)
     flat, wanted = h.flatten(0, -2), targets.flatten()
     if path == "torch":
@@ -83,7 +98,24 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
         return by_torch(flat.to(compute), folded.to(compute), wanted, reduction)
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
-    return chunked(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
+    numbers = reduction, label_smoothing, z_loss, softcap
+    return chunked(flat, folded, wanted, compute, *numbers, logit_gradient=logit_gradient)
+
+
+def precondition(scale: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """The logits' scale s [V], and r [V], which the logits' gradient is to be multiplied by.
+
+    Logit-gradient preconditioning ("Training nGPT", arXiv 2608.01284): of the logits z = s ⊙ u the
+    gradient of u is ∂u = (s/mean s)^q ⊙ ∂z in the place of s ⊙ ∂z, with q = `power`. So
+    r = (s/mean s)^q/s, by absolute values, and s's own gradient, u ⊙ ∂z, is divided by r again.
+    """
+    size = scale.detach().abs()
+    size = size.clamp(min=torch.finfo(size.dtype).tiny)
+    ratio = (size / whole(size.mean())) ** power / size
+    if scale.requires_grad:
+        scale = scale.clone()
+        scale.register_hook(lambda gradient: gradient / ratio)
+    return scale, ratio
 
 
 def chunked(
@@ -94,7 +126,9 @@ def chunked(
     reduction: Reduction,
     label_smoothing: float,
     z_loss: float,
+    softcap: float | None = None,
     rows: int | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """By `ChunkedCrossEntropy`, `rows` tokens at a time; none: as many as suit the device."""
     scored = targets != IGNORE
@@ -107,7 +141,9 @@ def chunked(
         rows or chunk_rows(len(weight), weight.shape[1], h.device),
         label_smoothing,
         z_loss,
+        softcap,
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
+        logit_gradient,
     )
     assert isinstance(total, Tensor)
     if reduction == "sum":

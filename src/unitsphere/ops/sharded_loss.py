@@ -5,7 +5,7 @@ logits of other ranks are never sent. For a chunk the processes exchange the lar
 then three sums per token, and at the end the sum of their gradients of h.
 
     loss     = lse − (1 − ε) z_t − ε mean(z) + c lse²,   lse = log Σ exp z
-    dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V
+    dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V     (with a soft cap, its slope)
 
 Shapes: N tokens, V vocabulary entries, of them v here, d width, C tokens of a chunk.
 """
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unitsphere.ops.activations import soft_cap_
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
+from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import product_dtype, scale_rows
 
 IGNORE = -100  # a target that is not scored
@@ -47,10 +49,13 @@ def sharded_cross_entropy(
     reduction: Literal["mean", "sum"],
     label_smoothing: float,
     z_loss: float,
+    softcap: float | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """The loss above over the scored targets, the same number in every process.
 
     h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows.
+    `logit_gradient` [V], cut as it, multiplies the logits' gradient.
     """
     from torch.distributed.tensor import DTensor
 
@@ -66,8 +71,10 @@ def sharded_cross_entropy(
         compute,
         label_smoothing,
         z_loss,
+        softcap,
         mesh.get_group(),
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
+        None if logit_gradient is None else local(logit_gradient),
     )
     assert isinstance(total, Tensor)
     return total if reduction == "sum" else total / scored.sum()
@@ -86,8 +93,10 @@ class ShardedCrossEntropy(torch.autograd.Function):
         compute: torch.dtype,
         smoothing: float,
         z_loss: float,
+        softcap: float | None,
         group: dist.ProcessGroup,
         with_gradients: bool,
+        gradient_v: Tensor | None,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
 
@@ -104,13 +113,18 @@ class ShardedCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             h_Cd, scored_C = h_Nd[part].to(compute), scored_N[part]
             z_Cv = (h_Cd @ W_vd.T).to(wide)
+            slope_Cv = None if softcap is None else soft_cap_(z_Cv, softcap)
             chunk = Chunk(z_Cv, targets_N[part], group)
             total += (chunk.loss(smoothing, z_loss) * scored_C).sum()
             if made:
-                z_Cv = chunk.gradient_(scored_C, smoothing, z_loss).to(compute)
+                z_Cv = chunk.gradient_(scored_C, smoothing, z_loss)
+                z_Cv = z_Cv if slope_Cv is None else z_Cv.mul_(slope_Cv)
+                if gradient_v is not None:
+                    z_Cv *= gradient_v
+                z_Cv = z_Cv.to(compute)
                 made[0][part] = z_Cv @ W_vd
                 add_product_(made[1], z_Cv.T, h_Cd)
-            del z_Cv, chunk  # before the next chunk's are made
+            del z_Cv, slope_Cv, chunk  # before the next chunk's are made
         if made:
             dist.all_reduce(made[0], group=group)
             ctx.save_for_backward(made[0].to(h_Nd.dtype), made[1].to(weight_vd.dtype))
@@ -124,7 +138,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 7)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 9)
 
 
 class Chunk:

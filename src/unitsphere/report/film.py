@@ -71,7 +71,7 @@ class Film:
         }
 
     def probe(self, name: str) -> dict[str, Any]:
-        """What the document says of a probe."""
+        """The probe's part of the document."""
         probe, last = PROBES[name], self.scenes[-1].found[name]
         shown = {s.step: v for s in self.scenes if not isinstance(v := s.found[name], str)}
         live = self.live.get(name, {})
@@ -233,7 +233,7 @@ def probed_batch(
     try:
         corpus = open_corpus(config)
     except UserError as error:
-        return None, f"it looks at data, and those of the run are not to be had: {error}"
+        return None, f"it needs data, and the run's data cannot be read: {error}"
     return corpus.validation_rows(rows).to(device), ""
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
 from unitsphere.training.evaluate.documents import open_documents
 from unitsphere.training.folder import check_own_data
@@ -36,7 +35,7 @@ class ContextStudy:
     chunk: int
     device: str
     progress: Callable[[Path], After] = lambda run: lambda tokens: None
-    """Run -> what is told of the tokens that have been scored."""
+    """Run -> the figures of the tokens that have been scored."""
 
 
 def context_study(study: ContextStudy) -> dict[str, Any]:

@@ -20,24 +20,22 @@ from unitsphere.config import flatten
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
-from unitsphere.studies.core.forecast import Part, searched
-from unitsphere.studies.core.plan import Planned, size_of, steps_for
-from unitsphere.studies.core.rates import (
-    Search,
+from unitsphere.studies.core.kind import Part, searched, study_folder
+from unitsphere.studies.core.plan import (
+    Planned,
     arm_config,
-    arm_search,
     at_budget,
     final_run,
-    rounded,
-    search,
+    size_of,
 )
-from unitsphere.studies.core.results import study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
+from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
+from unitsphere.training.config import steps_for
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3
-"""Batches, and rates of each, that an optimum can lie between."""
+"""The least batches, and rates of each, for an optimum between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +58,8 @@ class LadderStudy(Comparing):
         check_numbers("batches", self.batches, least=1)
         if len(self.batches) < LEAST_POINTS or self.tune.points < LEAST_POINTS:
             raise UserError(
-                f"'batches' and tune.points must be at least {LEAST_POINTS}: the best is looked "
-                "for between them"
+                f"'batches' and tune.points must be at least {LEAST_POINTS}: the best is "
+                "searched for between them"
             )
         if self.tune.budgets:
             raise UserError("tune.budgets is not for a ladder: leave it out")

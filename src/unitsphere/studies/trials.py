@@ -1,40 +1,23 @@
-"""The results of a sweep's trials, and how much each key matters."""
+"""A sweep's trials: their results, how much each key matters, and when one is given up early."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.search import Told, evaluations_of
-from unitsphere.studies.core.space import Choices, Params, Range, Space, Value
+from unitsphere.studies.core.jobs import State
+from unitsphere.studies.core.points import Trial, figure
+from unitsphere.studies.core.search import Range, Space, Told, Value, edges
 from unitsphere.studies.core.statistics import paired
+from unitsphere.training.log import METRICS, read_metrics
 
 BINS = 4
 """parts of a range, equally many trials in each, that count as one value"""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point of an arm's space and the results of its runs, one for each of tune.seeds."""
-
-    number: int
-    params: Params
-    records: Sequence[Record]
-
-    @property
-    def status(self) -> str:
-        """finished if all its runs are, else what the first other one is."""
-        return next((r.status for r in self.records if r.status != "finished"), "finished")
-
-    @property
-    def figure(self) -> float | None:
-        """Mean bits per byte (or nats per token without them), if every run finished."""
-        known = [figure(record) for record in self.records if record.status == "finished"]
-        return statistics.mean(known) if len(known) == len(self.records) else None
 
 
 @dataclass(frozen=True)
@@ -51,6 +34,11 @@ class Swept:
         """The records of both."""
         return [*self.as_is.values(), *self.at_best.values()]
 
+    @property
+    def records(self) -> list[Record]:
+        """Of all runs."""
+        return [*(r for trial in self.trials for r in trial.records), *self.reported]
+
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial of the lowest mean; none if no trial finished."""
@@ -58,15 +46,8 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return min(known)[2] if known else None
 
 
-def figure(record: Record) -> float:
-    """What a finished run is judged by."""
-    found = record.loss if record.bits_per_byte is None else record.bits_per_byte
-    assert found is not None
-    return found
-
-
 def told_of(trial: Trial) -> Told | None:
-    """A trial as Optuna is told of it; not of one that failed."""
+    """A trial as Optuna stores it; none for one that failed."""
     if trial.status == "failed":
         return None
     if trial.status == "stopped":
@@ -119,7 +100,7 @@ def arm_document(recipe: str, space: Space, found: Swept) -> dict[str, Any]:
         "recipe": recipe,
         "measure": measure(best),
         "best": None if best is None else {"trial": best.number, "params": best.params},
-        "at_edge": [] if best is None else edges(space, best),
+        "at_edge": [] if best is None else edges(space, best.params),
         "importance": importance(space, found.trials),
         "trials": [trial_document(trial) for trial in found.trials],
         "reported": {
@@ -139,18 +120,6 @@ def measure(best: Trial | None) -> str:
 def is_finished(*records: Record | None) -> bool:
     """Whether all of them are there and came to their end."""
     return all(record is not None and record.status == "finished" for record in records)
-
-
-def edges(space: Space, best: Trial) -> list[str]:
-    """The keys whose best value is the lowest or highest of those to try, not of two."""
-    found = []
-    for key, choice in space.items():
-        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
-        if enough and best.params[key] in (min(numbers), max(numbers)):
-            found.append(key)
-    return found
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
@@ -175,15 +144,96 @@ def run_document(record: Record) -> dict[str, Any]:
     }
 
 
-def failed_runs(found: Mapping[str, Swept]) -> list[Record]:
-    """The runs that failed; one that diverged or was stopped has a result."""
-    return [
-        record
-        for swept in found.values()
-        for record in [
-            *(r for trial in swept.trials for r in trial.records),
-            *swept.as_is.values(),
-            *swept.at_best.values(),
-        ]
-        if record.status == "failed"
-    ]
+@dataclass(frozen=True)
+class EarlyStop:
+    """When a trial is given up. Its loss is not a result: it has not been annealed."""
+
+    rule: Literal["none", "median"] = "none"
+    """median: its best evaluation so far is worse than the median of the others at that point"""
+    evaluations: int = 10
+    """of a run, at equal distances"""
+    after: float = 0.3
+    """share of a run before which it is never stopped"""
+    others: int = 4
+    """runs that must have come as far"""
+
+    def __post_init__(self) -> None:
+        if self.evaluations < 2 or self.others < 1 or not 0 <= self.after < 1:
+            raise UserError(
+                "stop.evaluations must be at least 2, stop.others at least 1, and stop.after from "
+                f"0 to below 1: {self.evaluations}, {self.others} and {self.after}"
+            )
+
+    def spacing(self, steps: int) -> int:
+        """Steps between two evaluations of a run of so many; 0 if only its end is evaluated."""
+        return 0 if self.rule == "none" else math.ceil(steps / self.evaluations)
+
+
+class MedianRule:
+    """Sets `stop` of states whose runs are worse than the median of their rivals.
+
+    Args:
+        rule: its settings.
+        rivals: for each run folder those of the other trials, which are measured alike.
+    """
+
+    def __init__(self, rule: EarlyStop, rivals: Mapping[Path, Sequence[Path]]) -> None:
+        self.rule = rule
+        self.rivals = rivals
+        self.seen: dict[Path, tuple[int, list[float]]] = {}
+
+    def __call__(self, states: list[State]) -> None:
+        """Look at every run that is at work."""
+        for state in states if self.rule.rule == "median" else []:
+            ended = state.step == state.job.steps
+            if state.status == "running" and state.stop is None and not ended:
+                state.stop = self.verdict(state.job.out)
+
+    def verdict(self, run: Path) -> str | None:
+        """Why a run is to stop, or None."""
+        own, rule = self.evaluations(run), self.rule
+        count = len(own)
+        if not rule.after * rule.evaluations < count < rule.evaluations:
+            return None
+        if not is_hopeless(own, [self.evaluations(r) for r in self.rivals[run]], rule.others):
+            return None
+        return (
+            f"stopped at evaluation {count} of {rule.evaluations}: at best {min(own):.4f}, "
+            "worse than the median of the others there"
+        )
+
+    def evaluations(self, run: Path) -> list[float]:
+        """A run's evaluations so far, in order; read again only when its metrics have grown."""
+        path = run / METRICS
+        size = path.stat().st_size if path.exists() else 0
+        if size and self.seen.get(run, (0, []))[0] != size:
+            self.seen[run] = (size, evaluations_of(run))
+        return self.seen.get(run, (0, []))[1]
+
+
+def is_hopeless(own: Sequence[float], rivals: Sequence[Sequence[float]], least: int) -> bool:
+    """Whether a run's best loss is worse than the median of its rivals' at its last evaluation.
+
+    No fewer than `least` rivals must have come as far.
+    """
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=least, n_min_trials=least)
+    study = optuna.create_study()
+    for losses in rivals:
+        if losses:
+            steps = dict(enumerate(losses, 1))
+            study.add_trial(create_trial(value=losses[-1], intermediate_values=steps))
+    steps = dict(enumerate(own, 1))
+    return pruner.prune(study, create_trial(state=TrialState.RUNNING, intermediate_values=steps))
+
+
+def evaluations_of(run: Path) -> list[float]:
+    """The validation losses of a run in order: bits per byte, or nats per token without them."""
+    return [figure_of(record) for record in read_metrics(run) if "val_loss" in record]
+
+
+def figure_of(record: Mapping[str, float]) -> float:
+    """What trials are compared by; bits per byte hold for any tokenizer."""
+    return record.get("val_bits_per_byte", record["val_loss"])

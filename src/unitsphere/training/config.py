@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from unitsphere.config import check_seed, field_types, from_dict
+from unitsphere.config import check_seed, field_types, flatten, from_dict, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
@@ -16,10 +16,17 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.config import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.optim import OptimConfig, optim_config_type, with_sections
+from unitsphere.training.optim import (
+    OptimConfig,
+    RoleConfig,
+    optim_config_type,
+    with_sections,
+)
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
+from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
+from unitsphere.training.transfer import opened, transferred
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,15 @@ class TrainConfig:
 
     steps: int = 300
     """optimizer updates; the schedule is stretched over them"""
+    tokens: float | None = None
+    """training tokens, in place of steps: sets steps to the nearest number of batches"""
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
     """sequences that go through the model at once on a process, the rest accumulates; none: as
     many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
@@ -54,7 +63,7 @@ class TrainConfig:
     keep_last: int = 2
     """checkpoints to keep"""
     keep_every: int | None = None
-    """steps between checkpoints that are saved and kept for good"""
+    """steps between checkpoints that are saved and always kept"""
     async_save: bool = True
     """train on while a copy of the state is written; it takes as much of the host's memory"""
     hang_timeout: str | None = "30m"
@@ -94,6 +103,8 @@ class TrainConfig:
             )
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
+        if self.tokens is not None:
+            self.set_steps(self.tokens)
         counts = ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last", "keep_every")
         for name in counts:
             value = getattr(self, name)
@@ -111,6 +122,32 @@ class TrainConfig:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         check_seed("train.seed", self.seed)
 
+    def set_steps(self, tokens: float) -> None:
+        """Turn `tokens` into `steps`, so that a config has one length."""
+        if not 0 < tokens < math.inf:
+            raise UserError(f"train.tokens must be a number above 0: {tokens}")
+        if self.batch_tokens >= 1:  # else refused by what follows
+            object.__setattr__(self, "steps", steps_for(tokens, self.batch_tokens))
+        object.__setattr__(self, "tokens", None)
+
+
+def steps_for(tokens: float, batch_tokens: int) -> int:
+    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
+    return max(1, round(tokens / batch_tokens))
+
+
+def one_length(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A layer of settings whose `train.steps` replaces a `train.tokens` of the layers below it.
+
+    Raises UserError for a layer with both.
+    """
+    train = table.get("train")
+    if not isinstance(train, Mapping) or "steps" not in train:
+        return table
+    if train.get("tokens") is not None:
+        raise UserError(f"{where}: give train.steps or train.tokens, not both")
+    return {**table, "train": {**train, "tokens": None}}
+
 
 FREE_KEYS = frozenset(
     {
@@ -119,6 +156,8 @@ FREE_KEYS = frozenset(
         "data.prefetch",
         "data.verify",
         *(f"inspect.{field.name}" for field in dataclasses.fields(InspectConfig)),
+        "optim.transfer",
+        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -140,10 +179,11 @@ FREE_KEYS = frozenset(
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
+learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
+`compile` and `device` change results by rounding, and dropout's draws.)"""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
-"""Keys that name where data lie: a run resumes from another place if the same contents are there.
+"""Keys that name where data are: a run resumes from another place if the same contents are there.
 """
 
 LENGTH_KEYS = frozenset(
@@ -173,15 +213,33 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", at_sizes(self.model))
         object.__setattr__(self, "optim", with_sections(self.optim))
+        model, optim = transferred(self)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "optim", optim)
         if self.data.document_mask and self.objective != "clm":
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
         decay_end(self.schedule, self.train.steps)  # refuses one after the run
+        self.check_roles()
         if self.optim.head_by_frequency and self.model.tied:
             raise UserError(
                 "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "
                 "it out"
+            )
+
+    def check_roles(self) -> None:
+        """A `UserError` for numbers in `optim.roles` that neither schedule nor model reads."""
+        numbers = self.optim.roles
+        if numbers.cooldowns and self.schedule.kind != "wsd":
+            raise UserError(
+                "a cool-down in optim.roles is for schedule.kind wsd, not "
+                f"{self.schedule.kind}: set that, with schedule.decay 1 for a linear schedule"
+            )
+        if numbers.head != RoleConfig() and self.model.tied:
+            raise UserError(
+                "optim.roles.head is for a head that is not tied: set model.tied false, or "
+                "optim.roles.embedding, which has the tied head too"
             )
 
 
@@ -212,9 +270,14 @@ def _run_config_type(name: str, optim: type[OptimConfig]) -> type[RunConfig]:
     return cast(type[RunConfig], made)
 
 
-def read_config(kind: type[RunConfig], data: Mapping[str, Any]) -> RunConfig:
-    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)")."""
+def read_config(
+    kind: type[RunConfig], data: Mapping[str, Any], given: Collection[str] | None = None
+) -> RunConfig:
+    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)").
+
+    given: the keys that the user has set, which optim.transfer leaves as they are; none: all.
+    """
     model = data.get("model")
     if isinstance(model, Mapping):
         data = {**data, "model": read_forms(field_types(kind)["model"], model)}
-    return from_dict(kind, data)
+    return opened(from_dict(kind, data), flatten(data) if given is None else given)

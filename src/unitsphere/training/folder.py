@@ -135,8 +135,8 @@ def locked(out: Path) -> Iterator[None]:
     except OSError as error:
         os.close(handle)
         raise UserError(
-            f"cannot lock {out} ({error.strerror}): its file system must allow flock, as others "
-            "could train in it at the same time"
+            f"cannot lock {out} ({error.strerror}): its file system must support flock, "
+            "which keeps two processes from training in it at once"
         ) from error
     try:
         yield
@@ -186,7 +186,7 @@ KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    """Where the user's key lies: in $XDG_STATE_HOME, or ~/.local/state."""
+    """The path of the user's key: in $XDG_STATE_HOME, or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state, "unitsphere", "key")
 

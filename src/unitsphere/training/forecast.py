@@ -138,6 +138,7 @@ def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, we
 def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
     """Bytes of the state that the optimizer declares; what it counts with is left out."""
     optimizer = build_optimizer(model, config.optim)
+    config.optim.average.attach(optimizer, config.train.steps)
     return sum(
         slot.bytes(parameter)
         for parameter in model.parameters()
@@ -227,7 +228,7 @@ class Repeated(TorchDispatchMode):
 def head_bytes(
     config: RunConfig, model: Transformer, layout: Layout, rows: int, device: torch.device
 ) -> int:
-    """Bytes of what the loss makes of `rows` sequences, at the higher of its two peaks.
+    """Bytes of what the loss allocates for `rows` sequences, at the higher of its two peaks.
 
     In its forward pass: gradients of h and W, the scaled W, its copy in 16 bits, a chunk's logits.
     In its backward pass: these gradients twice, and again for a scaled W.
@@ -241,6 +242,7 @@ def head_bytes(
     logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
     # In 16 bits the product is there, for a moment, beside the same in fp32.
     chunk = (FP32 + 2) * logits if narrow else FP32 * logits
+    chunk += 0 if head.softcap is None else FP32 * logits  # the cap's slope
     forward = h + W + scaled + (W // 2 if narrow else 0) + chunk
     return max(forward, 2 * h + W + scaled)
 

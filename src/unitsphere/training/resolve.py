@@ -20,6 +20,7 @@ from unitsphere.training.load import check_start, data_of_start
 from unitsphere.training.plan import resolve_precision
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import settled
+from unitsphere.training.transfer import closed
 
 OWN = ("data.cache", "init")
 """Further keys that name a place on a machine; where the first weights come from, the first says.
@@ -77,14 +78,14 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that resumes keeps what it decided.
 
     Paths are written from the root on. The precision "auto" depends on the device, and
-    `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
-    the digits that the run has.
+    `model.vocab_size` none on the tokenizer and the objective. What optim.transfer set is set for
+    good. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
     for key, value in flatten(to_dict(config)).items():
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{key} must be a number, not nan")
-    config = with_new_tokenizer(config, saved)
+    config = with_new_tokenizer(closed(config), saved)
     if config.init is not None:
         config = replace(config, data=data_of_start(config.init, config.data))
     config = at_places(config)

@@ -22,7 +22,7 @@ when the run was built.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -35,7 +35,8 @@ from unitsphere.data.batch import Batch
 from unitsphere.training.device import autocast
 from unitsphere.training.distributed.gradients import clip_gradients, reduce_gradients, reducing
 from unitsphere.training.guard import Guard
-from unitsphere.training.optim.schedule import factor
+from unitsphere.training.optim.muon import cool_momentum
+from unitsphere.training.optim.schedule import factor, with_decay
 from unitsphere.training.plan import Trainer
 
 
@@ -66,6 +67,7 @@ def train_step(
     clip: float = math.inf,
     guard: Guard | None = None,
     watched: AbstractContextManager[object] | None = None,
+    cooled: Mapping[float, float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Make one step; returns the batch's loss and the norm of its gradient before clipping.
 
@@ -74,11 +76,12 @@ def train_step(
     step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
     clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
     watched: entered with the gradients as they came, left when the weights have moved.
+    cooled: cool-down -> the schedule's factor, for groups that have their own cool-down.
     """
     loss = gradients()
     with watched or nullcontext():
         grad_norm = clip_gradients(model, clip)
-        set_rates(optimizer, scheduled)
+        set_rates(optimizer, scheduled, cooled)
         if guard is None:
             optimizer.step()  # moves and projects: see the table above
         elif guard.counts(step, loss, grad_norm):
@@ -88,10 +91,13 @@ def train_step(
     return loss, grad_norm
 
 
-def set_rates(optimizer: Optimizer, scheduled: float) -> None:
+def set_rates(
+    optimizer: Optimizer, scheduled: float, cooled: Mapping[float, float] | None = None
+) -> None:
     """Set each group's learning rate: its peak times the schedule's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * scheduled
+        own = group.get("cooldown")
+        group["lr"] = group["initial_lr"] * (scheduled if own is None else (cooled or {})[own])
 
 
 def update(
@@ -109,7 +115,10 @@ def update(
         reduce_gradients(model, trainer.plan.layout)
         return loss
 
-    scheduled = factor(config.schedule, step, config.train.steps)
+    steps, cooldowns = config.train.steps, config.optim.roles.cooldowns
+    scheduled = factor(config.schedule, step, steps)
+    cooled = {own: factor(with_decay(config.schedule, own), step, steps) for own in cooldowns}
+    cool_momentum(trainer.optimizer, steps - step)
     loss, grad_norm = train_step(
         model,
         trainer.optimizer,
@@ -119,6 +128,7 @@ def update(
         config.optim.clip or math.inf,
         trainer.guard,
         trainer.live.updating(step + 1, model),
+        cooled,
     )
     return loss, grad_norm, config.optim.lr * scheduled
 

@@ -34,7 +34,7 @@ def samples_section(samples: Sequence[Sample]) -> Section:
 
 
 def fresh_samples(folder: Path, count: int) -> list[Sample]:
-    """Texts by the newest checkpoint of a run, each from a seed of its own.
+    """Texts by the newest checkpoint of a run, each with another seed.
 
     Raises UserError for a folder without a run, a run without a checkpoint, or one that writes no
     text from nothing.
@@ -43,7 +43,7 @@ def fresh_samples(folder: Path, count: int) -> list[Sample]:
         raise UserError(f"{folder} holds no run: --samples needs one")
     loaded = load_run(folder)
     if loaded.model.objective != "clm":
-        raise UserError(f"the model in {folder} writes no text from nothing: leave --samples out")
+        raise UserError(f"the model in {folder} writes no text by itself: leave --samples out")
     return [
         Sample(f"From the last checkpoint, seed {seed}", text_of(loaded, seed))
         for seed in range(count)

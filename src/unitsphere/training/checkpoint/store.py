@@ -60,7 +60,7 @@ class State:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Returns where the checkpoint of `step` lies."""
+    """Returns the folder of the checkpoint of `step`."""
     return root / f"step-{step:08d}"
 
 
@@ -72,7 +72,7 @@ def load_state(folder: Path) -> State:
     state = from_dict(State, found, f"{folder}: ")
     counts = (state.tokens, state.samples, state.losses_seen)
     if folder != folder_of(folder.parent, state.step) or min(counts) < 0:
-        raise UserError(f"{folder / STATE} is not that of this checkpoint")
+        raise UserError(f"{folder / STATE} belongs to another checkpoint")
     return state
 
 

@@ -1,7 +1,7 @@
 """Gradients of a model that is spread over processes: summed once a batch, clipped by one norm.
 
-A model's tensors may lie on several meshes (FSDP's shards, what tensor parallel cut, gains that
-are whole everywhere). torch's foreach functions take one mesh at a time: hence `by_mesh`.
+A model's tensors may be on several meshes (FSDP's shards, what tensor parallel cut, gains that
+are whole everywhere). torch's foreach functions take one mesh at a time, so `by_mesh` groups them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether FSDP has cut it, be it that tensor parallel has too."""
+    """Whether FSDP shards it, also together with tensor parallel."""
     mesh = getattr(parameter, "device_mesh", None)
     return mesh is not None and "dp_shard" in (mesh.mesh_dim_names or ())
 

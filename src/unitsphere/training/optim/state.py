@@ -9,6 +9,7 @@ torch keeps step hooks through `load_state_dict`, but drops them from copies and
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -93,7 +94,7 @@ def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
     """Call `hook` around every step of `optimizer`, and of its deep copies; handles that undo it.
 
     Deep copies of optimizer and model must be made together, `copy.deepcopy((model, optimizer))`,
-    as without any hook: an optimizer copied by itself gets parameters of its own.
+    as without any hook: an optimizer copied by itself gets new parameters.
     """
     optimizer.__deepcopy__ = lambda memo: _deep_copy(optimizer, memo)  # pyright: ignore[reportAttributeAccessIssue]
     return [
@@ -119,12 +120,12 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
-class ByWeight(Optimizer):
+class ByWeight(Optimizer, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
+    @abstractmethod
     def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Step one tensor of `group`."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
