@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.inprocess import InProcess
+from studies.inprocess import trained_here
 
 from unitsphere.cli import app, main, parse
 from unitsphere.config import read_toml
@@ -162,17 +162,25 @@ def small_study(path: Path) -> dict[str, Any]:
     return table
 
 
+def undrawn(figures: Any, files: list[Path], *_: Any) -> None:
+    """Empty files where pictures would be."""
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
 @contextlib.contextmanager
 def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within, everything is small, and a study trains its runs in this process."""
-    with patch.context() as own:
+    with patch.context() as own, trained_here():
         own.setattr("unitsphere.training.recipes.read_toml", small_recipe)
         own.setattr("unitsphere.studies.core.spec.read_toml", small_study)
-        own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
-        own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
-        own.setattr("unitsphere.report.render.picture.picture", lambda *_: b"")
         own.setattr("unitsphere.report.write.picture", lambda *_: b"")
+        for module in ("report.write", "studies.quickstart"):
+            own.setattr(f"unitsphere.{module}.write_picture", undrawn)
+        own.setattr("unitsphere.report.write.write_pictures", lambda *_: {})
+        own.setattr("unitsphere.report.write.write_film", lambda frames, path: path.touch())
         library = types.SimpleNamespace(get_path=lambda name: "lib")
         own.setattr("unitsphere.data.sources.sysconfig", library)
         own.setattr(sys, "stdin", io.StringIO("hello\n"))
