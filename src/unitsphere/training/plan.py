@@ -181,6 +181,8 @@ def build_trainer(
     )
     if plan.precision == "bf16-storage":
         model.to(torch.bfloat16)
+    if config.optim.logit_power is not None:
+        model.logit_scale()  # refused here, not in the first step
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
     if plan.precision == "fp8":
@@ -193,6 +195,7 @@ def build_trainer(
         plan.precision,
         label_smoothing=config.train.label_smoothing,
         z_loss=config.train.z_loss,
+        logit_power=config.optim.logit_power,
     )
     if plan.layout.shards_weights:
         fill(model, shapes_of(config), config.train.seed, plan.device)

@@ -68,6 +68,10 @@ class OptimConfig:
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """muon, soap-muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so
     that lr is an adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
+    logit_power: float | None = None
+    """q of logit-gradient preconditioning, for logits z = s_z ⊙ u: the gradient of u is
+    (s_z/mean s_z)^q times that of z, not s_z times (arXiv 2608.01284). With Adam and Muon 1 differs
+    from none only by eps and clip; none: the plain gradient"""
     clip: float = 1.0
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
@@ -92,6 +96,8 @@ class OptimConfig:
         for key in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"optim.{key} must be from 0 to below 1: {getattr(self, key)}")
+        if self.logit_power is not None and not 0 <= self.logit_power <= 2:
+            raise UserError(f"optim.logit_power must be from 0 to 2: {self.logit_power}")
         self.check_keys()
         self.check_sections()
         self.check_roles()
@@ -119,16 +125,17 @@ class OptimConfig:
     def check_sections(self) -> None:
         """A `UserError` for a key that is set in the section of an optimizer that is not used."""
         for name in OPTIMIZERS:
-            own, key = getattr(self, section_key(name), None), section_key(name)
-            kind = None if own is None else definition(name).section
-            if kind is None or name == self.name or own == kind():
+            key = section_key(name)
+            own = getattr(self, key, None)
+            if own is None or name == self.name:
                 continue
-            plain = asdict(kind())
-            field = next(field for field, value in asdict(own).items() if value != plain[field])
-            raise UserError(
-                f"optim.{key}.{field} is for optim.name '{name}', not '{self.name}': "
-                "leave it out, or set optim.name"
-            )
+            plain = asdict(type(own)())
+            changed = [field for field, value in asdict(own).items() if value != plain[field]]
+            if changed:
+                raise UserError(
+                    f"optim.{key}.{changed[0]} is for optim.name '{name}', not '{self.name}': "
+                    "leave it out, or set optim.name"
+                )
 
     def check_roles(self) -> None:
         """A `UserError` for a number in `roles` that this optimizer does not read."""
