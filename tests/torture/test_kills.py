@@ -11,7 +11,7 @@ import pytest
 from torture.conftest import LONG
 
 from unitsphere.config import to_dict
-from unitsphere.training.distributed.config import ParallelConfig
+from unitsphere.training.distributed.layout import ParallelConfig
 
 
 def killed(config: Path, folder: Path, kills: int, processes: int, seed: int) -> dict[str, float]:

@@ -128,9 +128,9 @@ def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
     the vocabulary, precision "auto", absolute paths.
     """
     from unitsphere.config import flatten, to_dict
+    from unitsphere.training.config import BySize
     from unitsphere.training.recipes import sources
     from unitsphere.training.resolve import resolve
-    from unitsphere.training.sized import BySize
 
     config = settings.config
     asked, files = flatten(to_dict(config)), sources(name)

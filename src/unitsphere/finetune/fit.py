@@ -23,8 +23,7 @@ from unitsphere.finetune.results import Scored, Tuned
 from unitsphere.finetune.scores import scores
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
-from unitsphere.training.device import Precision, autocast, pick_precision
-from unitsphere.training.environment import commit
+from unitsphere.training.device import Precision, autocast, commit, pick_precision
 from unitsphere.training.load import LoadedRun
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import constrain

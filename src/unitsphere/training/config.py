@@ -1,11 +1,19 @@
-"""The typed config of a run: architecture, model, data, optimizer, schedule, training."""
+"""The typed config of a run: architecture, model, data, optimizer, schedule, training.
+
+Numbers of a model may follow its width d and its depth L: `init = "sqrt(d)"` in a recipe. A form
+is d, L, sqrt(d) or sqrt(L), times a number or dividing one: "sqrt(d)", "0.5*sqrt(d)", "1/L"
+(`BySize`). It is a number as soon as the config is made, and is computed again where a size is set
+later, by an option or a study; config.json has the number.
+"""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+import re
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from unitsphere.config import check_seed, field_types, from_dict
 from unitsphere.data.config import DataConfig
@@ -14,11 +22,10 @@ from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
-from unitsphere.training.distributed.config import ParallelConfig, Recompute
+from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import OptimConfig, optim_config_type, with_sections
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
-from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
 
 
@@ -66,7 +73,7 @@ class TrainConfig:
     """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
     example; none: only what is not finite is one"""
     stop_at_divergence: bool = False
-    """the run is over when its loss diverges (training/divergence.py), without being an error"""
+    """the run is over when its loss diverges (training/guard.py), without being an error"""
     time_limit: str | None = None
     """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
     status 75 before it is over"""
@@ -110,46 +117,6 @@ class TrainConfig:
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         check_seed("train.seed", self.seed)
-
-
-FREE_KEYS = frozenset(
-    {
-        "data.cache",
-        *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
-        "data.prefetch",
-        "data.verify",
-        *(f"inspect.{field.name}" for field in dataclasses.fields(InspectConfig)),
-        "train.async_save",
-        "train.compile",
-        "train.kernels",
-        "train.device",
-        "train.eval_every",
-        "train.eval_tokens",
-        "train.keep_every",
-        "train.keep_last",
-        "train.hang_timeout",
-        "train.log_every",
-        "train.micro_batch",
-        "train.recompute",
-        "train.on_spike",
-        "train.sample_every",
-        "train.save_every",
-        "train.spike_sigma",
-        "train.time_limit",
-        "train.wandb",
-    }
-)
-"""Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
-
-PLACES = ("data.source", "data.validation", "data.tokenizer")
-"""Keys that name where data lie: a run resumes from another place if the same contents are there.
-"""
-
-LENGTH_KEYS = frozenset(
-    {"train.steps", *(f"schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig))}
-)
-"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
 
 
 @dataclass(frozen=True)
@@ -218,3 +185,89 @@ def read_config(kind: type[RunConfig], data: Mapping[str, Any]) -> RunConfig:
     if isinstance(model, Mapping):
         data = {**data, "model": read_forms(field_types(kind)["model"], model)}
     return from_dict(kind, data)
+
+
+Config = TypeVar("Config")
+FORM = re.compile(r"(?:(\d+(?:\.\d*)?(?:e[+-]?\d+)?) ?([*/]) ?)?(?:sqrt\(([dL])\)|([dL]))")
+EXAMPLES = '"sqrt(d)", "0.5*sqrt(d)", "1/sqrt(d)" or "1/L" (d: model.d_model, L: model.n_layers)'
+
+
+class BySize(float):
+    """The number that a form comes to at the sizes given, which knows its form."""
+
+    form: str
+    sizes: tuple[int, int]
+
+    def __new__(cls, form: str, d: int = 1, L: int = 1) -> Self:
+        """Raises UserError for what is not a form."""
+        match = FORM.fullmatch(form.strip())
+        if match is None:
+            raise UserError(f"'{form}' is neither a number nor a form such as {EXAMPLES}")
+        factor, sign, root, plain = match.groups("")
+        size = max({"d": d, "L": L}[root or plain], 1)  # sizes below 1 are refused with the model
+        value = math.sqrt(size) if root else float(size)
+        number = float(factor or 1)
+        self = super().__new__(cls, number / value if sign == "/" else number * value)
+        self.form, self.sizes = form, (d, L)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getnewargs__(self) -> Any:
+        return self.form, *self.sizes
+
+
+def is_number(kind: Any) -> bool:
+    """Whether a field's type is a number, or that or none."""
+    return kind is float or float in typing.get_args(kind)
+
+
+def read_forms(cls: type, data: Mapping[str, Any], where: str = "model.") -> dict[str, Any]:
+    """The table of a config of type `cls` with every text in the place of a number read as a form.
+
+    Raises UserError for what is not a form.
+    """
+    kinds, found = field_types(cls), dict(data)
+    for key, value in data.items():
+        kind = kinds.get(key)
+        if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+            found[key] = read_forms(cast(type, kind), value, f"{where}{key}.")
+        elif isinstance(value, str) and is_number(kind):
+            try:
+                found[key] = BySize(value)
+            except UserError as error:
+                raise UserError(f"{where}{key}: {error}") from None
+    return found
+
+
+def at_sizes(model: Any) -> Any:
+    """A model's config, each number that has a form as d_model and n_layers make it."""
+    d, L = model.d_model, model.n_layers
+    return changed(model, None, lambda number, _: BySize(number.form, d, L))
+
+
+def settled(model: Config, saved: Any) -> Config:
+    """A model's config in which numbers have forms no longer, for good.
+
+    Where `saved`, that of a run or None, has such a number to some of its digits, these stay:
+    recipes used to have three of them, or nine.
+    """
+
+    def keep(number: BySize, before: Any) -> float:
+        written = {float(f"{number:.{digits}g}") for digits in range(3, 17)}
+        return before if before in written else float(number)
+
+    return changed(model, saved, keep)
+
+
+def changed(config: Config, other: Any, make: Callable[[BySize, Any], float]) -> Config:
+    """The config with `make(number, other's)` for each number in it that has a form."""
+    found: dict[str, Any] = {}
+    for key in (one.name for one in dataclasses.fields(cast(Any, config))):
+        value, beside = getattr(config, key), getattr(other, key, None)
+        if dataclasses.is_dataclass(value):
+            found[key] = changed(value, beside, make)
+        elif isinstance(value, BySize):
+            found[key] = make(value, beside)
+    return dataclasses.replace(cast(Any, config), **found)

@@ -4,36 +4,41 @@
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count_windows
 from unitsphere.data.batches import Batches, ByStep, window
+from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
 from unitsphere.data.pairs import PairBatches, Pairs
-from unitsphere.data.prepare import prepared, tokenizer_spec
+from unitsphere.data.prepare import prepared, scored_split, tokenizer_spec
 from unitsphere.data.shards import Shards
+from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split
+from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split, text_pairs
 from unitsphere.training.evaluate.text import (
     Evaluation,
     evaluate_shards,
     evaluating,
     scoring_form,
     spread,
+    stream_windows,
 )
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import load_run
+
+Found = TypeVar("Found")
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
@@ -206,6 +211,47 @@ def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
             f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
             f"{tokenizer_size + extra}: leave it out, or make it at least that"
         )
+
+
+def given_rows(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -> Batch:
+    """Up to `count` rows of `data` as a run is validated: the first of a text, spread over a split.
+
+    Nothing is written. Raises UserError if there is none.
+    """
+    if config.objective == "seq2seq":
+        return given_pairs(config, tokenizer, data, count)
+    form = scoring_form(config, tokenizer, config.data.context)
+    shards = scored_split(data, config.data)
+    if shards is not None:
+        shards.check_tokenizer(tokenizer)
+        places = spread(count_windows(shards.n_tokens, form), count)
+        return form.batch([window(shards, form, place) for place in places])
+    with source_files(data) as files:
+        documents = read_documents(files, config.data.field)
+        return form.batch(first_of(stream_windows(documents, tokenizer, form), count, data))
+
+
+def given_pairs(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -> Batch:
+    """`given_rows` of an encoder–decoder."""
+    shards = scored_split(data, config.data, pairs=True)
+    if shards is not None:
+        shards.check_tokenizer(tokenizer)
+        split = Pairs(shards)
+        chosen = [split[place] for place in spread(len(split), count)]
+    else:
+        fields = PairFields(config.data.source_field, config.data.target_field)
+        with source_files(data) as files:
+            found = text_pairs(read_text_pairs(files, fields), tokenizer)
+            chosen = first_of(found, count, data)
+    return cut_batch(chosen, tokenizer.separator, config.data.context)
+
+
+def first_of(rows: Iterator[Found], count: int, data: str) -> list[Found]:
+    """Up to `count` of the rows of `data`; a `UserError` if there are none."""
+    found = list(islice(rows, count))
+    if not found:
+        raise UserError(f"{data} is empty: there is nothing to look at")
+    return found
 
 
 SHOWN = 100

@@ -31,8 +31,7 @@ from unitsphere.ops.chunked_loss import chunk_rows
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
 from unitsphere.training.config import RunConfig
-from unitsphere.training.distributed.config import Recompute
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
 from unitsphere.training.distributed.tensor import share_matrices
 from unitsphere.training.optim import build_optimizer

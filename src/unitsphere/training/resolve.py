@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain, count
 from os.path import exists
 from pathlib import Path
@@ -10,16 +10,56 @@ from pathlib import Path
 from unitsphere.config import differences, flatten, read_json, to_dict
 from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
 from unitsphere.errors import UserError
-from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
+from unitsphere.inspection.live import InspectConfig
+from unitsphere.training.config import RunConfig, settled
 from unitsphere.training.corpus import model_vocabulary
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start, data_of_start
+from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.plan import resolve_precision
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.sized import settled
+
+FREE_KEYS = frozenset(
+    {
+        "data.cache",
+        *(f"parallel.{field.name}" for field in fields(ParallelConfig)),
+        "data.prefetch",
+        "data.verify",
+        *(f"inspect.{field.name}" for field in fields(InspectConfig)),
+        "train.async_save",
+        "train.compile",
+        "train.kernels",
+        "train.device",
+        "train.eval_every",
+        "train.eval_tokens",
+        "train.keep_every",
+        "train.keep_last",
+        "train.hang_timeout",
+        "train.log_every",
+        "train.micro_batch",
+        "train.recompute",
+        "train.on_spike",
+        "train.sample_every",
+        "train.save_every",
+        "train.spike_sigma",
+        "train.time_limit",
+        "train.wandb",
+    }
+)
+"""Keys that may change when a run resumes: where it computes and what it writes, nothing that it
+learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
+
+PLACES = ("data.source", "data.validation", "data.tokenizer")
+"""Keys that name where data lie: a run resumes from another place if the same contents are there.
+"""
+
+LENGTH_KEYS = frozenset(
+    {"train.steps", *(f"schedule.{field.name}" for field in fields(ScheduleConfig))}
+)
+"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
 
 OWN = ("data.cache", "init")
 """Further keys that name a place on a machine; where the first weights come from, the first says.

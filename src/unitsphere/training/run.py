@@ -20,6 +20,7 @@ from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, s
 from unitsphere.training.compile_cache import kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
+from unitsphere.training.device import environment
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import (
     check_alike,
@@ -29,7 +30,6 @@ from unitsphere.training.distributed.processes import (
     on_ranks,
     processes,
 )
-from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     SIGNATURE,
     TOKENIZER,

@@ -18,7 +18,7 @@ from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.spec import Study, load_study, toml_text
-from unitsphere.training.environment import commit, cpu_model, package_version
+from unitsphere.training.device import commit, cpu_model, package_version
 from unitsphere.training.folder import locked
 
 RECORD = "study.toml"

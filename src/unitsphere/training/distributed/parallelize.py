@@ -33,8 +33,7 @@ from unitsphere.models.parts import Resets
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
-from unitsphere.training.distributed.config import Recompute
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
 FORWARD_METHODS = ("loss", "encode")

@@ -22,8 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from unitsphere.errors import UserError
 from unitsphere.training.device import pick_device
-from unitsphere.training.distributed.config import ParallelConfig
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
 
 T = TypeVar("T")
 
