@@ -87,10 +87,12 @@ def count(name: str) -> dict[str, Any]:
 
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
+    from unitsphere.data.prepare import tokenizer_spec
     from unitsphere.models.registry import count_parameters
-    from unitsphere.training.corpus import model_vocabulary
+    from unitsphere.training.resolve import model_vocabulary
 
-    numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
+    vocabulary = model_vocabulary(config, tokenizer_spec(config.data))
+    numbers = dataclasses.replace(config.model, vocab_size=vocabulary)
     by_role = count_parameters(config.architecture, numbers, config.objective)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {

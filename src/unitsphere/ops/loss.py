@@ -72,11 +72,13 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve.
     """
     folded = scale_rows(weight, scale)
+    compute = product_dtype(h, folded)
     if is_cut(folded):
-        return sharded_cross_entropy(h, folded, targets, reduction, label_smoothing, z_loss)
+        return sharded_cross_entropy(
+            h, folded, targets, compute, reduction, label_smoothing, z_loss
+        )
     if path == "plain":
         return cross_entropy(F.linear(h, folded), targets, reduction, label_smoothing, z_loss)
-    compute = product_dtype(h, folded)
     flat, wanted = h.flatten(0, -2), targets.flatten()
     if path == "torch":
         check_torch(compute, label_smoothing, z_loss)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
-from unitsphere.ops.linear import product_dtype, scale_rows
+from unitsphere.ops.linear import scale_rows
 
 IGNORE = -100  # a target that is not scored
 
@@ -44,20 +44,21 @@ def sharded_cross_entropy(
     h: Tensor,
     weight: Tensor,
     targets: Tensor,
+    compute: torch.dtype,
     reduction: Literal["mean", "sum"],
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
     """The loss above over the scored targets, the same number in every process.
 
-    h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows.
+    h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows;
+    matrix products in `compute`.
     """
     from torch.distributed.tensor import DTensor
 
     assert isinstance(weight, DTensor)
     mesh, own = weight.device_mesh, weight.to_local()
     scored = targets.flatten() != IGNORE
-    compute = product_dtype(h, own)
     total = ShardedCrossEntropy.apply(
         h.flatten(0, -2),
         own,

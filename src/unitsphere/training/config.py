@@ -151,6 +151,11 @@ class RunConfig:
                 "it out"
             )
 
+    @property
+    def special_ids(self) -> int:
+        """Ids that the model needs beyond its tokenizer's: the mask token."""
+        return 1 if self.objective == "mlm" else 0
+
 
 def run_config_type(name: str) -> type[RunConfig]:
     """`RunConfig` whose `model` has the config type of architecture `name`, every key defaulted.

@@ -17,10 +17,10 @@ from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count
 from unitsphere.data.batches import Batches, ByStep, window
 from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
 from unitsphere.data.pairs import PairBatches, Pairs
-from unitsphere.data.prepare import prepared, scored_split, tokenizer_spec
+from unitsphere.data.prepare import prepared, scored_split
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import source_files
-from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
+from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import RunConfig
@@ -190,21 +190,9 @@ def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
     return NextToken(context, separator, True, apart=config.data.document_mask)
 
 
-def special_ids(objective: Objective) -> int:
-    """Ids that a model needs beyond its tokenizer's: the mask token."""
-    return 1 if objective == "mlm" else 0
-
-
-def model_vocabulary(config: RunConfig) -> int:
-    """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    return vocab_size_of(tokenizer_spec(config.data), special_ids(config.objective))
-
-
 def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
     """Raise UserError if the model has fewer ids than the data."""
-    extra = special_ids(config.objective)
+    extra = config.special_ids
     if config.model.vocab_size < tokenizer_size + extra:
         needs = "the tokenizer's" if not extra else "that of the tokenizer with the mask token,"
         raise UserError(

@@ -159,6 +159,22 @@ class Layout:
         data = init_device_mesh(device, (found.data, found.tp), mesh_dim_names=("dp", "tp"))
         return replace(self, degrees=found, mesh=mesh, data_mesh=data)
 
+    def spread(
+        self, parallel: ParallelConfig, parameters: int, rows: int, context: int, device: str
+    ) -> "Layout":
+        """This place with the degrees that `parallel` asks for, or that suit a model's size.
+
+        Raises UserError unless every process gets as many of a batch's `rows`.
+        """
+        found = degrees(parallel, self.world, parameters)
+        if rows % found.data:
+            fitting = max(rows // found.data, 1) * found.data * context
+            raise UserError(
+                f"train.batch_tokens gives {rows} sequences an update, which {found.data} "
+                f"processes cannot share evenly: train.batch_tokens {fitting} would do"
+            )
+        return self.with_degrees(found, device)
+
     def aside(self) -> "Layout":
         """This place, with messages that cannot meet those of another thread."""
         if self.world == 1:
@@ -168,13 +184,3 @@ class Layout:
 
 SINGLE = Layout()
 """The only process there is."""
-
-
-def check_rows(rows: int, context: int, found: Degrees) -> None:
-    """Raise UserError unless every process gets as many of a batch's rows."""
-    if rows % found.data:
-        fitting = max(rows // found.data, 1) * found.data * context
-        raise UserError(
-            f"train.batch_tokens gives {rows} sequences an update, which {found.data} processes "
-            f"cannot share evenly: train.batch_tokens {fitting} would do"
-        )
