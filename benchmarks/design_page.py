@@ -9,11 +9,23 @@ from unitsphere.report.render.markdown import markdown_table
 def page(found: Mapping[str, Any]) -> str:
     """The same as Markdown, for people."""
     head = ["design", "parameters", "optimizer", "bits per byte", "at the rate", "every rate"]
-    rows = [row(arm) for arm in sorted(found["arms"], key=lowest) if not untouched(arm)]
+    ran = [arm for arm in sorted(found["arms"], key=lowest) if not untouched(arm)]
+    rows = [row(arm) for arm in ran]
     size, data = found["shared"]["model"], found["shared"]["data"]
     missing = ", ".join(arm["title"] for arm in found["arms"] if untouched(arm))
+    ends = [f"{low:.2f}" for arm in ran if (low := lowest(arm)) < float("inf")]
+    reached = f"{ends[0]} to {ends[-1]}" if ends else "no"
     return (
         "# Every design at one small size\n\n"
+        f"**The designs that were run reach {reached} bits per byte; the page "
+        "does not rank them.**\n\n"
+        f"{markdown_table(head, rows)}\n"
+        + (f"Not run: {missing}.\n\n" if missing else "")
+        + "“edge”: the best rate is the lowest or highest that was run, so a better one may lie "
+        "beyond it; “the only one”: no other was run; “not run”: the command would run it and has "
+        "not. [quickstart-sweep.md](quickstart-sweep.md) has several seeds at the quickstart's "
+        "size, with their spread.\n\n"
+        "## How it was measured\n\n"
         f"Validation bits per byte after {found['steps']} steps, {found['tokens']:,} tokens, "
         f"annealed to zero, on the standard library of Python {found['python']}: width "
         f"{size['d_model']}, {size['n_layers']} layers, {size['n_heads']} heads, "
@@ -21,18 +33,12 @@ def page(found: Mapping[str, Any]) -> str:
         "order and the same schedule (10% warm-up, then linear) for all. Each design's settings "
         "are in the JSON beside this page.\n\n"
         "It shows that each design trains here and, where it has several rates, how its result "
-        "hangs on the rate. It ranks none: "
-        f"one seed, {found['tokens'] / 1e6:.1f}M tokens and one size, the best of a few rates on "
-        "the very documents that are reported, and initial scales that were tuned only for GPT+ "
-        "and nGPT (GPT+'s spread serves the other unconstrained designs).\n\n"
+        "depends on the rate. It does not rank the designs: "
+        f"one seed, {found['tokens'] / 1e6:.1f}M tokens, one size, the best of a few rates on "
+        "the reported documents, and initial scales that were tuned only for GPT+ and nGPT (the "
+        "other unconstrained designs use GPT+'s).\n\n"
         f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
-        f"Machine: {found['machine']}, torch {found['torch']}\n\n"
-        f"{markdown_table(head, rows)}\n"
-        + (f"Not run: {missing}.\n\n" if missing else "")
-        + "“edge”: the best rate is the lowest or highest that was run, so a better one may lie "
-        "beyond it; “the only one”: no other was run. What the command would run and has not is "
-        "“not run”. Figures of several seeds at the quickstart's size, with their spread, are in "
-        "[quickstart-sweep.md](quickstart-sweep.md).\n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n"
     )
 
 

@@ -33,10 +33,10 @@ from unitsphere.config import read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import count_parameters
 from unitsphere.studies.core.execute import Local, Record, execute, read_record
+from unitsphere.studies.core.kind import provenance
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import Planned, plan
-from unitsphere.studies.core.rates import grown, rounded
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.tune import grown, rounded
 from unitsphere.training.recipes import config_from
 
 RATIO = 2.0

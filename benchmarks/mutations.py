@@ -162,23 +162,26 @@ def row(mutant: Mutant, test: str) -> str:
 
 
 def report(fates: list[tuple[Mutant, str]], seconds: float) -> str:
-    """The page: how it was made, the count, and the table."""
+    """The page: the count, the table, and how it was made."""
     killed = sum(bool(test) for _, test in fates)
     equivalent = sum(not test and bool(m.equivalent) for m, test in fates)
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     lines = [
         "# Mutation check of the equations and the optimizers",
         "",
-        "Made by `python benchmarks/mutations.py --out docs/results/mutations.md`",
-        f"at commit {commit()} on {machine}, in {seconds / 60:.0f} minutes.",
-        "",
-        f"{len(fates)} mutants: {killed} killed, {equivalent} equivalent, "
-        f"{len(fates) - killed - equivalent} survived. Each is one textual change of the source; "
-        "the last column is the first test that fails.",
+        f"**Of {len(fates)} mutants the tests kill {killed}, {equivalent} are equivalent, and "
+        f"{len(fates) - killed - equivalent} survive.**",
         "",
         "| mutation | file | from | to | killed by |",
         "|---|---|---|---|---|",
         *(row(m, test) for m, test in fates),
+        "",
+        "## How it was measured",
+        "",
+        "Each mutant is one textual change of the source; the last column is the first test that "
+        "fails.",
+        "Made by `python benchmarks/mutations.py --out docs/results/mutations.md`",
+        f"at commit {commit()} on {machine}, in {seconds / 60:.0f} minutes.",
     ]
     return "\n".join(lines) + "\n"
 

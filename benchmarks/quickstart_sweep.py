@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/quickstart_sweep.py
 
 Rates are tuned on documents that the quickstart never reports: a split of the training documents
-(studies.core.tuning_split). Each arm's rates are a geometric grid around its recipe's rate. While
+(studies.core.tune). Each arm's rates are a geometric grid around its recipe's rate. While
 the best mean is at an edge, the grid grows there. Every run is annealed to its end. Finished runs
 are reused, so the same command resumes after an interruption.
 
@@ -24,9 +24,10 @@ from typing import Any
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record
-from unitsphere.studies.core.rates import Search, arm_config, arm_search, mean_loss, search
-from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.kind import provenance, study_folder
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import ArmSpec, Study, Tune
+from unitsphere.studies.core.tune import Search, arm_search, mean_loss, search
 
 ARMS = ("gpt-plus", "ngpt", "angpt", "normformer")
 GROWTHS = 6
@@ -106,21 +107,24 @@ def rate_figures(lr: float, records: Sequence[Record]) -> dict[str, Any]:
 
 def page(found: Mapping[str, Any]) -> str:
     """The same as Markdown, for people."""
-    seeds, budget = len(found["seeds"]), f"{found['steps']} steps, {found['tokens']:,} tokens"
-    parts = [
-        "# The quickstart's learning rates\n",
-        f"Validation bits per byte after whole runs of {budget} on the standard library of Python "
-        f"{found['python']}: mean ± standard error over {seeds} seeds. The documents that the "
-        "quickstart validates on were taken out first; these figures are from a split of the "
-        "rest. A grid grows until its best rate is no longer at its edge.\n",
-        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
-        f"Machine: {found['machine']}, torch {found['torch']}\n",
-    ]
+    seeds = f"{len(found['seeds'])} seed{'s' * (len(found['seeds']) != 1)}"
+    budget = f"{found['steps']} steps, {found['tokens']:,} tokens"
+    best = ", ".join(f"{arm['best']:g} for {arm['name']}" for arm in found["arms"])
+    parts = ["# The quickstart's learning rates\n", f"**The best rates are {best}.**\n"]
     for arm in found["arms"]:
         changes = ", ".join(f"{key} = {value}" for key, value in arm["overrides"].items())
         parts.append(f"## {arm['name']}{f' with {changes}' if changes else ''}\n")
         rows = [[rate_cell(r, arm["best"]), mean_cell(r), seeds_cell(r)] for r in arm["rates"]]
         parts.append(markdown_table(["learning rate", "bits per byte", "each seed"], rows))
+    parts += [
+        "## How it was measured\n",
+        f"Validation bits per byte after whole runs of {budget} on the standard library of Python "
+        f"{found['python']}: mean ± standard error over {seeds}. The documents that the "
+        "quickstart validates on were taken out first; these figures are from a split of the "
+        "rest. A grid grows until its best rate is no longer at its edge.\n",
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n",
+    ]
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@
 
 `compare` tunes one rate. This script first searches what else a baseline needs: the start of its
 matrices and a rate for each role. Every point is a run annealed to its end and scored on documents
-that no comparison reports (studies.core.tuning_split). The points are chosen by hand, equally many
+that no comparison reports (studies.core.tune). The points are chosen by hand, equally many
 for each arm; the file keeps all that were tried. Finished runs are reused.
 
 The TOML is a study's (`arms`, `set`, `tune`) with the points of each arm:
@@ -32,12 +32,11 @@ from unitsphere.config import flatten, read_toml
 from unitsphere.errors import UserError
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.execute import Local, Record, execute
+from unitsphere.studies.core.kind import provenance
 from unitsphere.studies.core.local import Interrupted
-from unitsphere.studies.core.plan import Planned
-from unitsphere.studies.core.rates import arm_config, tuning_run
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.plan import Planned, arm_config, tuning_run
 from unitsphere.studies.core.spec import Study, study_from
-from unitsphere.studies.core.tuning_split import tuning_data
+from unitsphere.studies.core.tune import tuning_data
 
 ROLES = ("embedding", "head", "scale")
 BITS = "bits_per_byte"
@@ -105,17 +104,21 @@ def page(path: Path, found: Mapping[str, Any]) -> str:
     """All that was tried, best first, as Markdown."""
     parts = [
         f"# Points tried for {path.stem}\n",
-        "Whole runs, annealed to their end, scored on documents that no comparison reports. "
-        "`others`: what the rate of embedding, head and scales is multiplied with. A mean has its "
-        "standard error where there are several seeds.\n",
-        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
-        f"Machine: {found['machine']}, torch {found['torch']}\n",
+        "**The first row of each table is the best point of that arm and budget.**\n",
     ]
     for arm, budgets in found["arms"].items():
         for tokens, rows in budgets.items():
             parts.append(f"## {arm}, {int(tokens):,} tokens\n")
             cells = [[shown(r["point"]), mean_cell(r, "loss"), mean_cell(r, BITS)] for r in rows]
             parts.append(markdown_table(["point", "nats per token", "bits per byte"], cells))
+    parts += [
+        "## How it was measured\n",
+        "Complete runs, annealed to their end, scored on documents that no comparison reports. "
+        "`others`: the factor of the rate of embedding, head and scales. With several seeds, a "
+        "mean has its standard error.\n",
+        f"Command: `{found['command']}`  \nCommit: {found['commit']}  \n"
+        f"Machine: {found['machine']}, torch {found['torch']}\n",
+    ]
     return "\n".join(parts)
 
 

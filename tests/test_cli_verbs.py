@@ -105,6 +105,12 @@ def test_params_shows_each_setting_with_its_source(capsys):
     table = capsys.readouterr().out
     assert re.search(r'model.s_z.init +11.31\d+ +derived: "sqrt\(d\)" \(recipe', table)
     assert re.search(r"mean learning rate 0\.\d{4} of its peak \(schedule\.area\)", table)
+    tokens = ["--train.tokens", "200e6", "--train.batch_tokens", "4096"]
+    found = printed(capsys, "params", "quickstart/ngpt", "--show", *tokens)
+    shown = {one["key"]: one["value"] for one in found["settings"]}
+    assert (shown["train.steps"], shown["train.tokens"]) == (48828, None)
+    assert main(["params", "quickstart/ngpt", "--show", *tokens, "--train.steps", "4"]) == 2
+    assert "--train.steps or --train.tokens, not both" in capsys.readouterr().err
     assert main(["params", "--show"]) == 2
     assert "needs a recipe" in capsys.readouterr().err
     assert main(["params", "quickstart/ngpt", "--show", "--model.d_modle", "4"]) == 2

@@ -1,8 +1,9 @@
 """Normalized Transformers (nGPT, anGPT, NormFormer) and the baselines they are measured against.
 
 `unitsphere.build`, `unitsphere.load` and `unitsphere.constrain` are the library, `unitsphere.nn`
-has sublayers for your own models. A user's mistake raises `unitsphere.UserError`. The command line
-is `unitsphere --help`. Names are imported at their first use, so importing the package is fast.
+has sublayers for your own models, `unitsphere.optim` optimizers for your own loop. A user's mistake
+raises `unitsphere.UserError`. The command line is `unitsphere --help`. Names are imported at their
+first use, so importing the package is fast.
 """
 
 import importlib
@@ -25,6 +26,7 @@ __all__ = [
     "fold",
     "load",
     "nn",  # pyright: ignore[reportUnsupportedDunderAll] - imported when first used
+    "optim",  # pyright: ignore[reportUnsupportedDunderAll] - imported when first used
     "project",
 ]
 
@@ -39,8 +41,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module("unitsphere.nn")
+    if name in ("nn", "optim"):
+        return importlib.import_module(f"unitsphere.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'unitsphere' has no attribute '{name}'")
     module, attribute = _HOMES[name]

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from unitsphere.kernels.registry import REGISTRY
 from unitsphere.ops.attention import split_heads
 from unitsphere.ops.norm import unit_norm
+from unitsphere.ops.project import AdamSettings, Target
 from unitsphere.ops.rope import rope_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -153,9 +154,16 @@ def moments(d_out: int, d_in: int, step: float) -> tuple[Tensor, ...]:
 
 
 def adam(
-    d_out: int, d_in: int, step: float, *rest: Any, lr: float = 1e-2, decay: float = 0.1
+    d_out: int,
+    d_in: int,
+    step: float,
+    target: Target,
+    lr: float = 1e-2,
+    decay: float = 0.1,
+    decoupled: bool = False,
 ) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (*moments(d_out, d_in, step), lr, (0.9, 0.999), 1e-8, decay, *rest)
+    settings = AdamSettings(lr, (0.9, 0.999), 1e-8, decay, decoupled)
+    return lambda: (*moments(d_out, d_in, step), settings, target)
 
 
 def _case(kernel: str, name: str, make: Callable[[], tuple[Any, ...]]) -> Case:
@@ -185,13 +193,15 @@ CASES = [
     ),
     _case("rope_norm", "zeros", heads_zeros),
     _case("rope_norm", "strided", heads_strided),
-    _case("adam_project_", "sphere-rows", adam(7, 33, 1.0, "sphere", 1)),
-    _case("adam_project_", "sphere-columns", adam(130, 20, 3.0, "sphere", 0, 1.5)),
-    _case("adam_project_", "ball-rows", adam(5, 4100, 3.0, "ball", -1, 4.0)),
-    _case("adam_project_", "ball-columns", adam(9, 17, 3.0, "ball", -2)),
-    _case("adam_project_", "decoupled", adam(5, 12, 3.0, "ball", 1, 1.0, True)),
-    _case("adam_project_", "no-decay", adam(5, 12, 900.0, "sphere", 0, decay=0.0)),
-    _case("adam_project_", "first-step", adam(5, 12, 1.0, "ball", 1, 100.0, lr=1.0, decay=0.0)),
+    _case("adam_project_", "sphere-rows", adam(7, 33, 1.0, Target("sphere", 1))),
+    _case("adam_project_", "sphere-columns", adam(130, 20, 3.0, Target("sphere", 0, 1.5))),
+    _case("adam_project_", "ball-rows", adam(5, 4100, 3.0, Target("ball", -1, 4.0))),
+    _case("adam_project_", "ball-columns", adam(9, 17, 3.0, Target("ball", -2))),
+    _case("adam_project_", "decoupled", adam(5, 12, 3.0, Target("ball", 1), decoupled=True)),
+    _case("adam_project_", "no-decay", adam(5, 12, 900.0, Target("sphere", 0), decay=0.0)),
+    _case(
+        "adam_project_", "first-step", adam(5, 12, 1.0, Target("ball", 1, 100.0), lr=1.0, decay=0.0)
+    ),
 ]
 
 SMALLEST = [next(case for case in CASES if case.kernel == name) for name in REGISTRY]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unitsphere.ops.project import PROJECTIONS, adam_project_
+from unitsphere.ops.project import PROJECTIONS, AdamSettings, Target, adam_project_
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
@@ -25,7 +25,7 @@ def test_it_steps_as_torch_does(optimizer, kind, dim):
         decoupled = optimizer is torch.optim.AdamW
         adam_project_(
             weight, gradient, exp_avg, exp_avg_sq, torch.tensor(n),
-            *numbers.values(), kind, dim, 1.5, decoupled, shadow,
+            AdamSettings(**numbers, decoupled=decoupled), Target(kind, dim, 1.5), shadow,
         )  # fmt: skip
         torch.testing.assert_close(weight, expected.detach(), rtol=1e-12, atol=1e-12)
     assert torch.equal(shadow, weight.bfloat16())

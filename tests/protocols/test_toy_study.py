@@ -20,10 +20,8 @@ from unitsphere.errors import Preempted, UserError
 from unitsphere.report import registry
 from unitsphere.report.document import Page, Section, Table
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.core.forecast import Part
-from unitsphere.studies.core.kind import Kind, run_study
-from unitsphere.studies.core.plan import Planned, plan
-from unitsphere.studies.core.results import RUNS, provenance, study_folder
+from unitsphere.studies.core.kind import Kind, Part, provenance, run_study, study_folder
+from unitsphere.studies.core.plan import RUNS, Planned, plan
 from unitsphere.studies.core.spec import Study, load_study
 
 # The one file --------------------------------------------------------------------------------

@@ -8,22 +8,19 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 from PIL import Image
+from tiny_config import tiny_config
 
 from unitsphere.cli.app import main
-from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.film import film
 from unitsphere.report.kinds.inspection import history_of, rows, shown
-from unitsphere.training.config import TrainConfig, run_config_type
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
-
-SIZE = {"d_model": 32, "n_layers": 2, "n_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +30,8 @@ def runs(tmp_path_factory):
     text = root / "text.txt"
     text.write_text("".join(f"Line {n} of {n * n}.\n" for n in range(400)))
     for name in ("ngpt", "gpt"):
-        kind = run_config_type(name)
-        config = kind(
-            architecture=name,
-            model=dataclasses.replace(kind().model, **SIZE),
-            data=DataConfig(
-                source=str(text), tokenizer="bytes", context=32, cache=str(root / "cache")
-            ),
-            train=TrainConfig(
-                steps=4, save_every=2, batch_tokens=128, device="cpu", precision="fp32"
-            ),
-            inspect=InspectConfig(1),
-        )
-        train(config, root / name)
+        config = tiny_config(text, root / "cache", name, steps=4, save_every=2, batch_tokens=128)
+        train(dataclasses.replace(config, inspect=InspectConfig(1)), root / name)
     return root
 
 

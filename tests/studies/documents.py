@@ -8,7 +8,7 @@ from studies.tiny import recipes
 from unitsphere.studies.compare import document
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.plan import Planned, wanted
-from unitsphere.studies.core.rates import Tuned
+from unitsphere.studies.core.tune import Tuned
 from unitsphere.studies.gains import Comparison
 
 BUDGETS = (384, 768, 1536)

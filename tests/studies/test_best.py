@@ -8,7 +8,7 @@ import pytest
 from unitsphere.models.registry import build_from
 from unitsphere.studies.compare import CompareStudy, check_budgets, decided
 from unitsphere.studies.core.fairness import check_fair
-from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import load_study
 from unitsphere.training.recipes import load_recipe
 

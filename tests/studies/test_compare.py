@@ -17,7 +17,7 @@ from unitsphere.studies.compare import KIND, CompareStudy
 from unitsphere.studies.core import execute as execute_module
 from unitsphere.studies.core import progress
 from unitsphere.studies.core.kind import run_study
-from unitsphere.studies.core.rates import arm_config, rate_keys, run_keys
+from unitsphere.studies.core.plan import arm_config, rate_keys, run_keys
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study
 
 BUDGETS = [384, 768]

@@ -7,7 +7,7 @@ import pytest
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.jobs import Job, State
-from unitsphere.studies.core.search import EarlyStop, MedianRule
+from unitsphere.studies.trials import EarlyStop, MedianRule
 
 
 def write(run: Path, figures: list[float]) -> Path:

@@ -13,7 +13,8 @@ from unitsphere.report.numbers import short
 from unitsphere.report.runs import Run
 from unitsphere.studies.core.execute import Local, execute, is_settled, read_record
 from unitsphere.studies.core.local import Interrupted
-from unitsphere.studies.core.plan import plan, steps_for
+from unitsphere.studies.core.plan import plan
+from unitsphere.training.config import steps_for
 from unitsphere.training.guard import divergence
 
 

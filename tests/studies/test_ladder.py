@@ -16,7 +16,7 @@ from unitsphere.report.document import Text
 from unitsphere.report.kinds.ladder import ladder_tables
 from unitsphere.report.registry import page_of
 from unitsphere.studies import ladder as module
-from unitsphere.studies.core import rates as tune
+from unitsphere.studies.core import tune
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.plan import size_of

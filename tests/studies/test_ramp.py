@@ -15,7 +15,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
 from unitsphere.studies.core.kind import write_study
-from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import load_study, study_from
 from unitsphere.studies.ramp import (
     KIND,

@@ -14,9 +14,7 @@ from unitsphere.training.cost import Speed
 @pytest.fixture
 def arms(tmp_path, monkeypatch, capsys) -> dict[str, str]:
     """Arm -> recipe; a process makes 1e9 operations a second."""
-    monkeypatch.setattr(
-        "unitsphere.studies.core.forecast.speed", lambda *_: Speed(1e9, "pretended")
-    )
+    monkeypatch.setattr("unitsphere.studies.core.kind.speed", lambda *_: Speed(1e9, "pretended"))
     monkeypatch.chdir(tmp_path)
     return {Path(path).stem: path for path in recipes(tmp_path)}
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from unitsphere.errors import Preempted, UserError
+from unitsphere.studies.core.kind import study_folder
 from unitsphere.studies.core.local import Interrupted
-from unitsphere.studies.core.results import study_folder
 from unitsphere.studies.core.spec import ArmSpec, Execution, Study, load_study
 
 STUDY = Study(arms={"gpt": ArmSpec("quickstart/gpt-plus")}, set={"data.field": "body"})

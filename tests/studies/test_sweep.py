@@ -15,10 +15,9 @@ from unitsphere.report.registry import page_of
 from unitsphere.report.render.terminal import terminal
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.kind import write_study
-from unitsphere.studies.core.search import MedianRule
 from unitsphere.studies.core.spec import study_from
 from unitsphere.studies.sweep import KIND, SweepStudy, document, failures, sweep, trial_runs
-from unitsphere.studies.trials import Trial, importance, measure
+from unitsphere.studies.trials import MedianRule, Trial, importance, measure
 from unitsphere.training.recipes import load_recipe
 
 

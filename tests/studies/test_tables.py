@@ -7,7 +7,7 @@ import pytest
 
 from unitsphere.errors import UserError
 from unitsphere.studies.ablate import ablation_study
-from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.tables import (
     BY_SIZE,
     load_size,

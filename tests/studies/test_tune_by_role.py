@@ -9,7 +9,7 @@ from studies.inprocess import InProcess
 from studies.tiny import recipes
 
 from unitsphere.config import read_json
-from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.plan import arm_config
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

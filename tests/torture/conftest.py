@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny_config as tiny
 from hypothesis import HealthCheck, settings
 
 from unitsphere.config import to_dict
-from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
-from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
+from unitsphere.training.config import RunConfig
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.run import train
 
 LONG = os.environ.get("TORTURE") == "long"
 Tally = Callable[..., None]
@@ -87,29 +88,20 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A small nGPT on a few kilobytes of text: a step takes milliseconds."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "text.txt").write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(400)))
-    kind = run_config_type("ngpt")
-    return kind(
-        architecture="ngpt",
-        model=dataclasses.replace(kind().model, d_model=16, n_layers=1, n_heads=2),
-        data=DataConfig(
-            source=str(folder / "text.txt"),
-            tokenizer="bytes",
-            context=16,
-            cache=str(folder / "cache"),
-        ),
+    return tiny.tiny_config(
+        folder / "text.txt",
+        folder / "cache",
+        model={"d_model": 16, "n_layers": 1},
+        context=16,
         optim=OptimConfig(lr=1e-2),
-        train=TrainConfig(
-            steps=40,
-            batch_tokens=64,
-            micro_batch=2,
-            save_every=3,
-            eval_every=20,
-            eval_tokens=256,
-            log_every=2,
-            sample_every=7,
-            precision="fp32",
-            device="cpu",
-        ),
+        steps=40,
+        batch_tokens=64,
+        micro_batch=2,
+        save_every=3,
+        eval_every=20,
+        eval_tokens=256,
+        log_every=2,
+        sample_every=7,
     )
 
 
@@ -119,3 +111,12 @@ def config_file(tiny_config: RunConfig, tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("config") / "config.json"
     path.write_text(json.dumps(to_dict(tiny_config)))
     return path
+
+
+@pytest.fixture(scope="session")
+def run(tiny_config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    shorter = dataclasses.replace(tiny_config.train, steps=6, save_every=3, sample_every=0)
+    train(dataclasses.replace(tiny_config, train=shorter), out, sampler=lambda *_: "text")
+    return out

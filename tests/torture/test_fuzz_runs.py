@@ -29,24 +29,9 @@ from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve, saved_config
-from unitsphere.training.run import last_state, train
+from unitsphere.training.run import last_state
 
 TORTURE = settings.get_profile("torture")
-
-
-@pytest.fixture(scope="module")
-def run(tiny_config, tmp_path_factory) -> Path:
-    """A finished run."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    shorter = {"steps": 6, "save_every": 3, "sample_every": 0}
-    config = type(tiny_config)(
-        **{
-            **vars(tiny_config),
-            "train": type(tiny_config.train)(**{**vars(tiny_config.train), **shorter}),
-        }
-    )
-    train(config, out, sampler=lambda *_: "text")
-    return out
 
 
 @pytest.fixture

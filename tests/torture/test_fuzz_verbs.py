@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from torture.conftest import LONG
-from torture.test_fuzz_runs import run  # noqa: F401  (the fixture)
 
 from unitsphere.cli import main
 
@@ -80,7 +79,7 @@ HARMS: dict[str, Callable[[Path, Path], None]] = {
 
 
 @pytest.fixture
-def place(run, tmp_path, monkeypatch) -> Path:  # noqa: F811
+def place(run, tmp_path, monkeypatch) -> Path:
     """A working folder with a copy of the run, a text, and a victim outside of all that."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     work = tmp_path / "work"
@@ -94,7 +93,7 @@ def place(run, tmp_path, monkeypatch) -> Path:  # noqa: F811
     return tmp_path
 
 
-def afresh(place: Path, run: Path) -> None:  # noqa: F811
+def afresh(place: Path, run: Path) -> None:
     """The working folder as it was."""
     shutil.rmtree(place / "work/run")
     shutil.copytree(run, place / "work/run", symlinks=True)
@@ -141,7 +140,7 @@ def some(cases: list[Any], count: int) -> list[Any]:
     return cases if LONG else random.Random(0).sample(cases, count)
 
 
-def test_fuzz_planted_files(place, run, capsys, cases):  # noqa: F811
+def test_fuzz_planted_files(place, run, capsys, cases):
     """Nothing outside is read or changed, nothing hangs, and mistakes are one line."""
     for verb, name, harm in some(list(product(VERBS, FILES, HARMS)), 12):
         afresh(place, run)
@@ -168,7 +167,7 @@ def test_a_file_beyond_the_folder_is_not_read(verb, name, place, capsys):
     assert "is a link out of run" in said
 
 
-def test_fuzz_planted_files_of_an_export(place, run, capsys, cases):  # noqa: F811
+def test_fuzz_planted_files_of_an_export(place, run, capsys, cases):
     """The same of what `export` wrote, which has no checkpoints."""
     assert call("export", capsys)[0] == 0
     export = shutil.copytree(place / "work/out", place / "export")
@@ -229,7 +228,7 @@ OUTPUTS = [
 ]
 
 
-def test_fuzz_planted_outputs(place, run, capsys, cases):  # noqa: F811
+def test_fuzz_planted_outputs(place, run, capsys, cases):
     """No verb writes, empties or deletes through a link, whatever its name."""
     victim = place / "victim"
     for verb, name in some(list(product(VERBS, OUTPUTS)), 12):

@@ -1,6 +1,5 @@
 """A text of a few kilobytes, and configs that train on it in a fraction of a second."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_config import tiny_config
 
-from unitsphere.data.config import DataConfig
 from unitsphere.models.trunk import Objective
-from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
+from unitsphere.training.config import RunConfig
 from unitsphere.training.optim import OptimConfig
 
 CONTEXT, ROWS = 32, 4
@@ -44,25 +43,21 @@ def tiny(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     def make(
         architecture: str = "gpt", objective: Objective = "clm", lr: float = 1e-2, **train: Any
     ) -> RunConfig:
-        kind = run_config_type(architecture)
-        settings: dict[str, Any] = {
+        settings = {
             "steps": 8,
             "save_every": 3,
             "eval_every": 4,
             "log_every": 1,
             "batch_tokens": CONTEXT * ROWS,
-            "precision": "fp32",
-            "device": "cpu",
         }
-        return kind(
-            architecture=architecture,
-            objective=objective,
-            model=dataclasses.replace(kind().model, d_model=32, n_layers=2, n_heads=2),
-            data=DataConfig(
-                source=str(source), tokenizer="bytes", context=CONTEXT, cache=str(cache)
-            ),
+        return tiny_config(
+            source,
+            cache,
+            architecture,
+            objective,
+            context=CONTEXT,
             optim=OptimConfig(lr=lr),
-            train=TrainConfig(**(settings | train)),
+            **(settings | train),
         )
 
     return make

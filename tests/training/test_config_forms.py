@@ -13,8 +13,7 @@ from unitsphere.cli.settings import read_settings
 from unitsphere.cli.train import Train
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
-from unitsphere.studies.core.plan import with_overrides
-from unitsphere.studies.core.rates import arm_config
+from unitsphere.studies.core.plan import arm_config, with_overrides
 from unitsphere.studies.core.spec import ArmSpec, Study, Tune
 from unitsphere.studies.ladder import LadderStudy, rung_of
 from unitsphere.training.config import BySize, RunConfig

@@ -8,6 +8,7 @@ import pytest
 from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_parameters
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.recipes import (
     first_sentence,
@@ -224,3 +225,17 @@ def test_a_recipe_sets_optimizer_and_constraint(recipe):
     assert optim.constraint.cpr.kappa == "Kappa-IP"
     with pytest.raises(UserError, match=r"'optim.constraint.kind' must be one of"):
         load_recipe(recipe(text.replace('"cpr"', '"cube"')))
+
+
+def test_tokens_take_the_place_of_steps_and_the_later_layer_of_a_recipe_counts(recipe, tmp_path):
+    batch = "batch_tokens = 1024\n"
+    (tmp_path / "first.toml").write_text(f"{RECIPE}[train]\ntokens = 10e3\n{batch}")
+    assert load_recipe(tmp_path / "first.toml").train == TrainConfig(steps=10, batch_tokens=1024)
+    assert load_recipe(recipe('base = "first.toml"\n[train]\nsteps = 7\n')).train.steps == 7
+    assert load_recipe(recipe('base = "first.toml"\n[train]\ntokens = 3e3\n')).train.steps == 3
+    config = with_overrides(load_recipe("quickstart/ngpt"), {"train.tokens": 200e6})
+    assert (config.train.steps, config.train.tokens) == (97656, None)
+    with pytest.raises(UserError, match=r"give train.steps or train.tokens, not both"):
+        load_recipe(recipe(f"{RECIPE}[train]\nsteps = 7\ntokens = 3e3\n"))
+    with pytest.raises(UserError, match=r"train.tokens must be a number above 0"):
+        TrainConfig(tokens=0.0)

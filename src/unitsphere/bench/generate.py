@@ -159,7 +159,9 @@ def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int]
         raise UserError("the arm llama needs transformers: pip install 'unitsphere[hf]'")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    import unitsphere.inference.hf  # noqa: F401 - it silences torchao
+    from unitsphere.inference.hf import quiet_torchao
+
+    quiet_torchao()  # transformers imports it when it builds a model
 
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unitsphere.bench.measure import clock_name, copy_rate, say, si, take_turns, timed
 from unitsphere.kernels.registry import REGISTRY, Kernel, mode, serves
+from unitsphere.ops.project import AdamSettings, Target
 from unitsphere.ops.rope import rope_table
 from unitsphere.training.device import environment
 
@@ -68,8 +69,8 @@ def adam_project_case(shape: Shape) -> Case:
     """A matrix [4d, d] in fp32: w, g, m, v read, w, m, v written."""
     w, g, m, v = torch.randn(4, 4 * shape.d, shape.d, device=shape.device)
     step = torch.tensor(10.0, device=shape.device)
-    numbers = (1e-3, (0.9, 0.95), 1e-9, 0.0, "sphere", 1)
-    return Case((w, g, m, v.square(), step, *numbers), (), 7 * 4 * w.numel(), None)
+    adam, target = AdamSettings(1e-3, (0.9, 0.95), 1e-9, 0.0), Target("sphere", 1)
+    return Case((w, g, m, v.square(), step, adam, target), (), 7 * 4 * w.numel(), None)
 
 
 CASES: dict[str, Callable[[Shape], Case]] = {

@@ -1,11 +1,12 @@
 """`unitsphere chat`: a text that a person and a model write in turns."""
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -54,6 +55,8 @@ class Chat:
     """end a turn before this text (\\n: a line's end); may be given several times"""
     seed: int = 0
     """turn number i draws with seed + i"""
+    weights: Literal["last", "average"] = "last"
+    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
 
@@ -66,7 +69,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
-    loaded = load_run(args.run, args.device)
+    loaded = load_run(args.run, args.device, weights=args.weights)
     if loaded.config.objective != "clm":
         raise UserError(
             f"chat needs a run with objective clm, and {args.run} has {loaded.config.objective}"
@@ -105,7 +108,7 @@ def lines() -> Iterator[str]:
     """What the person writes, line by line."""
     terminal = sys.stdin.isatty()
     if terminal:
-        import readline  # noqa: F401 - makes input() edit lines
+        importlib.import_module("readline")  # input() then edits lines
     while True:
         try:
             yield input("\n> " if terminal else "")

@@ -93,6 +93,8 @@ class Eval:
     fold: bool = False
     """fold constants and scales into the weights first, as generate and export do: the figures are
     the same but for rounding"""
+    weights: Literal["last", "average"] = "last"
+    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False
@@ -110,7 +112,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_scored(args.data)
-    loaded = load_run(args.run, args.device)
+    loaded = load_run(args.run, args.device, weights=args.weights)
     if args.fold:
         fold_(loaded.model)
     if args.data is None and not args.tasks:
@@ -148,6 +150,7 @@ def subject(args: Eval, config: "RunConfig", contexts: list[int]) -> dict[str, A
         "data": args.data or (config.data.source if contexts else None),
         "split": "validation" if held_out else None,
         "context": next(iter([*contexts, *args.context]), config.data.context),
+        **({} if args.weights == "last" else {"weights": args.weights}),
     }
 
 
@@ -182,6 +185,7 @@ def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
         args.run,
         args.tasks,
         args.context[0] if args.context else run.config.data.context,
+        averaged=args.weights == "average",
         data=None if args.task_data is None else str(args.task_data),
         rename={field: name for field, name in given.items() if name not in (None, field)},
         shots=args.shots,

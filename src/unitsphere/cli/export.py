@@ -13,7 +13,7 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.inference.hf.export import Exported
-    from unitsphere.training.load import LoadedRun
+    from unitsphere.training.load import LoadedRun, Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Export:
     """folder to write: new, or empty"""
     to: Literal["hf"] = "hf"
     """hf: config, safetensors, tokenizer, modeling file and model card"""
+    weights: Literal["last", "average"] = "last"
+    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "cpu"
     """where the run's own model computes the logits to compare"""
     json: bool = False
@@ -46,10 +48,10 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_transformers()
-    loaded = load_run(args.run, args.device)
+    loaded = load_run(args.run, args.device, weights=args.weights)
     if not (args.run / "checkpoints").is_dir():
         raise UserError(f"{args.run} is an exported folder already: give the run folder")
-    made = export(args.run, loaded, args.out)
+    made = export(args.run, loaded, args.out, args.weights)
     if args.json:
         print_json(dataclasses.asdict(made))
         return 0
@@ -61,7 +63,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def export(run: Path, loaded: "LoadedRun", out: Path) -> "Exported":
+def export(run: Path, loaded: "LoadedRun", out: Path, weights: "Weights" = "last") -> "Exported":
     """Write the folder `out` for the run folder `run`, which `loaded` was loaded from."""
     from unitsphere.config import to_dict
     from unitsphere.inference.hf.export import export_hf
@@ -75,5 +77,5 @@ def export(run: Path, loaded: "LoadedRun", out: Path) -> "Exported":
         loaded.config.data.context,
         to_dict(without_folders(loaded.config)),
         out,
-        partial(model_card, run, loaded.config, trained),
+        partial(model_card, run, loaded.config, trained, weights=weights),
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -64,6 +64,8 @@ class Generate:
     """seq2seq: targets followed at once, by default 1"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
     """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
+    weights: Literal["last", "average"] = "last"
+    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False
@@ -81,7 +83,7 @@ def run(argv: list[str]) -> int:
 
     if args.stream and (args.json or len(args.prompt) > 1):
         raise UserError("--stream prints one prompt's text as it is written: give one, no --json")
-    loaded = load_run(args.run, args.device)
+    loaded = load_run(args.run, args.device, weights=args.weights)
     fold_(loaded.model)
     if loaded.config.objective == "seq2seq":
         found, texts = answers(args, loaded)

@@ -20,7 +20,8 @@ class Params:
 
     With --show: all settings of one recipe as `unitsphere train` would use them,
     each with its source: a default, a recipe's file (its own, or that of a base),
-    the command line, or derived from other settings and this machine.
+    the command line, or derived from other settings and this machine. And how each
+    kind of parameter is trained: by which optimizer, at which peak rate.
 
     examples:
       unitsphere params
@@ -87,12 +88,10 @@ def count(name: str) -> dict[str, Any]:
 
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
-    from unitsphere.data.prepare import tokenizer_spec
     from unitsphere.models.registry import count_parameters
     from unitsphere.training.resolve import model_vocabulary
 
-    vocabulary = model_vocabulary(config, tokenizer_spec(config.data))
-    numbers = dataclasses.replace(config.model, vocab_size=vocabulary)
+    numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
     by_role = count_parameters(config.architecture, numbers, config.objective)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {
@@ -106,21 +105,47 @@ def counted(config: "RunConfig") -> dict[str, Any]:
 
 def show(name: str, argv: list[str]) -> int:
     """Print every setting of a recipe and where its value comes from, and what follows of them."""
+    from unitsphere.training.optim.roles import SHOWN
     from unitsphere.training.optim.schedule import area
     from unitsphere.training.recipes import load_recipe
 
     settings = read_settings("params --show", name, load_recipe(name), argv, Show)
     rows = list(sourced(name, settings))
     counts = {"recipe": name} | counted(settings.config)
+    roles = trained_roles(settings.config)
     mean = area(settings.config.schedule, settings.config.train.steps)
     if settings.own.json:
-        print_json(counts | {"schedule_area": mean, "settings": rows})
+        print_json(counts | {"schedule_area": mean, "roles": roles, "settings": rows})
         return 0
     cells = [[str(cell) for cell in row.values()] for row in rows]
     print_table(("key", "value", "source"), cells, left=3)
+    print()
+    keys = ("role", "parameters", "optimizer", "lr", *SHOWN)
+    print_table(keys, [[shown(row.get(key)) for key in keys] for row in roles])
     print(f"\n{counts['parameters']:,} parameters")
     print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
     return 0
+
+
+def trained_roles(config: "RunConfig") -> list[dict[str, Any]]:
+    """Which optimizer trains each kind of parameter, and with which numbers."""
+    from unitsphere.training.forecast import shapes_of
+    from unitsphere.training.optim import build_optimizer
+    from unitsphere.training.optim.roles import trained
+    from unitsphere.training.resolve import model_vocabulary
+
+    sized = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
+    model = shapes_of(dataclasses.replace(config, model=sized))
+    return trained(model, build_optimizer(model, config.optim))
+
+
+def shown(value: Any) -> str:
+    """A cell of the table of roles."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{number:g}" for number in value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else value or ""
 
 
 def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:

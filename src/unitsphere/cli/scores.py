@@ -194,12 +194,18 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
 
 
 def task_figures(
-    run: "LoadedRun", path: Path, tasks: Sequence[str], context: int, **options: Any
+    run: "LoadedRun",
+    path: Path,
+    tasks: Sequence[str],
+    context: int,
+    averaged: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Task -> items, shots and metrics with their standard errors; the model in fp32.
 
     path: the run's folder, which keeps the figures too, in tasks.jsonl: `report` draws accuracy
-    over training tokens from it. options: those of `run_tasks`.
+    over training tokens from it. averaged: they are of averaged weights, and not kept.
+    options: those of `run_tasks`.
     """
     from unitsphere.inference.lm_eval_tasks import figures, quiet, run_tasks
 
@@ -209,7 +215,8 @@ def task_figures(
     lm = HarnessLM(run.model.float(), run.tokenizer, context)
     print(f"tasks: {', '.join(tasks)}", file=sys.stderr, flush=True)
     found = figures(run_tasks(lm, tasks, **options))
-    keep(path, context, found)
+    if not averaged:
+        keep(path, context, found)
     return found
 
 

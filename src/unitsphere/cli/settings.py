@@ -8,6 +8,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unitsphere.cli.parse import given_options, options, parse
+from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
@@ -75,6 +76,8 @@ def read_settings(
     )
     config = kind(**{key: getattr(found, key) for key in keys})
     given = given_options(both, rest, f"{verb} {name}") | set(forms)
+    if {"train.steps", "train.tokens"} <= given:
+        raise UserError("give --train.steps or --train.tokens, not both")
     return Settings(with_overrides(config, forms), found, given & set(options(kind)))
 
 

@@ -93,7 +93,7 @@ def check_alone(file: str, args: object, usual: object, names: Sequence[str]) ->
 
 def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     """Print what training the study in `out` would cost, as tables or one JSON document."""
-    from unitsphere.studies.core.forecast import forecast_study
+    from unitsphere.studies.core.kind import forecast_study
     from unitsphere.training.forecast import size
 
     assert kind.parts is not None

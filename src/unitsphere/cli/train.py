@@ -47,6 +47,7 @@ a key that is True or False is true by its name (--optim.muon_head):
   --init                 a run folder: start with its newest weights
   --train.steps          optimizer steps; more than a finished run has: train
                          it longer, if its learning rate has not decayed
+  --train.tokens         training tokens, in place of steps: 200e6
   --train.batch_tokens   tokens per step
   --train.seed           of the weights' start and of the order of the data
   --train.save_every     steps between checkpoints

@@ -66,7 +66,8 @@ def header(path: Path) -> dict[str, Tensor]:
     """Name -> an empty tensor of the shape and dtype that a file of weights holds of it."""
     found = {}
     with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
+        names = file.keys()
+        for name in names:
             view = file.get_slice(name)
             dtype = FLOATS.get(view.get_dtype(), torch.int8)
             found[name] = torch.empty(view.get_shape(), dtype=dtype, device="meta")

@@ -107,7 +107,7 @@ def generate(
         if temperature == 0:
             next_B = logits_BV.argmax(-1)
         else:
-            uniform_B = torch.stack([torch.rand((), generator=g) for g in generators])
+            uniform_B = uniform(generators)
             next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p, min_p)
         seen_BV.scatter_(1, next_B[:, None], True)
         for row, token in enumerate(next_B.tolist()):
@@ -121,6 +121,11 @@ def generate(
             break
         tokens_BT = next_B[:, None]
     return drawn
+
+
+def uniform(generators: Sequence[torch.Generator]) -> Tensor:
+    """A number in [0, 1) from each generator, [B]."""
+    return torch.stack([torch.rand((), generator=generator) for generator in generators])
 
 
 def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:

@@ -6,7 +6,7 @@ so it holds for any architecture of the registry.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ class Layer:
     @property
     def sublayer_inputs(self) -> dict[str, str]:
         """Sublayer -> the module that is given h, for those that the block has."""
-        declared: dict[str, str] = getattr(self.block, "sublayer_inputs")  # noqa: B009
+        declared = cast(dict[str, str], self.block.sublayer_inputs)
         return {k: v for k, v in declared.items() if hasattr(self.block, k)}
 
 

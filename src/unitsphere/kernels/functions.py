@@ -5,13 +5,13 @@ cannot serve some arguments, or None.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from unitsphere.kernels.registry import Kernel, call, register, unfit
 from unitsphere.ops import project, residual, rope
+from unitsphere.ops.project import AdamSettings, Target
 
 LONGEST_ROW = 8192  # a program of lerp_norm holds whole rows in registers
 LARGEST_HEAD = 512  # a program of rope_norm holds whole heads in registers
@@ -96,25 +96,15 @@ def adam_project_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    kind: Literal["sphere", "ball"],
-    dim: int,
-    radius: float = 1.0,
-    decoupled: bool = False,
+    adam: AdamSettings,
+    target: Target,
     shadow: Tensor | None = None,
 ) -> Tensor:
-    """One step of Adam on a weight [out, in], then its projection along `dim`; both in place.
+    """One step of Adam on a weight [out, in], then its projection onto `target`; both in place.
 
-    The arguments are those of `ops.project.adam_project_`: torch's state, Adam's numbers, the
-    constraint, and a narrow copy of the weight to keep up to date. Returns the weight.
+    The arguments are those of `ops.project.adam_project_`. Returns the weight.
     """
-    return call(
-        ADAM_PROJECT, weight, gradient, exp_avg, exp_avg_sq, step, lr, betas, eps, weight_decay,
-        kind, dim, radius, decoupled, shadow,
-    )  # fmt: skip
+    return call(ADAM_PROJECT, weight, gradient, exp_avg, exp_avg_sq, step, adam, target, shadow)
 
 
 def _no_adam_project(
@@ -123,20 +113,14 @@ def _no_adam_project(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float | Tensor,
-    betas: tuple[float | Tensor, float | Tensor],
-    eps: float,
-    weight_decay: float,
-    kind: str,
-    dim: int | tuple[int, ...],
-    radius: float | Tensor = 1.0,
-    decoupled: bool = False,
+    adam: AdamSettings,
+    target: Target,
     shadow: Tensor | None = None,
 ) -> str | None:
-    if weight.dim() != 2 or weight.numel() == 0 or not isinstance(dim, int):
+    if weight.dim() != 2 or weight.numel() == 0 or not isinstance(target.dim, int):
         return "it is not a matrix with vectors along one axis"
-    if kind not in project.PROJECTIONS:
-        return f"it knows no constraint '{kind}'"
+    if target.kind not in project.PROJECTIONS:
+        return f"there is no kernel for the constraint '{target.kind}'"
     held = [weight, exp_avg, exp_avg_sq, *([] if shadow is None else [shadow])]
     if any(tensor.shape != weight.shape or not tensor.is_contiguous() for tensor in held):
         return "weight, moments and copy are not contiguous and of one shape"
@@ -144,7 +128,7 @@ def _no_adam_project(
         return "the gradient is not as the weight is"
     if step.device != weight.device or step.dtype != torch.float32:
         return "the step is not counted on the weight's device in fp32: build Adam with fused=True"
-    if any(isinstance(number, Tensor) for number in (lr, *betas, radius)):
+    if any(isinstance(number, Tensor) for number in (adam.lr, *adam.betas, target.radius)):
         return "the rate, the betas or the radius is a tensor"
     return unfit(*held, gradient)
 

@@ -14,7 +14,7 @@ from torch.optim import Adam, Optimizer
 from unitsphere.kernels.functions import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
 from unitsphere.ops.dtensor import is_cut, local
-from unitsphere.ops.project import PROJECTIONS
+from unitsphere.ops.project import PROJECTIONS, AdamSettings, Target
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
 
@@ -93,24 +93,19 @@ def _step_near(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    kind: Literal["sphere", "ball"],
-    dim: int,
-    radius: float,
-    decoupled: bool,
+    adam: AdamSettings,
+    target: Target,
     shadow: None,
 ) -> None:
     """torch's own fused step of one matrix, and its projection while the caches hold it."""
-    fused = torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_
+    fused = torch.ops.aten._fused_adamw_ if adam.decoupled else torch.ops.aten._fused_adam_
+    beta1, beta2 = adam.betas
     fused(
         [weight], [gradient], [exp_avg], [exp_avg_sq], [], [step],
-        lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
+        lr=adam.lr, beta1=beta1, beta2=beta2, eps=adam.eps, weight_decay=adam.weight_decay,
         amsgrad=False, maximize=False,
     )  # fmt: skip
-    PROJECTIONS[kind](weight, dim, radius)
+    PROJECTIONS[target.kind](weight, target.dim, target.radius)
 
 
 def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
@@ -149,7 +144,7 @@ def _arguments(
     assert weight.grad is not None
     tensors = [local(t) for t in (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])]
     numbers = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
-    kind, dim, radius = bound.kind, bound.dim, bound.radius
-    decoupled = group["decoupled_weight_decay"]
+    adam = AdamSettings(*numbers, decoupled=group["decoupled_weight_decay"])
+    target = Target(bound.kind, bound.dim, bound.radius)
     narrow = None if shadow is None else local(shadow)
-    return (*tensors, state["step"], *numbers, kind, dim, radius, decoupled, narrow)
+    return (*tensors, state["step"], adam, target, narrow)

@@ -10,6 +10,7 @@ block, head, initialisation, constraints) lives in that paper's file. An objecti
 | seq2seq | an encoder, and a decoder whose blocks also look at the encoder's output | both |
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
@@ -39,7 +40,7 @@ class Head(NamedTuple):
     scale: Tensor | float | None = None
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module, ABC):
     """An architecture sets the attributes below and fills in `embed` and `head`."""
 
     blocks: nn.ModuleList
@@ -84,13 +85,13 @@ class Transformer(nn.Module):
         """The token mixers of `blocks`, in the order of the layers."""
         return [cast(Mixer, block.get_submodule("attention")) for block in self.blocks]
 
+    @abstractmethod
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self) -> Head:
-        """What makes logits of the last h, once `norm` has seen it."""
-        raise NotImplementedError
+        """What makes logits of `norm` of the last h."""
 
     @property
     def device(self) -> torch.device:

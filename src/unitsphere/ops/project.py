@@ -4,7 +4,7 @@ A weight may be a DTensor, spread over processes. Where each holds whole vectors
 own and nothing is communicated; where a shard cuts them, the lengths are summed over processes.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,25 @@ PROJECTIONS = {"sphere": project_sphere_, "ball": project_ball_}
 """The projections by the constraint's kind."""
 
 
+class AdamSettings(NamedTuple):
+    """The numbers of a step of Adam, by torch's names."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decoupled: bool = False
+    """AdamW: the decay takes w ← w − lr·λw; otherwise it adds λw to the gradient"""
+
+
+class Target(NamedTuple):
+    """The set that vectors along `dim` are projected onto: length = `radius`, or at most that."""
+
+    kind: Literal["sphere", "ball"]
+    dim: int
+    radius: float = 1.0
+
+
 @torch.no_grad()
 def adam_project_(
     weight: Tensor,
@@ -70,38 +89,30 @@ def adam_project_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    kind: Literal["sphere", "ball"],
-    dim: int,
-    radius: float = 1.0,
-    decoupled: bool = False,
+    adam: AdamSettings,
+    target: Target,
     shadow: Tensor | None = None,
 ) -> Tensor:
-    """One step of Adam on a weight [out, in], then its projection along `dim`; both in place.
+    """One step of Adam on a weight [out, in], then its projection onto `target`; both in place.
 
     m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − lr·m̂/(√v̂ + eps), m̂ = m/(1−β₁ⁿ) and
-    v̂ = v/(1−β₂ⁿ) (Kingma & Ba 2015, Algorithm 1), as `torch.optim.Adam` computes it; then every
-    vector of w along `dim` is put at the length `radius` (sphere) or at most there (ball).
+    v̂ = v/(1−β₂ⁿ) (Kingma & Ba 2015, Algorithm 1), as `torch.optim.Adam` computes it.
 
     `exp_avg` m and `exp_avg_sq` v, shaped as the weight, and `step` n, a scalar tensor that counts
-    this step too, are torch's state of the same names. `weight_decay` λ adds λw to the gradient
-    (Adam) or, if `decoupled`, first takes w ← w − lr·λw (AdamW). `shadow`, a tensor shaped as the
-    weight in a narrower dtype, receives a rounded copy. Returns the weight.
+    this step too, are torch's state of the same names. `shadow`, a tensor shaped as the weight in
+    a narrower dtype, receives a rounded copy. Returns the weight.
     """
+    lr, (beta1, beta2), eps, weight_decay, decoupled = adam
     if weight_decay and not decoupled:
         gradient = gradient + weight_decay * weight
     elif weight_decay:
         weight.mul_(1 - lr * weight_decay)
-    beta1, beta2 = betas
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     n = step.item()
     length = (exp_avg_sq / (1 - beta2**n)).sqrt_().add_(eps)
     weight.addcdiv_(exp_avg, length, value=-lr / (1 - beta1**n))
-    PROJECTIONS[kind](weight, dim, radius)
+    PROJECTIONS[target.kind](weight, target.dim, target.radius)
     if shadow is not None:
         shadow.copy_(weight)
     return weight

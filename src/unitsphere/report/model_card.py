@@ -18,7 +18,7 @@ from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.load import chosen_checkpoint
+from unitsphere.training.load import Weights, chosen_checkpoint
 from unitsphere.training.log import read_metrics, read_samples
 
 KINDS = {
@@ -79,7 +79,9 @@ transformers only. The tokenizer puts the separator before a text, as in trainin
 """
 
 
-def model_card(run: Path, config: RunConfig, trained: int, made: Exported) -> str:
+def model_card(
+    run: Path, config: RunConfig, trained: int, made: Exported, weights: Weights = "last"
+) -> str:
     """The card of the model exported from the run folder `run`; `trained` counts its parameters."""
     state = checkpoint.load_state(chosen_checkpoint(run))
     kind, task, auto = KINDS[config.objective]
@@ -91,7 +93,7 @@ def model_card(run: Path, config: RunConfig, trained: int, made: Exported) -> st
         kind=kind,
         title=title.partition("\n")[0],
         auto=auto,
-        figures=table(figures(run, config, trained, made, state)),
+        figures=table(figures(run, config, trained, made, state, weights)),
         language="language:\n- en\n- code\n" if config.data.source == STDLIB else "",
         origin=table(origin(config)),
         sample=sample(run, state.step),
@@ -155,17 +157,18 @@ def sample(run: Path, step: int) -> str:
 
 
 def figures(
-    run: Path, config: RunConfig, trained: int, made: Exported, state: State
+    run: Path, config: RunConfig, trained: int, made: Exported, state: State, weights: Weights
 ) -> dict[str, str]:
     """What the first table says; a figure that the run folder does not hold is left out."""
     environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else {}
     return {
         "parameters, trained": f"{trained:,}",
         "parameters, in this folder": f"{made.parameters:,}",
+        **({} if weights == "last" else {"weights": f"averaged ({config.optim.average.kind})"}),
         "training tokens": f"{state.tokens:,}",
         "steps": f"{state.step:,} of {config.train.steps:,}",
         "training time": f"{state.seconds:,.0f} s",
-        **validation(run, state.step),
+        **validation(run, state.step, weights),
         "validated on": f"{config.train.eval_tokens:,} tokens, evenly spread over the split"
         if config.train.eval_tokens
         else "the whole split",
@@ -176,13 +179,16 @@ def figures(
     }
 
 
-def validation(run: Path, step: int) -> dict[str, str]:
-    """The last validation up to a step; empty if there was none."""
-    records = [r for r in read_metrics(run) if "val_loss" in r and r["step"] <= step]
+def validation(run: Path, step: int, weights: Weights) -> dict[str, str]:
+    """The last validation of these weights up to a step; empty if there was none."""
+    names = {"val_loss": "loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
+    if weights == "average":
+        names = {"val_loss_average": "loss"}
+    first = next(iter(names))
+    records = [r for r in read_metrics(run) if first in r and r["step"] <= step]
     if not records:
         return {}
     last = records[-1]
-    names = {"val_loss": "loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
     return {
         f"validation {name} (step {last['step']:,})": f"{last[key]:.4f}"
         for key, name in names.items()

@@ -22,12 +22,11 @@ from unitsphere.studies.core.fairness import (
     timing,
     version_flags,
 )
-from unitsphere.studies.core.forecast import Part, tuning
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
-from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
+from unitsphere.studies.core.plan import at_budget, final_run, to_come
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Tune
 from unitsphere.studies.core.statistics import paired
+from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.studies.tables import (
     PAPER,
     Change,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, failure_lines
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
@@ -22,14 +22,12 @@ from unitsphere.studies.core.fairness import (
     runs_commit,
     setting_flags,
 )
-from unitsphere.studies.core.forecast import Part, tuning
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.plan import Size, size_of, steps_for
-from unitsphere.studies.core.rates import Tuned, at_budget, final_run, to_come, tuned_rates
-from unitsphere.studies.core.results import provenance, study_folder
+from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
+from unitsphere.studies.core.plan import Size, at_budget, final_run, size_of, to_come
 from unitsphere.studies.core.spec import Comparing, check_numbers
+from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, steps_for
 
 SHIPPED = Path(__file__).parent / "shipped"
 
@@ -193,9 +191,6 @@ def seed_figures(seed: int, record: Record) -> dict[str, Any]:
     }
 
 
-PICTURE = "loss.png"
-
-
 def results(study: CompareStudy, found: Comparison) -> dict[str, Any]:
     """The figures of a study, with what of it is unfair and allowed."""
     findings = check_fair(found.configs, study.reference, study.allow)
@@ -217,12 +212,8 @@ def parts(study: CompareStudy) -> list[Part]:
 
 def failures(found: Comparison) -> list[str]:
     """A line for each reported run that failed, and each that was to tune a rate."""
-    reported = [
-        f"{record.planned.name}: {record.error}"
-        for record in found.records.values()
-        if record.status == "failed"
-    ]
-    return [*dict.fromkeys(e for rate in found.rates.values() for e in rate.errors), *reported]
+    tuning = dict.fromkeys(error for rate in found.rates.values() for error in rate.errors)
+    return [*tuning, *failure_lines(found.records.values())]
 
 
 def shipped_studies() -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.training.by_position import (
     ContextLoss,
     check_contexts,

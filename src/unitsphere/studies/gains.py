@@ -16,15 +16,14 @@ from scipy.optimize import isotonic_regression
 
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.fairness import Finding, timing
-from unitsphere.studies.core.plan import Size, steps_for
-from unitsphere.studies.core.rates import Tuned
-from unitsphere.studies.core.statistics import Difference, holm, paired
-from unitsphere.training.config import RunConfig
+from unitsphere.studies.core.plan import Size
+from unitsphere.studies.core.statistics import LEVEL, Difference, holm, paired
+from unitsphere.studies.core.tune import Tuned
+from unitsphere.training.config import RunConfig, steps_for
 
 ALL_DRAWS = 6
 """Seeds up to which every draw is made (6^6, 462 different ones) rather than DRAWS at random."""
 DRAWS = 2000
-LEVEL = 0.95
 NOT_REACHED, BELOW = 0.0, math.inf
 """A speedup where the arm never comes to the loss, and where its smallest budget is beyond it."""
 NOWHERE = "not reached within the budgets"

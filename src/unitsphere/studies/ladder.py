@@ -20,20 +20,18 @@ from unitsphere.config import flatten
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
-from unitsphere.studies.core.forecast import Part, searched
-from unitsphere.studies.core.plan import Planned, size_of, steps_for
-from unitsphere.studies.core.rates import (
-    Search,
+from unitsphere.studies.core.kind import Part, searched, study_folder
+from unitsphere.studies.core.plan import (
+    Planned,
     arm_config,
-    arm_search,
     at_budget,
     final_run,
-    rounded,
-    search,
+    size_of,
 )
-from unitsphere.studies.core.results import study_folder
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
+from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
+from unitsphere.training.config import steps_for
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3

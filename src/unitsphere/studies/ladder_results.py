@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from unitsphere.studies.core.execute import Executor, Record
-from unitsphere.studies.core.fairness import runs_commit, version_flags
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.execute import Executor, Record, failure_lines
+from unitsphere.studies.core.fairness import Finding, runs_commit, version_flags
+from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.studies.core.statistics import PowerLaw
 from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder, ladder_findings, parts
 from unitsphere.studies.laws import (
@@ -63,18 +62,19 @@ def findings(study: LadderStudy, rungs: Sequence[Rung], spent: Sequence[Spent]) 
 def document(found: Findings) -> dict[str, Any]:
     """Everything that was found; every null has its reason among the flags."""
     study = found.study
+    flags = [
+        *ladder_findings(study, found.rungs),
+        *version_flags(found.records),
+        *grid_flags(study, found.rungs),
+        *law_flags(study, found.laws),
+        *spent_flags(found.spent, found.allocations),
+    ]
     return {
         "tokens_per_parameter": study.tokens_per_parameter,
         "computes": sorted(study.computes),
         "arms": {arm: arm_figures(found, arm) for arm in study.arms},
         "tests": test_figures(found.laws),
-        "flags": [
-            *map(dataclasses.asdict, ladder_findings(study, found.rungs)),
-            *map(dataclasses.asdict, version_flags(found.records)),
-            *grid_flags(study, found.rungs),
-            *law_flags(study, found.laws),
-            *spent_flags(found.spent, found.allocations),
-        ],
+        "flags": [dataclasses.asdict(flag) for flag in flags],
         "provenance": provenance() | {"runs_commit": runs_commit(found.records)},
     }
 
@@ -207,29 +207,22 @@ def test_figures(laws: dict[str, Laws]) -> list[dict[str, Any]]:
 FEW_POINTS = 10
 """Points from which on a Z-test may take its variances to be known."""
 
-Flag = dict[str, str]
 
-
-def flag(name: str, text: str) -> Flag:
-    """What a reader must know of the figures."""
-    return {"name": name, "text": text}
-
-
-def grid_flags(study: LadderStudy, rungs: Sequence[Rung]) -> list[Flag]:
+def grid_flags(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
     """Of the sizes' optima."""
     found = []
     for rung in rungs:
         name, best = f"{rung.arm} {rung.size}", rung.optimum
         if best is None:
-            found.append(flag("no-optimum", f"{name}: every run of the grid diverged or failed"))
+            found.append(Finding("no-optimum", f"{name}: every run of the grid diverged or failed"))
             continue
         if best.batch_edge:
             text = f"{name}: the best batch is at the grid's edge ({best.batch_edge})"
-            found.append(flag("edge", f"{text}; the laws leave this size out: extend `batches`"))
+            found.append(Finding("edge", f"{text}; the laws leave this size out: extend `batches`"))
         if best.lr_edge:
             text = f"{name}: the best rate is at the grid's edge ({best.lr_edge})"
             more = "raise tune.growths, or lower tune.ratio if higher rates diverged"
-            found.append(flag("edge", f"{text}; the laws leave this size out: {more}"))
+            found.append(Finding("edge", f"{text}; the laws leave this size out: {more}"))
         failed = [
             record
             for search in rung.searches.values()
@@ -239,31 +232,31 @@ def grid_flags(study: LadderStudy, rungs: Sequence[Rung]) -> list[Flag]:
         ]
         if failed:
             text = f"{name}: {len(failed)} run(s) of the grid failed: {failed[0].error}"
-            found.append(flag("failed", text))
+            found.append(Finding("failed", text))
     if len(study.tune.seeds) == 1:
-        found.append(flag("one-seed", "one seed for each point of the grid, as in the paper"))
+        found.append(Finding("one-seed", "one seed for each point of the grid, as in the paper"))
     return found
 
 
-def law_flags(study: LadderStudy, laws: dict[str, Laws]) -> list[Flag]:
+def law_flags(study: LadderStudy, laws: dict[str, Laws]) -> list[Finding]:
     """Of the fits."""
     found = []
     for arm, fitted in laws.items():
         points = 0 if fitted.lr is None else fitted.lr.points
         if points < 3:
             text = "no law" if not points else "two sizes, which any law fits: no interval"
-            found.append(flag("few-sizes", f"{arm}: rate and batch have {text}"))
+            found.append(Finding("few-sizes", f"{arm}: rate and batch have {text}"))
         if study.computes and (fitted.parameters is None or fitted.parameters.points < 3):
             text = f"{arm}: fewer than 3 computes whose best size lies between the sizes"
-            found.append(flag("few-computes", text))
+            found.append(Finding("few-computes", text))
     if not study.computes:
         text = "the loss is that of the sizes' optima on the tuning split; `computes` gives more"
-        found.append(flag("no-computes", text))
+        found.append(Finding("no-computes", text))
     elif len(study.seeds) == 1:
-        found.append(flag("one-seed", "one seed for each run at a compute"))
+        found.append(Finding("one-seed", "one seed for each run at a compute"))
     if len(laws) > 1 and any(law.points < FEW_POINTS for law in fits(laws)):
         text = f"from fewer than {FEW_POINTS} points a Z-test's p is too small"
-        found.append(flag("few-points", text))
+        found.append(Finding("few-points", text))
     return found
 
 
@@ -273,25 +266,20 @@ def fits(laws: dict[str, Laws]) -> list[PowerLaw]:
     return [law for law in found if law is not None]
 
 
-def spent_flags(spent: Sequence[Spent], best: dict[str, list[Allocation]]) -> list[Flag]:
+def spent_flags(spent: Sequence[Spent], best: dict[str, list[Allocation]]) -> list[Finding]:
     """Of the runs at the computes."""
     found = []
     for arm, each in best.items():
         for at in each:
             if at.edge is not None:
                 text = f"{arm} at {at.compute:g}: the best size is the last tried ({at.edge})"
-                found.append(flag("edge", f"{text}; the laws leave this compute out"))
+                found.append(Finding("edge", f"{text}; the laws leave this compute out"))
     for s in spent:
         for record in s.records:
             if record.status != "finished":
                 place = f"{s.rung.arm} {s.rung.size} at {s.compute:g}, seed {record.planned.seed}"
-                found.append(flag(record.status, f"{place}: {record.error}"))
+                found.append(Finding(record.status, f"{place}: {record.error}"))
     return found
-
-
-def results(study: LadderStudy, found: Findings) -> dict[str, Any]:
-    """The document of what was found."""
-    return document(found)
 
 
 def train(study: LadderStudy, out: Path, executor: Executor | None = None) -> Findings:
@@ -301,7 +289,7 @@ def train(study: LadderStudy, out: Path, executor: Executor | None = None) -> Fi
 
 def failures(found: Findings) -> list[str]:
     """A line for each run that failed."""
-    return [f"{r.planned.name}: {r.error}" for r in found.records if r.status == "failed"]
+    return failure_lines(found.records)
 
 
-KIND = Kind("ladder", LadderStudy, train, results, failures, parts)
+KIND = Kind("ladder", LadderStudy, train, lambda study, found: document(found), failures, parts)

@@ -16,8 +16,7 @@ from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.results import provenance
+from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run

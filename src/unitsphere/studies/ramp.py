@@ -16,11 +16,8 @@ from typing import Any
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair, runs_commit, version_flags
-from unitsphere.studies.core.forecast import Part
-from unitsphere.studies.core.kind import Kind
-from unitsphere.studies.core.plan import Planned, plan, with_overrides
-from unitsphere.studies.core.rates import arm_config, rate_keys
-from unitsphere.studies.core.results import RUNS, provenance, study_folder
+from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
+from unitsphere.studies.core.plan import RUNS, Planned, arm_config, plan, rate_keys, with_overrides
 from unitsphere.studies.core.spec import Comparing, Tune
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED
 from unitsphere.training.log import read_metrics
@@ -205,9 +202,6 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[
             text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"
             found.append({"name": "not-diverged", "text": text})
     return found
-
-
-PICTURE = "loss.png"
 
 
 def parts(study: RampStudy) -> list[Part]:

@@ -5,7 +5,6 @@ are those that are stopped early. Only the best point, and the recipe as it is, 
 the whole training split and reported on the validation split, with `seeds`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,28 +14,43 @@ from unitsphere.config import flatten, read_json, to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, failure_lines
 from unitsphere.studies.core.fairness import SAME, runs_commit
-from unitsphere.studies.core.forecast import Part
 from unitsphere.studies.core.jobs import Job
-from unitsphere.studies.core.kind import Kind
+from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.local import available_slots
-from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
-from unitsphere.studies.core.rates import arm_config, to_come
-from unitsphere.studies.core.results import RUNS, provenance, study_folder
-from unitsphere.studies.core.search import EarlyStop, MedianRule, next_points, random_points
-from unitsphere.studies.core.space import (
+from unitsphere.studies.core.plan import (
+    RUNS,
+    Planned,
+    arm_config,
+    plan,
+    to_come,
+    with_overrides,
+)
+from unitsphere.studies.core.search import (
     MOST_POINTS,
     Params,
     Space,
     count_points,
     grid_points,
+    keep_points,
+    next_points,
+    points_of,
+    random_points,
     space_of,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text
-from unitsphere.studies.core.tuning_split import tuning_data
-from unitsphere.studies.trials import Swept, Trial, arm_document, best_of, failed_runs, told_of
-from unitsphere.training.config import RunConfig
+from unitsphere.studies.core.tune import tuning_data
+from unitsphere.studies.trials import (
+    EarlyStop,
+    MedianRule,
+    Swept,
+    Trial,
+    arm_document,
+    best_of,
+    told_of,
+)
+from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.resolve import resolve
 
 ASKED = "asked.json"
@@ -71,7 +85,7 @@ class SweepStudy(Study):
                 "a sweep takes 'fraction' and 'seeds' of [tune] only: rates to try belong in "
                 '[search], as "optim.lr"'
             )
-        for key in ("train.steps", "train.seed"):
+        for key in ("train.steps", "train.tokens", "train.seed"):
             if key in self.space:
                 raise UserError(f"'search.{key}' cannot be searched: 'tokens' and 'seeds' say it")
         for name in ("data", "objective", "evaluation"):
@@ -183,12 +197,6 @@ def points_so_far(
     return asked
 
 
-def keep_points(path: Path, search: Mapping[str, object], points: Sequence[Params]) -> None:
-    """Write down the points that were drawn, and what they were drawn from."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"search": search, "points": points}, indent=2) + "\n")
-
-
 def trained_points(folder: Path, space: Space) -> dict[int, Params]:
     """Trial -> its point, of a random search by an older version, which kept no list of them."""
     found = {}
@@ -196,16 +204,6 @@ def trained_points(folder: Path, space: Space) -> dict[int, Params]:
         values = flatten(read_json(config))
         found[int(config.parts[-3].removeprefix("trial-"))] = {key: values[key] for key in space}
     return found
-
-
-def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
-    """The points that were drawn so far; a `UserError` if they are of another search."""
-    if not path.exists():
-        return []
-    kept = read_json(path)
-    if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(search)):
-        raise UserError(f"{path.parent} holds trials of another search: delete it")
-    return kept["points"]
 
 
 def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -> MedianRule:
@@ -332,7 +330,7 @@ def write_best(study: SweepStudy, found: Mapping[str, Swept], out: Path) -> list
 
 def failures(found: Mapping[str, Swept]) -> list[str]:
     """A line for each run that failed."""
-    return [f"{record.planned.name}: {record.error}" for record in failed_runs(found)]
+    return failure_lines(record for swept in found.values() for record in swept.records)
 
 
 KIND = Kind("sweep", SweepStudy, sweep, document, failures, parts, more=write_best)

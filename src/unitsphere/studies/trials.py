@@ -1,17 +1,20 @@
-"""The results of a sweep's trials, and how much each key matters."""
+"""A sweep's trials: their results, how much each key matters, and when one is given up early."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.search import Told, evaluations_of
-from unitsphere.studies.core.space import Choices, Params, Range, Space, Value
+from unitsphere.studies.core.jobs import State
+from unitsphere.studies.core.search import Choices, Params, Range, Space, Told, Value
 from unitsphere.studies.core.statistics import paired
+from unitsphere.training.log import METRICS, read_metrics
 
 BINS = 4
 """parts of a range, equally many trials in each, that count as one value"""
@@ -50,6 +53,11 @@ class Swept:
     def reported(self) -> list[Record]:
         """The records of both."""
         return [*self.as_is.values(), *self.at_best.values()]
+
+    @property
+    def records(self) -> list[Record]:
+        """Of all runs."""
+        return [*(r for trial in self.trials for r in trial.records), *self.reported]
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -175,15 +183,96 @@ def run_document(record: Record) -> dict[str, Any]:
     }
 
 
-def failed_runs(found: Mapping[str, Swept]) -> list[Record]:
-    """The runs that failed; one that diverged or was stopped has a result."""
-    return [
-        record
-        for swept in found.values()
-        for record in [
-            *(r for trial in swept.trials for r in trial.records),
-            *swept.as_is.values(),
-            *swept.at_best.values(),
-        ]
-        if record.status == "failed"
-    ]
+@dataclass(frozen=True)
+class EarlyStop:
+    """When a trial is given up. Its loss is not a result: it has not been annealed."""
+
+    rule: Literal["none", "median"] = "none"
+    """median: its best evaluation so far is worse than the median of the others at that point"""
+    evaluations: int = 10
+    """of a run, at equal distances"""
+    after: float = 0.3
+    """share of a run before which it is never stopped"""
+    others: int = 4
+    """runs that must have come as far"""
+
+    def __post_init__(self) -> None:
+        if self.evaluations < 2 or self.others < 1 or not 0 <= self.after < 1:
+            raise UserError(
+                "stop.evaluations must be at least 2, stop.others at least 1, and stop.after from "
+                f"0 to below 1: {self.evaluations}, {self.others} and {self.after}"
+            )
+
+    def spacing(self, steps: int) -> int:
+        """Steps between two evaluations of a run of so many; 0 if only its end is evaluated."""
+        return 0 if self.rule == "none" else math.ceil(steps / self.evaluations)
+
+
+class MedianRule:
+    """Sets `stop` of states whose runs are worse than the median of their rivals.
+
+    Args:
+        rule: its settings.
+        rivals: for each run folder those of the other trials, which are measured alike.
+    """
+
+    def __init__(self, rule: EarlyStop, rivals: Mapping[Path, Sequence[Path]]) -> None:
+        self.rule = rule
+        self.rivals = rivals
+        self.seen: dict[Path, tuple[int, list[float]]] = {}
+
+    def __call__(self, states: list[State]) -> None:
+        """Look at every run that is at work."""
+        for state in states if self.rule.rule == "median" else []:
+            ended = state.step == state.job.steps
+            if state.status == "running" and state.stop is None and not ended:
+                state.stop = self.verdict(state.job.out)
+
+    def verdict(self, run: Path) -> str | None:
+        """Why a run is to stop, or None."""
+        own, rule = self.evaluations(run), self.rule
+        count = len(own)
+        if not rule.after * rule.evaluations < count < rule.evaluations:
+            return None
+        if not is_hopeless(own, [self.evaluations(r) for r in self.rivals[run]], rule.others):
+            return None
+        return (
+            f"stopped at evaluation {count} of {rule.evaluations}: at best {min(own):.4f}, "
+            "worse than the median of the others there"
+        )
+
+    def evaluations(self, run: Path) -> list[float]:
+        """A run's evaluations so far, in order; read again only when its metrics have grown."""
+        path = run / METRICS
+        size = path.stat().st_size if path.exists() else 0
+        if size and self.seen.get(run, (0, []))[0] != size:
+            self.seen[run] = (size, evaluations_of(run))
+        return self.seen.get(run, (0, []))[1]
+
+
+def is_hopeless(own: Sequence[float], rivals: Sequence[Sequence[float]], least: int) -> bool:
+    """Whether a run's best loss is worse than the median of its rivals' at its last evaluation.
+
+    No fewer than `least` rivals must have come as far.
+    """
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=least, n_min_trials=least)
+    study = optuna.create_study()
+    for losses in rivals:
+        if losses:
+            steps = dict(enumerate(losses, 1))
+            study.add_trial(create_trial(value=losses[-1], intermediate_values=steps))
+    steps = dict(enumerate(own, 1))
+    return pruner.prune(study, create_trial(state=TrialState.RUNNING, intermediate_values=steps))
+
+
+def evaluations_of(run: Path) -> list[float]:
+    """The validation losses of a run in order: bits per byte, or nats per token without them."""
+    return [figure_of(record) for record in read_metrics(run) if "val_loss" in record]
+
+
+def figure_of(record: Mapping[str, float]) -> float:
+    """What trials are compared by; bits per byte hold for any tokenizer."""
+    return record.get("val_bits_per_byte", record["val_loss"])

@@ -24,7 +24,12 @@ from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
-from unitsphere.training.optim import OptimConfig, optim_config_type, with_sections
+from unitsphere.training.optim import (
+    OptimConfig,
+    RoleConfig,
+    optim_config_type,
+    with_sections,
+)
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
 from unitsphere.training.stop import seconds_of
 
@@ -35,6 +40,8 @@ class TrainConfig:
 
     steps: int = 300
     """optimizer updates; the schedule is stretched over them"""
+    tokens: float | None = None
+    """training tokens, in place of steps: sets steps to the nearest number of batches"""
     batch_tokens: int = 2048
     """tokens an update: a multiple of data.context; a pair (seq2seq) counts as data.context"""
     micro_batch: int | None = None
@@ -101,6 +108,8 @@ class TrainConfig:
             )
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"train.z_loss must be a number from 0 on: {self.z_loss}")
+        if self.tokens is not None:
+            self.set_steps(self.tokens)
         counts = ("steps", "batch_tokens", "micro_batch", "eval_tokens", "keep_last", "keep_every")
         for name in counts:
             value = getattr(self, name)
@@ -117,6 +126,32 @@ class TrainConfig:
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         check_seed("train.seed", self.seed)
+
+    def set_steps(self, tokens: float) -> None:
+        """Turn `tokens` into `steps`, so that a config has one length."""
+        if not 0 < tokens < math.inf:
+            raise UserError(f"train.tokens must be a number above 0: {tokens}")
+        if self.batch_tokens >= 1:  # else refused by what follows
+            object.__setattr__(self, "steps", steps_for(tokens, self.batch_tokens))
+        object.__setattr__(self, "tokens", None)
+
+
+def steps_for(tokens: float, batch_tokens: int) -> int:
+    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
+    return max(1, round(tokens / batch_tokens))
+
+
+def one_length(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A layer of settings whose `train.steps` replaces a `train.tokens` of the layers below it.
+
+    Raises UserError for a layer with both.
+    """
+    train = table.get("train")
+    if not isinstance(train, Mapping) or "steps" not in train:
+        return table
+    if train.get("tokens") is not None:
+        raise UserError(f"{where}: give train.steps or train.tokens, not both")
+    return {**table, "train": {**train, "tokens": None}}
 
 
 @dataclass(frozen=True)
@@ -145,6 +180,7 @@ class RunConfig:
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
         decay_end(self.schedule, self.train.steps)  # refuses one after the run
+        self.check_roles()
         if self.optim.head_by_frequency and self.model.tied:
             raise UserError(
                 "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "
@@ -155,6 +191,20 @@ class RunConfig:
     def special_ids(self) -> int:
         """Ids that the model needs beyond its tokenizer's: the mask token."""
         return 1 if self.objective == "mlm" else 0
+
+    def check_roles(self) -> None:
+        """A `UserError` for numbers in `optim.roles` that neither schedule nor model reads."""
+        numbers = self.optim.roles
+        if numbers.cooldowns and self.schedule.kind != "wsd":
+            raise UserError(
+                "a cool-down in optim.roles is for schedule.kind wsd, not "
+                f"{self.schedule.kind}: set that, with schedule.decay 1 for a linear schedule"
+            )
+        if numbers.head != RoleConfig() and self.model.tied:
+            raise UserError(
+                "optim.roles.head is for a head that is not tied: set model.tied false, or "
+                "optim.roles.embedding, which has the tied head too"
+            )
 
 
 def run_config_type(name: str) -> type[RunConfig]:

@@ -133,6 +133,7 @@ def held_between_parts(config: RunConfig, model: Transformer, layout: Layout, we
 def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
     """Bytes of the state that the optimizer declares; what it counts with is left out."""
     optimizer = build_optimizer(model, config.optim)
+    config.optim.average.attach(optimizer, config.train.steps)
     return sum(
         slot.bytes(parameter)
         for parameter in model.parameters()

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,12 +25,17 @@ from unitsphere.training.checkpoint.tensors import (
     empty_tensors,
     load_model,
     model_tensors,
+    read_tensors,
 )
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
 from unitsphere.training.forecast import shapes_of
+from unitsphere.training.optim.average import AVERAGE, load_averages_
 from unitsphere.training.recipes import saved_config
+
+Weights = Literal["last", "average"]
+"""Which of a checkpoint's weights: those of its step, or their average (`optim.average`)."""
 
 
 class LoadedRun(NamedTuple):
@@ -41,16 +46,20 @@ class LoadedRun(NamedTuple):
     config: RunConfig
 
 
-def load_run(path: Path | str, device: str = "auto", trainable: bool = False) -> LoadedRun:
+def load_run(
+    path: Path | str, device: str = "auto", trainable: bool = False, weights: Weights = "last"
+) -> LoadedRun:
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
     `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is
-    in eval mode and wants no gradients, unless it is to be `trainable`. Raises UserError if it is
-    none of these, or has no complete checkpoint yet; for an exported folder that is to be
-    trainable.
+    in eval mode and wants no gradients, unless it is to be `trainable`. `weights` "average" are the
+    averaged ones, projected. Raises UserError if it is none of these, or has no complete checkpoint
+    yet; for an exported folder that is to be trainable; for a run that keeps no average.
     """
     path, wanted = run_and_checkpoint(Path(path))
     if not trainable and (path / CONFIG).is_file() and is_exported(read_json(path / CONFIG)):
+        if weights == "average":
+            raise UserError(f"{path} is an exported folder, which has one set of weights")
         return LoadedRun(*load_folder(path, pick_device(device)))
     config = config_of_run(path)
     folder = chosen_checkpoint(path, wanted)
@@ -62,9 +71,27 @@ def load_run(path: Path | str, device: str = "auto", trainable: bool = False) ->
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     load_model(folder, model)
+    if weights == "average":
+        load_averages_(model, stored_averages(folder, model), config.optim.constrained)
     check_finite(model.state_dict(), f"checkpoint {folder}")
     model.requires_grad_(trainable).train(trainable)
     return LoadedRun(model, tokenizer, config)
+
+
+def stored_averages(folder: Path, model: Transformer) -> dict[str, Tensor]:
+    """Parameter name -> the average that a checkpoint has of it; a UserError if there is none."""
+    names = {f"optim.{name}.{AVERAGE}": name for name, _ in model.named_parameters()}
+    stored = empty_tensors(folder, "optim.", "meta")
+    found = {key: torch.empty_like(stored[key], device="cpu") for key in names if key in stored}
+    if not found:
+        raise UserError(
+            f"checkpoint {folder} has no averaged weights: train with optim.average.kind"
+        )
+    odd = [k for k, t in found.items() if t.shape != model.get_parameter(names[k]).shape]
+    if odd:
+        raise UserError(f"checkpoint {folder} does not fit the model at {odd[0]}")
+    read_tensors(folder, found)
+    return {names[key]: tensor for key, tensor in found.items()}
 
 
 def config_of_run(path: Path) -> RunConfig:

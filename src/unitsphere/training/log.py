@@ -192,6 +192,7 @@ LEAST_NEEDED = ("lr", "tokens_per_second", "val_bits_per_byte", "slowest_ratio",
 FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",
+    "val_loss_average": "average {:.4f}",
     "val_bits_per_byte": "({:.4f} bits/byte)",
     "val_accuracy": "({:.1%} right)",
     "lr": "lr {:.2e}",

@@ -30,12 +30,17 @@ from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
+from unitsphere.training.optim.average import averaged, is_averaging
 from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
 from unitsphere.training.stop import Stop, Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
 """What a model in training writes, for samples.txt, perhaps about a row of the validation data."""
+
+
+class Stopping(Exception):
+    """A stop is due, in the middle of what must be left before the run is saved."""
 
 
 class RunMonitor:
@@ -156,10 +161,30 @@ class RunMonitor:
     def validate(self) -> dict[str, float]:
         """The figures of a validation; Preempted if a stop comes in the middle of it."""
         model, precision = self.trainer.model, self.trainer.plan.precision
-        found = self.corpus.validate(model, precision=precision, between=self.between)
-        return found.record()
+        found = self.corpus.validate(model, precision=precision, between=self.between).record()
+        return found | self.validate_average()
 
-    def save_and_exit(self) -> None:
+    def validate_average(self) -> dict[str, float]:
+        """The loss of the averaged weights, once they differ from the last ones."""
+        trainer = self.trainer
+        if not is_averaging(trainer.optimizer):
+            return {}
+
+        def between() -> None:
+            self.watch.beat()
+            if self.stop.due():
+                raise Stopping
+
+        model, constraint = trainer.model, trainer.config.optim.constrained
+        try:
+            with averaged(model, trainer.optimizer, constraint):
+                precision = trainer.plan.precision
+                found = self.corpus.validate(model, precision=precision, between=between)
+        except Stopping:  # the model has its own weights again
+            self.save_and_exit()
+        return {"val_loss_average": found.loss}
+
+    def save_and_exit(self) -> NoReturn:
         """Save, unless that is already done, and raise Preempted."""
         steps, before = self.trainer.config.train.steps, self.saved
         if not self.done:

@@ -149,6 +149,7 @@ def build_trainer(
         weigh_head(model, optimizer, batches, config.train.batch_tokens)
     warmup = warmup_steps(config.schedule, config.train.steps)
     constrain(model, optimizer, config=config.optim.constrained, warmup=warmup)
+    config.optim.average.attach(optimizer, config.train.steps)
     guard = Guard(config.train.on_spike, config.train.spike_sigma)
     local_time, live = LocalTime(plan.layout), Live(config.inspect)
     return Trainer(config, plan, model, loss, optimizer, batches, guard, local_time, live)

@@ -13,7 +13,7 @@ from typing import Any
 
 from unitsphere.config import did_you_mean, flatten, read_json, read_toml, to_dict
 from unitsphere.errors import UserError
-from unitsphere.training.config import RunConfig, read_config, run_config_type
+from unitsphere.training.config import RunConfig, one_length, read_config, run_config_type
 
 
 def recipe_folder() -> Path:
@@ -76,7 +76,10 @@ def load_recipe(name: str | Path) -> RunConfig:
         return saved_config(read_json(Path(name)), name)
     table: dict[str, Any] = {}
     # Each base is a recipe too: a mistake is told of the file that makes it.
-    configs = [config_from(table := merged(table, own), label) for label, own in layers(name)]
+    configs = [
+        config_from(table := merged(table, one_length(own, label)), label)
+        for label, own in layers(name)
+    ]
     return configs[-1]
 
 

@@ -127,7 +127,6 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{key} must be a number, not nan")
     config = at_places(replace(config, data=data_of(config, saved)))
-    tokenizer = tokenizer_spec(config.data)
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -142,8 +141,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     model = settled(config.model, None if saved is None else saved.model)
     resolved = replace(
         config,
-        model=replace(model, vocab_size=model_vocabulary(config, tokenizer)),
-        data=replace(config.data, tokenizer=tokenizer),
+        model=replace(model, vocab_size=model_vocabulary(config)),
+        data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
     check_model(resolved)
@@ -169,10 +168,11 @@ def data_of(config: RunConfig, saved: RunConfig | None) -> DataConfig:
     return data
 
 
-def model_vocabulary(config: RunConfig, tokenizer: str) -> int:
+def model_vocabulary(config: RunConfig) -> int:
     """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
-    size = config.model.vocab_size
-    return vocab_size_of(tokenizer, config.special_ids) if size is None else size
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    return vocab_size_of(tokenizer_spec(config.data), config.special_ids)
 
 
 def check_model(config: RunConfig) -> None:

@@ -48,6 +48,7 @@ from unitsphere.training.guard import Diverged, RolledBack
 from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
+from unitsphere.training.optim.roles import trained
 from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.plan import Plan, Trainer, build_trainer, plan_run, rows_at_once
 from unitsphere.training.resolve import agreed_config, saved_config
@@ -150,12 +151,23 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
         raise UserError(
             f"{out} has {last.step} steps already, more than train.steps {more}: give another --out"
         )
-    alike = steps_alike(saved.schedule, steps, config.schedule, more)
-    folder, _ = checkpoint.newest(out / "checkpoints", alike)
+    find_alike = partial(
+        steps_alike,
+        cooldowns=config.optim.roles.cooldowns,
+        momentum_cooldown=config.optim.momentum_cooldown,
+    )
+    alike = find_alike(saved.schedule, steps, config.schedule, more)
+    averaged = config.optim.average.steps_alike(steps, more)
+    folder, _ = checkpoint.newest(out / "checkpoints", min(alike, averaged))
+    if folder is None and averaged < min(alike, last.step):
+        raise UserError(
+            f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
+            "fraction of the run, and no checkpoint from before that is left; give another --out"
+        )
     if folder is None:
         warm = warmup_steps(saved.schedule, steps)
         kept = replace(config.schedule, warmup=warm)
-        if warm and steps_alike(saved.schedule, steps, kept, more) >= last.step:
+        if warm and find_alike(saved.schedule, steps, kept, more) >= last.step:
             raise UserError(
                 f"{out} cannot be resumed to {more} steps: its warm-up is a fraction of the run "
                 f"and would grow with it; add --schedule.warmup {warm} to keep it as it was"
@@ -182,6 +194,7 @@ def begin_folder(
     found = environment(trainer.model.device) | {"processes": trainer.plan.layout.degrees._asdict()}
     found["data"] = {"source": trainer.config.data.source, "fingerprint": corpus.input}
     found[SIGNATURE] = signature(trainer.config.data)
+    found["optimizer"] = trained(trainer.model, trainer.optimizer)
     if start is not None:
         found["init"] = start
     write_environment(out, found, state.step)

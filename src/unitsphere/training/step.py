@@ -22,7 +22,7 @@ when the run was built.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -39,7 +39,8 @@ from unitsphere.ops.dtensor import by_mesh, local, placements, whole
 from unitsphere.training.device import autocast
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.guard import Guard
-from unitsphere.training.optim.schedule import factor
+from unitsphere.training.optim.muon import cool_momentum
+from unitsphere.training.optim.schedule import factor, with_decay
 from unitsphere.training.plan import Trainer
 
 
@@ -70,6 +71,7 @@ def train_step(
     clip: float = math.inf,
     guard: Guard | None = None,
     watched: AbstractContextManager[object] | None = None,
+    cooled: Mapping[float, float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Make one step; returns the batch's loss and the norm of its gradient before clipping.
 
@@ -78,11 +80,12 @@ def train_step(
     step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
     clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
     watched: entered with the gradients as they came, left when the weights have moved.
+    cooled: cool-down -> the schedule's factor, for groups that have a cool-down of their own.
     """
     loss = gradients()
     with watched or nullcontext():
         grad_norm = clip_gradients(model, clip)
-        set_rates(optimizer, scheduled)
+        set_rates(optimizer, scheduled, cooled)
         if guard is None:
             optimizer.step()  # moves and projects: see the table above
         elif guard.counts(step, loss, grad_norm):
@@ -112,10 +115,13 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
     return norm
 
 
-def set_rates(optimizer: Optimizer, scheduled: float) -> None:
+def set_rates(
+    optimizer: Optimizer, scheduled: float, cooled: Mapping[float, float] | None = None
+) -> None:
     """Set each group's learning rate: its peak times the schedule's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * scheduled
+        own = group.get("cooldown")
+        group["lr"] = group["initial_lr"] * (scheduled if own is None else (cooled or {})[own])
 
 
 def update(
@@ -133,7 +139,10 @@ def update(
         reduce_gradients(model, trainer.plan.layout)
         return loss
 
-    scheduled = factor(config.schedule, step, config.train.steps)
+    steps, cooldowns = config.train.steps, config.optim.roles.cooldowns
+    scheduled = factor(config.schedule, step, steps)
+    cooled = {own: factor(with_decay(config.schedule, own), step, steps) for own in cooldowns}
+    cool_momentum(trainer.optimizer, steps - step)
     loss, grad_norm = train_step(
         model,
         trainer.optimizer,
@@ -143,6 +152,7 @@ def update(
         config.optim.clip or math.inf,
         trainer.guard,
         trainer.live.updating(step + 1, model),
+        cooled,
     )
     return loss, grad_norm, config.optim.lr * scheduled
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
 from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
+from unitsphere.training.optim.average import AverageConfig, averaged
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon, MuonConfig, OrthogonalConfig
 from unitsphere.training.optim.normuon import NorMuonConfig
@@ -196,30 +198,49 @@ def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
         assert torch.equal(found[key], tensor), key
 
 
+AVERAGED = {"average": AverageConfig("ema", decay=0.5)}
 SHARDED = {
-    "normuon": Case("gpt", model={"n_layers": 1}, optim={"name": "normuon", "weight_decay": 0.1}),
-    "muonh": Case("gpt", model={"n_layers": 1}, optim={"name": "muonh"}),
+    "normuon": Case(
+        "gpt", model={"n_layers": 1}, optim={"name": "normuon", "weight_decay": 0.1} | AVERAGED
+    ),
+    "muonh": Case("gpt", model={"n_layers": 1}, optim={"name": "muonh"} | AVERAGED),
 }
-LAYOUTS = {"normuon": Degrees(dp_shard=2), "muonh": Degrees(tp=2)}
+LAYOUTS = {"fsdp2": Degrees(dp_shard=2), "tp": Degrees(tp=2)}
+
+
+@torch.no_grad()
+def by_its_average(trainer):
+    """The loss of the averaged weights; the model's own is the same before and after."""
+    batch, model = trainer.batches.batch(9), trainer.model
+    own = model.loss(batch.inputs, batch.targets)
+    with averaged(model, trainer.optimizer, trainer.config.optim.constrained):
+        found = model.loss(batch.inputs, batch.targets)
+    assert torch.equal(own, model.loss(batch.inputs, batch.targets))
+    assert not torch.equal(own, found)
+    return found[None, None].expand(1, 2)
 
 
 def on_shards(rank, root):
-    """Each on a layout: its losses, and those after a checkpoint."""
-    for name, case in SHARDED.items():
-        trainer = trainer_of(case, LAYOUTS[name], rank)
+    """Each on each layout: its losses, those after a checkpoint, that of the average."""
+    for (name, case), (on, layout) in itertools.product(SHARDED.items(), LAYOUTS.items()):
+        trainer, there = trainer_of(case, layout, rank), root / f"{name}-{on}"
         first = losses(trainer, range(3))
-        folder = save(root / name, trainer, 3)
+        there.mkdir(exist_ok=True)
+        folder = save(there, trainer, 3)
         rest = losses(trainer, range(3, 5))
-        again = losses(resumed(case, folder, LAYOUTS[name], rank), range(3, 5))
-        assert torch.equal(rest, again), name
+        again = resumed(case, folder, layout, rank)
+        assert torch.equal(rest, losses(again, range(3, 5))), there.name
+        average = by_its_average(trainer)
+        assert torch.equal(average, by_its_average(again)), there.name
         if rank == 0:
-            torch.save((first, rest), root / f"{name}.pt")
+            torch.save(torch.cat([first, rest, average]), there / "found.pt")
 
 
 def test_on_shards_they_have_the_losses_of_one_process(tmp_path):
-    for name in SHARDED:
-        (tmp_path / name).mkdir()
     launch(on_shards, 2, tmp_path)
     for name, case in SHARDED.items():
-        found = torch.cat(torch.load(tmp_path / f"{name}.pt"))
-        assert torch.allclose(found, losses(trainer_of(case), range(5)), atol=1e-4), name
+        alone = trainer_of(case)
+        expected = torch.cat([losses(alone, range(5)), by_its_average(alone)])
+        for on in LAYOUTS:
+            found = torch.load(tmp_path / f"{name}-{on}" / "found.pt")
+            assert torch.allclose(found, expected, atol=1e-4), (name, on)

@@ -6,7 +6,6 @@ Bias corrections 1 − βⁿ are taken in fp64: in fp32 they would lose their di
 """
 
 import math
-from typing import Literal
 
 import torch
 import triton
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from unitsphere.kernels.gpu.library import blocks, covering, kernel_op, reciprocal, warps
+from unitsphere.ops.project import AdamSettings, Target
 
 LONGEST_TILE = 4096  # elements of one contiguous vector that a tile holds
 COLUMNS = 16  # vectors side by side, if each lies across the rows
@@ -154,21 +154,16 @@ def adam_project_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    kind: Literal["sphere", "ball"],
-    dim: int,
-    radius: float = 1.0,
-    decoupled: bool = False,
+    adam: AdamSettings,
+    target: Target,
     shadow: Tensor | None = None,
 ) -> Tensor:
     """`ops.project.adam_project_`."""
+    lr, (beta1, beta2), eps, weight_decay, decoupled = adam
     keep = 1 - lr * weight_decay if decoupled else 1.0
     decay = 0.0 if decoupled else weight_decay
     _step(
         weight, gradient, exp_avg, exp_avg_sq, step, shadow,
-        lr, *betas, eps, keep, decay, kind == "sphere", dim % 2, radius,
+        lr, beta1, beta2, eps, keep, decay, target.kind == "sphere", target.dim % 2, target.radius,
     )  # fmt: skip
     return weight

@@ -11,18 +11,18 @@ from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.settings import study_command, study_details
 
 SIGNS = {
-    "same": ("same sign", "have the paper's sign"),
-    "opposite": ("opposite", "have the opposite sign"),
-    "within noise": ("in the noise", "are within the noise of the seeds"),
-    "better": ("better", "are better"),
-    "worse": ("worse", "are worse"),
-    "one seed": ("one seed", "have only one seed"),
-    "not finished": ("not finished", "are not finished"),
+    "same": ("same sign", "had the paper's sign"),
+    "opposite": ("opposite", "had the opposite sign"),
+    "within noise": ("in the noise", "stayed within the noise of the seeds"),
+    "better": ("better", "became better"),
+    "worse": ("worse", "became worse"),
+    "one seed": ("one seed", "had only one seed"),
+    "not finished": ("not finished", "did not finish"),
 }
 """How a row agrees with the paper: in a cell, and in a sentence about several rows."""
 HOW = {
-    "shared": "one rate for all rows, tuned on row {tuned_on} on a split of its own",
-    "each": "each row's rate is tuned on a split of its own",
+    "shared": "one rate for all rows, tuned on row {tuned_on}, on documents that are not reported",
+    "each": "each row's rate is tuned, on documents that are not reported",
     "given": "rates are those of the size or the recipes, not tuned for this study",
 }
 BRIEF = (0, 1, 2, 3, 4)
@@ -204,13 +204,14 @@ def answer(found: Json) -> str:
     counts = {sign: sum(row["sign"] == sign for row in compared) for sign in SIGNS}
     told = [f"{count} {SIGNS[sign][1]}" for sign, count in counts.items() if count]
     changed = [row for row in compared if row["change"] is not None]
-    line = f"Of {len(compared)} rows {', '.join(told)}." if told else "No row is finished."
+    line = f"Of {len(compared)} rows, {', '.join(told)}." if told else "No row is finished."
     if changed:
         most = max(changed, key=lambda row: abs(row["change"]["mean"]))
-        between = interval(most["change"]) or "one seed, no interval"
+        between = interval(most["change"])
+        between = f"95% interval {between}" if between else "one seed, no interval"
         line += (
-            f" The largest change is that of {most['label']}: {most['change']['mean']:+.2f}% of "
-            f"the {found['measure']} ({between})."
+            f" The largest change: {most['label']}, {most['change']['mean']:+.2f}% of the "
+            f"{found['measure']} ({between})."
         )
     return line
 

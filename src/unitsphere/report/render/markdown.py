@@ -27,8 +27,8 @@ def markdown(page: Page) -> str:
     shown = [section for section in page.sections if not section.detail]
     for section in shown:
         parts += section_parts(section, headed=len(shown) > 1)
-    told = [("kind", page.kind), *page.facts]
-    parts.append("; ".join(f"{name}: {value}" for name, value in told) + ".\n")
+    facts = [page.kind, *(f"{name}: {value}" for name, value in page.facts)]
+    parts.append("; ".join(facts) + ".\n")
     if page.provenance:
         parts.append(origin(page.provenance))
     return "\n".join(parts)

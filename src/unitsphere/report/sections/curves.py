@@ -33,6 +33,9 @@ class Measure(NamedTuple):
 MEASURES = (
     Measure("val_bits_per_byte", "Validation", "bits per byte", smooth=False),
     Measure("val_loss", "Validation loss", "nats per token", smooth=False),
+    Measure(
+        "val_loss_average", "Validation loss, averaged weights", "nats per token", smooth=False
+    ),
     Measure("loss", "Training loss", "nats per token", smooth=True),
     Measure("val_accuracy", "Masked tokens that are right", "share", smooth=False),
     Measure("grad_norm", "Norm of the gradient", "norm", smooth=True),

@@ -8,7 +8,7 @@ other runs.
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +19,7 @@ from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
 from unitsphere.studies.core.cluster import Resources
 from unitsphere.studies.core.jobs import Job, State
-from unitsphere.studies.core.local import Executor as JobExecutor
-from unitsphere.studies.core.local import Interrupted, here, run_jobs
+from unitsphere.studies.core.local import Interrupted, JobExecutor, here, run_jobs
 from unitsphere.studies.core.plan import Planned, is_finished
 from unitsphere.studies.core.progress import display
 from unitsphere.studies.core.slurm import SlurmExecutor
@@ -190,6 +189,11 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         tokens_per_second=statistics.median(rates),
         environment=environment,
     )
+
+
+def failure_lines(records: Iterable[Record]) -> list[str]:
+    """A line for each run that failed; one that diverged or was stopped has a result."""
+    return [f"{r.planned.name}: {r.error}" for r in records if r.status == "failed"]
 
 
 def said(mark: Path) -> str:

@@ -45,7 +45,7 @@ from unitsphere.data.prepare import lost_share, prepared, source_text_lost, toke
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.rates import Tuned
+from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
 from unitsphere.training.optim.schedule import decay_end, fall_begins
 

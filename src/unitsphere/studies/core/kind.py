@@ -10,17 +10,55 @@ steps for all kinds:
 
 results.json says under `kind` which kind it is, so that nobody has to guess it. To add a kind,
 write its file, and add its page to `unitsphere.report.registry.KINDS`, one line.
+
+A study's folder, which other studies are kept out by, and in which one call works at a time:
+
+    study.toml              what is asked, every key spelled out; written once
+    runs/<arm>/…            the run folders, their logs beside them
+    results.json, …         what was found
+
+The dry run counts runs as the study starts: a grid of rates that grows while its best lies at an
+edge adds some, and a rule that stops trials early saves time.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
+import unitsphere
+from unitsphere.config import differences, to_dict
+from unitsphere.errors import Preempted, UserError
+from unitsphere.files import write_text
 from unitsphere.report.document import Page
+from unitsphere.report.numbers import short
 from unitsphere.report.write import write_results
-from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.forecast import Part
+from unitsphere.studies.core.execute import Executor, is_settled
+from unitsphere.studies.core.local import Interrupted, available_slots
+from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
+from unitsphere.studies.core.spec import Study, load_study, toml_text
+from unitsphere.training.config import RunConfig
+from unitsphere.training.cost import Cost, Speed, cost, planned_device, speed
+from unitsphere.training.device import commit, cpu_model, package_version
+from unitsphere.training.folder import CONFIG, locked
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of a study that cost the same."""
+
+    name: str
+    runs: int
+    config: RunConfig
+    growth: int = 0
+    """runs that may be added while the best rate lies at an edge of its grid"""
+
 
 S = TypeVar("S")
 """what a study asks"""
@@ -72,3 +110,131 @@ def write_study(kind: Kind[S, F], study: S, found: F, out: Path) -> Outcome:
     document = {"kind": kind.name, **kind.document(study, found)}
     page, files = kind.write(document, out)
     return Outcome(document, page, [*files, *kind.more(study, found, out)], kind.failures(found))
+
+
+RECORD = "study.toml"
+
+
+@contextmanager
+def study_folder(out: Path, study: Study) -> Iterator[None]:
+    """Hold the folder `out` for `study`, its record written or found to be of this very study.
+
+    Raises UserError for another study's folder, or one that is in use, and `Preempted` for an
+    interruption within it.
+    """
+    with locked(out):
+        write_record(out, study)
+        try:
+            yield
+        except Interrupted as stopped:
+            raise Preempted(f"{out}: {stopped}") from None
+
+
+def write_record(out: Path, study: Study) -> None:
+    """Write study.toml, or check that it says the same in all that makes its runs."""
+    path = out / RECORD
+    if not path.exists():
+        others = any(not found.name.startswith(".") for found in out.iterdir())
+        if others and not (out / RUNS).is_dir():
+            raise UserError(f"{out} is not empty and holds no study: give --out another folder")
+        write_text(path, toml_text(to_dict(study)))
+        return
+    odd = [
+        line
+        for line in differences(load_study(type(study), path), study)
+        if not line.startswith(study.CHANGEABLE)
+    ]
+    if odd:
+        raise UserError(
+            f"{out} holds another study ({'; '.join(odd)}): give another --out; or delete {path}, "
+            "and the finished runs that this study has too are reused"
+        )
+
+
+def provenance(program: str = "unitsphere") -> dict[str, str | None]:
+    """The command line, `program` in the place of its path, and what it ran on."""
+    return {
+        "command": shlex.join([*program.split(), *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores",
+        "python": sys.version.split()[0],
+        "torch": package_version("torch"),
+        "unitsphere": unitsphere.__version__,
+    }
+
+
+def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Part]:
+    """The runs that tune the rates of some arms at some budgets; none where rates are given."""
+    if study.tune.points == 1:
+        return []
+    return [
+        searched(study, f"{arm} {short(tokens)} tune", at_budget(study, arm, tokens))
+        for tokens in budgets
+        for arm in arms
+    ]
+
+
+def searched(study: Study, name: str, config: RunConfig) -> Part:
+    """The runs of one search of a rate."""
+    seeds = len(study.tune.seeds)
+    return Part(name, study.tune.points * seeds, config, study.tune.growths * seeds)
+
+
+def forecast_study(study: Study, parts: Iterable[Part], out: Path) -> dict[str, Any]:
+    """What training the `parts` of a study in the folder `out` would cost, as one document.
+
+    hours: on as many workers as it would have here, with one thread each. finished: runs that `out`
+    holds already; all other figures count them too.
+    """
+    found = [(part, cost(as_run(study, part.config))) for part in parts]
+    total = sum(part.runs for part, _ in found)
+    cluster = study.run.executor == "slurm"
+    workers = min(study.run.workers or (total if cluster else available_slots()), total)
+    rates: dict[object, Speed] = {}
+    rows = []
+    for part, one in found:
+        model = part.config.model
+        size = (part.config.architecture, model.d_model, model.n_layers, part.config.data.context)
+        if size not in rates:
+            with single_thread():
+                rates[size] = speed(part.config, planned_device(part.config, 1))
+        rows.append(row(part, one, rates[size]))
+    return {
+        "runs": total,
+        "may_grow_by": sum(part.growth for part, _ in found),
+        "finished": sum(is_settled(path.parent) for path in (out / RUNS).rglob(CONFIG)),
+        **{key: sum(one[key] for one in rows) for key in ("tokens", "flops", "disk")},
+        "workers": workers,
+        "hours": sum(one["hours"] for one in rows) / workers,
+        "throughput": next(iter(rates.values())).how,
+        "parts": rows,
+    }
+
+
+def row(part: Part, one: Cost, at: Speed) -> dict[str, Any]:
+    """A part's figures over all of its runs; hours on one worker."""
+    return {
+        "name": part.name,
+        "runs": part.runs,
+        "parameters": one.parameters,
+        "tokens": part.runs * one.tokens,
+        "flops": part.runs * one.flops,
+        "hours": part.runs * one.hours(at),
+        "disk": part.runs * one.disk,
+    }
+
+
+def as_run(study: Study, config: RunConfig) -> RunConfig:
+    """The config with what a study sets in every run unless its file says otherwise."""
+    return with_overrides(config, {k: v for k, v in DEFAULTS.items() if k not in study.set})
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Within: torch has one thread, as each run of a study does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -172,7 +172,7 @@ def _on_core(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class Executor(Protocol):
+class JobExecutor(Protocol):
     """What runs jobs. `workers` is how many may be at work at once."""
 
     @property
@@ -208,7 +208,7 @@ def run_jobs(
     jobs: Sequence[Job],
     workers: int | None = None,
     on_progress: Callable[[list[State]], None] = lambda states: None,
-    executor: Executor | None = None,
+    executor: JobExecutor | None = None,
 ) -> list[State]:
     """Run the jobs in their order, at most `workers` at a time (by default one per core or GPU).
 

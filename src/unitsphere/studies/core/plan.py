@@ -1,4 +1,8 @@
-"""A study's runs before they are made: what tells one from the others, and its folder."""
+"""A study's runs before they are made: config, name and folder of each.
+
+runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
+runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tune.py
+"""
 
 import dataclasses
 import sys
@@ -10,12 +14,17 @@ from typing import Any
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
+from unitsphere.report.numbers import short
 from unitsphere.studies.core.jobs import Job
-from unitsphere.training.config import RunConfig, read_config
+from unitsphere.studies.core.spec import Study
+from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.run import last_state
+
+RUNS = "runs"
+"""The run folders' place in the study's."""
 
 DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}
 """What a study sets unless it is told otherwise: only a run's end is of interest."""
@@ -65,11 +74,6 @@ def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Pl
     """
     keys = {**DEFAULTS, **keys}
     return Planned(name, recipe, keys, folder, wanted(recipe, keys, folder))
-
-
-def steps_for(tokens: int, batch_tokens: int) -> int:
-    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
-    return max(1, round(tokens / batch_tokens))
 
 
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
@@ -138,3 +142,62 @@ def size_of(config: RunConfig) -> Size:
     model = build_from(config.architecture, config.model, "meta", objective=config.objective)
     count = sum(parameter.numel() for parameter in model.parameters())
     return Size(count, flops_per_token(model, config.data.context))
+
+
+def arm_config(study: Study, arm: str) -> RunConfig:
+    """An arm's config as recipe and keys give it, with the rate that tuning starts from."""
+    spec = study.arms[arm]
+    keys = study.keys(arm) | ({} if spec.lr is None else {"optim.lr": spec.lr})
+    try:
+        return with_overrides(load_recipe(spec.recipe), keys)
+    except UserError as error:
+        raise UserError(f"arm {arm}: {error}") from error
+
+
+def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
+    """An arm's config at a budget, everything decided."""
+    config = arm_config(study, arm)
+    keys = run_keys(study, arm, tokens, config.optim.lr, study.seeds[0])
+    return resolve(with_overrides(config, keys), None)
+
+
+def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
+    """A run over the whole budget whose validation is reported."""
+    name = f"{arm} {short(tokens)} {lr:g} #{seed}"
+    folder = out / RUNS / arm / str(tokens) / f"lr-{lr:g}-seed-{seed}"
+    return plan(name, study.arms[arm].recipe, run_keys(study, arm, tokens, lr, seed), folder)
+
+
+def tuning_run(
+    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, data: Path
+) -> Planned:
+    """The same on `data`, a prepared folder with the tuning split."""
+    name = f"{arm} {short(tokens)} {lr:g} #{seed} tune"
+    folder = out / RUNS / arm / f"tune-{tokens}" / f"lr-{lr:g}-seed-{seed}"
+    changed: dict[str, object] = {"data.source": str(data)}
+    if arm_config(study, arm).data.validation is not None:
+        changed["data.validation"] = None
+    keys = run_keys(study, arm, tokens, lr, seed) | changed
+    return plan(name, study.arms[arm].recipe, keys, folder)
+
+
+def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
+    """An arm's runs at a budget before their rate is known, as far as the time left goes."""
+    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
+    return [Job(f"{arm} {short(tokens)}", (), Path(), steps=steps, arm=arm)] * runs
+
+
+def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
+    """What a run sets in its arm's recipe."""
+    config = arm_config(study, arm)
+    steps = steps_for(tokens, config.train.batch_tokens)
+    own = {"train.steps": steps, "train.seed": seed}
+    return {**study.keys(arm), **own, **rate_keys(config, lr)}
+
+
+def rate_keys(config: RunConfig, lr: float) -> dict[str, object]:
+    """The keys that set the peak rate: `optim.adam_lr` keeps its ratio to `optim.lr`."""
+    adam, own = config.optim.adam_lr, config.optim.lr
+    if adam is None or lr == own:
+        return {"optim.lr": lr}
+    return {"optim.lr": lr, "optim.adam_lr": float(f"{adam * lr / own:.6g}")}

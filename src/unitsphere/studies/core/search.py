@@ -1,27 +1,156 @@
-"""Points of a sweep by Optuna's samplers, and hopeless trials stopped by its pruner.
+"""What may be chosen from, and the points that are drawn from it.
 
-(A grid is `itertools.product`, in `space`: Optuna's visits the same points in another order.)
+[search]
+"model.alpha.init" = [0.05, 0.1, 0.25]                       # these values
+"optim.lr" = { low = 1e-3, high = 1e-1, log = true }         # any number between
+"model.n_layers" = { low = 2, high = 6 }                     # whole numbers
+"train.z_loss" = { low = 0.0, high = 1e-3, points = 3 }      # in a grid: 3 values
 
-Optuna stores nothing: each time it is told the results of the trials, from their own folders, so
-that a sweep that was interrupted resumes as if it had not been. Points that were drawn are kept in
-the study's folder, since another version of Optuna may draw others.
+Random points and those of TPE are Optuna's (a grid is `itertools.product`: Optuna's visits the
+same points in another order). Optuna stores nothing: each time it is told the results of the
+trials, from their own folders, so that a search that was interrupted resumes as if it had not been.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from unitsphere.config import from_dict
 from unitsphere.errors import UserError
-from unitsphere.studies.core.jobs import State
-from unitsphere.studies.core.space import Choices, Params, Range, Space
-from unitsphere.training.log import METRICS, read_metrics
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
+import json
+
+from unitsphere.config import read_json
+from unitsphere.files import write_text
+
+MOST_POINTS = 10_000
+"""Of a sweep, and so of one of its ranges."""
+
+Value = bool | int | float | str
+Params = dict[str, Value]
+"""A point of the space: key -> value."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Some values, all as likely."""
+
+    values: tuple[Value, ...]
+
+    def grid(self) -> list[Value]:
+        """All of them."""
+        return list(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, whole if both ends are; `log`: equal ratios are as likely."""
+
+    low: float
+    high: float
+    log: bool = False
+    points: int | None = None
+    """of a grid, both ends among them"""
+    whole: bool = False
+
+    def grid(self) -> list[Value]:
+        """`points` values at equal distances, or ratios."""
+        assert self.points is not None
+        spaced = np.geomspace if self.log else np.linspace
+        return list(dict.fromkeys(map(self.take, spaced(self.low, self.high, self.points))))
+
+    def take(self, number: float) -> Value:
+        """The number as it is used: whole, or of four digits, and never outside."""
+        if self.whole:
+            return min(int(self.high), max(int(self.low), round(number)))
+        return min(self.high, max(self.low, float(f"{number:.4g}")))
+
+
+Space = dict[str, Choices | Range]
+
+
+@dataclass(frozen=True)
+class _RangeKeys:
+    """What a range may say."""
+
+    low: float
+    high: float
+    log: bool = False
+    points: int | None = None
+
+
+def space_of(table: Mapping[str, object], where: str = "search") -> Space:
+    """The space that `[search]` describes; keys may be dotted or nested.
+
+    Raises UserError for anything that is neither a list of values nor a range.
+    """
+    space: Space = {}
+    for name, entry in table.items():
+        key = f"{where}.{name}"
+        if isinstance(entry, list):
+            space[name] = choices_of(entry, key)
+        elif isinstance(entry, Mapping) and {"low", "high"} & set(entry):
+            space[name] = range_of(entry, key)
+        elif isinstance(entry, Mapping):
+            inner = space_of(entry, key)
+            space |= {f"{name}.{rest}": choice for rest, choice in inner.items()}
+        else:
+            raise UserError(
+                f"'{key}' must be a list of values, or a range {{ low = …, high = … }}: {entry!r}"
+            )
+    return space
+
+
+def choices_of(values: list[object], key: str) -> Choices:
+    """A list of scalars, none of them twice."""
+    found = [value for value in values if isinstance(value, bool | int | float | str)]
+    if not values or len(found) < len(values) or len(set(map(repr, found))) < len(found):
+        raise UserError(f"'{key}' must list different numbers, texts, true or false: {values!r}")
+    return Choices(tuple(found))
+
+
+def range_of(entry: Mapping[str, object], key: str) -> Range:
+    """A range; whole if its ends are written without a point."""
+    for end in ("low", "high"):
+        if end not in entry:
+            raise UserError(f"'{key}' has no '{end}'")
+    keys = from_dict(_RangeKeys, dict(entry), f"{key}.")
+    if not (math.isfinite(keys.low) and math.isfinite(keys.high) and keys.low < keys.high):
+        raise UserError(f"'{key}' must have a 'low' below its 'high': {keys.low} and {keys.high}")
+    if keys.log and keys.low <= 0:
+        raise UserError(f"'{key}.low' must be above 0 with log = true: {keys.low}")
+    if keys.points is not None and not 2 <= keys.points <= MOST_POINTS:
+        raise UserError(f"'{key}.points' must be from 2 to {MOST_POINTS}: {keys.points}")
+    whole = isinstance(entry["low"], int) and isinstance(entry["high"], int)
+    return Range(keys.low, keys.high, keys.log, keys.points, whole)
+
+
+def grid_values(space: Space) -> list[list[Value]]:
+    """The values of each key in a grid."""
+    for key, choice in space.items():
+        if isinstance(choice, Range) and choice.points is None:
+            raise UserError(f"a grid needs 'search.{key}.points', or a list of values")
+    return [choice.grid() for choice in space.values()]
+
+
+def count_points(space: Space) -> int:
+    """How many combinations there are."""
+    return math.prod(map(len, grid_values(space)))
+
+
+def grid_points(space: Space) -> list[Params]:
+    """Every combination; the last key changes fastest."""
+    values = grid_values(space)
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
 
 
 @dataclass(frozen=True)
@@ -104,96 +233,17 @@ def taken(choice: Choices | Range, value: bool | int | float | str) -> bool | in
     return choice.take(value)
 
 
-@dataclass(frozen=True)
-class EarlyStop:
-    """When a trial is given up. Its loss is not a result: it has not been annealed."""
-
-    rule: Literal["none", "median"] = "none"
-    """median: its best evaluation so far is worse than the median of the others at that point"""
-    evaluations: int = 10
-    """of a run, at equal distances"""
-    after: float = 0.3
-    """share of a run before which it is never stopped"""
-    others: int = 4
-    """runs that must have come as far"""
-
-    def __post_init__(self) -> None:
-        if self.evaluations < 2 or self.others < 1 or not 0 <= self.after < 1:
-            raise UserError(
-                "stop.evaluations must be at least 2, stop.others at least 1, and stop.after from "
-                f"0 to below 1: {self.evaluations}, {self.others} and {self.after}"
-            )
-
-    def spacing(self, steps: int) -> int:
-        """Steps between two evaluations of a run of so many; 0 if only its end is evaluated."""
-        return 0 if self.rule == "none" else math.ceil(steps / self.evaluations)
+def keep_points(path: Path, search: Mapping[str, object], points: Sequence[Params]) -> None:
+    """Write down the points that were drawn, and what they were drawn from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({"search": search, "points": points}, indent=2) + "\n")
 
 
-class MedianRule:
-    """Sets `stop` of states whose runs are worse than the median of their rivals.
-
-    Args:
-        rule: its settings.
-        rivals: for each run folder those of the other trials, which are measured alike.
-    """
-
-    def __init__(self, rule: EarlyStop, rivals: Mapping[Path, Sequence[Path]]) -> None:
-        self.rule = rule
-        self.rivals = rivals
-        self.seen: dict[Path, tuple[int, list[float]]] = {}
-
-    def __call__(self, states: list[State]) -> None:
-        """Look at every run that is at work."""
-        for state in states if self.rule.rule == "median" else []:
-            ended = state.step == state.job.steps
-            if state.status == "running" and state.stop is None and not ended:
-                state.stop = self.verdict(state.job.out)
-
-    def verdict(self, run: Path) -> str | None:
-        """Why a run is to stop, or None."""
-        own, rule = self.evaluations(run), self.rule
-        count = len(own)
-        if not rule.after * rule.evaluations < count < rule.evaluations:
-            return None
-        if not is_hopeless(own, [self.evaluations(r) for r in self.rivals[run]], rule.others):
-            return None
-        return (
-            f"stopped at evaluation {count} of {rule.evaluations}: at best {min(own):.4f}, "
-            "worse than the median of the others there"
-        )
-
-    def evaluations(self, run: Path) -> list[float]:
-        """A run's evaluations so far, in order; read again only when its metrics have grown."""
-        path = run / METRICS
-        size = path.stat().st_size if path.exists() else 0
-        if size and self.seen.get(run, (0, []))[0] != size:
-            self.seen[run] = (size, evaluations_of(run))
-        return self.seen.get(run, (0, []))[1]
-
-
-def is_hopeless(own: Sequence[float], rivals: Sequence[Sequence[float]], least: int) -> bool:
-    """Whether a run's best loss is worse than the median of its rivals' at its last evaluation.
-
-    No fewer than `least` rivals must have come as far.
-    """
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=least, n_min_trials=least)
-    study = optuna.create_study()
-    for losses in rivals:
-        if losses:
-            steps = dict(enumerate(losses, 1))
-            study.add_trial(create_trial(value=losses[-1], intermediate_values=steps))
-    steps = dict(enumerate(own, 1))
-    return pruner.prune(study, create_trial(state=TrialState.RUNNING, intermediate_values=steps))
-
-
-def evaluations_of(run: Path) -> list[float]:
-    """The validation losses of a run in order: bits per byte, or nats per token without them."""
-    return [figure_of(record) for record in read_metrics(run) if "val_loss" in record]
-
-
-def figure_of(record: Mapping[str, float]) -> float:
-    """What trials are compared by; bits per byte hold for any tokenizer."""
-    return record.get("val_bits_per_byte", record["val_loss"])
+def points_of(path: Path, search: Mapping[str, object]) -> list[Params]:
+    """The points that were drawn so far; a `UserError` if they are of another search."""
+    if not path.exists():
+        return []
+    kept = read_json(path)
+    if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(search)):
+        raise UserError(f"{path.parent} holds trials of another search: delete it")
+    return kept["points"]

@@ -28,6 +28,7 @@ S = TypeVar("S", bound="Study")
 
 OWN_KEYS = {
     "train.steps": "the study's budgets decide it",
+    "train.tokens": "the study's budgets decide it",
     "train.seed": "it belongs in `seeds`",
     "optim.lr": "it belongs in `lr` of an arm",
 }
@@ -191,9 +192,6 @@ def _table(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise UserError(f"'{where}' must be a table, not {value!r}")
     return value
-
-
-Scalar = bool | int | float | str
 
 
 def toml_text(table: Mapping[str, object], prefix: str = "") -> str:

@@ -2,10 +2,18 @@
 
 from unitsphere.training.optim.config import (
     OptimConfig,
-    RatesConfig,
     build_optimizer,
     optim_config_type,
     with_sections,
 )
+from unitsphere.training.optim.roles import RatesConfig, RoleConfig, RolesConfig
 
-__all__ = ["OptimConfig", "RatesConfig", "build_optimizer", "optim_config_type", "with_sections"]
+__all__ = [
+    "OptimConfig",
+    "RatesConfig",
+    "RoleConfig",
+    "RolesConfig",
+    "build_optimizer",
+    "optim_config_type",
+    "with_sections",
+]

@@ -11,50 +11,21 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Role, roles
-from unitsphere.training.optim.constraint import ConstraintConfig, Kind
+from unitsphere.models.constraint import MATRICES, Role, roles
+from unitsphere.training.optim.average import AverageConfig
+from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, Kind
 from unitsphere.training.optim.registry import (
     OPTIMIZERS,
     definition,
     readers,
     section_key,
 )
+from unitsphere.training.optim.roles import RatesConfig, RolesConfig
 
 if TYPE_CHECKING:
     Name = str
 else:
     Name = Literal[tuple(OPTIMIZERS)]
-
-
-@dataclass(frozen=True)
-class RatesConfig:
-    """Peak rates of what is not a matrix of a layer, as multiples: of optim.adam_lr, or else lr.
-
-    With Muon on the head, of lr."""
-
-    embedding: float = 1.0
-    """of the input embedding, tied to the head or not"""
-    head: float = 1.0
-    """of the output head"""
-    scale: float = 1.0
-    """of scaling parameters, gains and biases"""
-
-    def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            if not 0 < value < math.inf:
-                raise UserError(f"optim.rates.{key} must be a number above 0: {value}")
-
-    def of(self, role: Role) -> float:
-        """The multiple for a parameter of `role`."""
-        match role:
-            case "matrix":
-                return 1.0
-            case "embedding":
-                return self.embedding
-            case "head":
-                return self.head
-            case _:
-                return self.scale
 
 
 @dataclass(frozen=True)
@@ -72,6 +43,8 @@ class OptimConfig:
     match_rms_adamw"""
     rates: RatesConfig = RatesConfig()
     """peak rates by kind of parameter"""
+    roles: RolesConfig = RolesConfig()
+    """betas, eps, weight decay and cool-down by kind of parameter"""
     muon_head: bool = False
     """muon: train the output head by Muon too, unless it is tied to the embedding"""
     head_by_frequency: bool = False
@@ -98,6 +71,8 @@ class OptimConfig:
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     """what is kept of the weights after every step"""
+    average: AverageConfig = field(default_factory=AverageConfig)
+    """an average of the weights, kept beside them"""
 
     def __post_init__(self) -> None:
         positive = {"lr": self.lr, "adam_lr": self.adam_lr, "ns_steps": self.ns_steps}
@@ -111,6 +86,8 @@ class OptimConfig:
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"optim.{key} must be from 0 to below 1: {getattr(self, key)}")
         self.check_keys()
+        self.check_sections()
+        self.check_roles()
         self.check_constraint()
 
     def check_constraint(self) -> None:
@@ -131,6 +108,67 @@ class OptimConfig:
                 "optim.constraint.norm and optim.constraint.head are for "
                 f"optim.constraint.kind 'hyperball', not '{kind}'"
             )
+
+    def check_sections(self) -> None:
+        """A `UserError` for a key that is set in the section of an optimizer that is not used."""
+        for name in OPTIMIZERS:
+            own, key = getattr(self, section_key(name), None), section_key(name)
+            kind = None if own is None else definition(name).section
+            if kind is None or name == self.name or own == kind():
+                continue
+            plain = asdict(kind())
+            field = next(field for field, value in asdict(own).items() if value != plain[field])
+            raise UserError(
+                f"optim.{key}.{field} is for optim.name '{name}', not '{self.name}': "
+                "leave it out, or set optim.name"
+            )
+
+    def check_roles(self) -> None:
+        """A `UserError` for a number in `roles` that this optimizer does not read."""
+        if self.muon_head and (numbers := self.roles.head.adam):
+            raise UserError(
+                f"optim.roles.head.{next(iter(numbers))} is for a head trained by Adam, and "
+                "optim.muon_head trains it by Muon: leave one of them out"
+            )
+        kind, held = self.constrained.kind, ["head"] if self.constrained.head else []
+        if kind in ("hyperball", "cpr"):
+            held += REMEMBERED[kind]
+        for role in self.roles.decayed:
+            if not definition(self.name).decoupled:
+                raise UserError(
+                    f"optim.roles.{role}.weight_decay is for optimizers with decoupled weight "
+                    f"decay, not '{self.name}': leave it out, or take another optim.name"
+                )
+            if role in held:
+                raise UserError(
+                    f"optim.constraint.kind '{kind}' takes the place of weight decay: leave out "
+                    f"optim.roles.{role}.weight_decay"
+                )
+
+    def group(self, role: Role) -> dict[str, Any]:
+        """What groups of `role` have of their own: peak rate, weight decay, perhaps cool-down."""
+        own, decay = self.roles.of(role), self.weight_decay if role in MATRICES else 0.0
+        numbers = {
+            "lr": self.lr * self.rates.of(role),
+            "weight_decay": decay if own.weight_decay is None else own.weight_decay,
+        }
+        return numbers if own.cooldown is None else numbers | {"cooldown": own.cooldown}
+
+    def adam_group(self, role: Role) -> dict[str, Any]:
+        """`group` of what Adam trains: `adam_lr` is its rate if there is one."""
+        peak = self.lr if self.adam_lr is None else self.adam_lr
+        plain = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+        numbers = plain | self.roles.of(role).adam
+        return self.group(role) | {
+            "lr": peak * self.rates.of(role),
+            "betas": (numbers["beta1"], numbers["beta2"]),
+            "eps": numbers["eps"],
+        }
+
+    @property
+    def momentum_cooldown(self) -> int:
+        """The last steps of a run in which the momentum of its optimizer changes."""
+        return getattr(getattr(self, section_key(self.name), None), "momentum_cooldown", 0)
 
     @property
     def constrained(self) -> ConstraintConfig:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step
-from unitsphere.models.constraint import MATRICES, Constraint, constraints, overridden, roles
+from unitsphere.models.constraint import MATRICES, Constraint, Role, constraints, overridden, roles
 from unitsphere.ops.dtensor import Axes
 from unitsphere.ops.project import length, project_sphere_, project_tangent_
 from unitsphere.training.optim.cpr import CPR, CPRConfig
@@ -33,13 +33,16 @@ from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, h
 
 WHOLE = (0, 1)
 
-REMEMBERED = {
+REMEMBERED: dict[str, tuple[Role, ...]] = {
     "frobenius": MATRICES,
     "hyperball": ("matrix",),
     "cpr": ("matrix", "head"),
 }
 """Constraints that keep something in the optimizer's state, and the roles that they act on: all
 that a sphere acts on (its control); Muon's matrices; linear layers, as CPR's authors do."""
+
+FROBENIUS = ("frobenius", "hyperball")
+"""Those that keep each matrix's norm."""
 
 Kind = Literal["declared", "none", "sphere", "ball", "frobenius", "hyperball", "cpr"]
 
@@ -205,9 +208,7 @@ def constrain(
     """
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
-    remembered = REMEMBERED.get(config.kind, ())
-    if config.kind == "hyperball" and config.head:
-        remembered = (*remembered, "head")
+    remembered = remembered_roles(config)
     names = list(bounds) or [n for n, role in roles(model).items() if role in remembered]
     if config.riemannian and not remembered and not spheres(bounds):
         raise UserError(
@@ -228,6 +229,12 @@ def constrain(
         for hook in hooks_for(mine, bounds, config, warmup):
             handles += attach(optimizer, hook)
     return handles
+
+
+def remembered_roles(config: ConstraintConfig) -> tuple[Role, ...]:
+    """The roles of what a constraint on whole matrices acts on; none for one on vectors."""
+    found = REMEMBERED.get(config.kind, ())
+    return (*found, "head") if config.kind == "hyperball" and config.head else found
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:

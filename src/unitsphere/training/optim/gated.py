@@ -97,7 +97,7 @@ def build_gated(parameters: Parameters, config: OptimConfig) -> Optimizer:
         return adam
     own = config.section
     gated = GatedAdamW(
-        grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)}),
+        grouped(matrices, config.group),
         betas=(config.beta1, config.beta2),
         eps=own.eps,
         weight_decay=config.weight_decay,

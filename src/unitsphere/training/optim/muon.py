@@ -4,6 +4,7 @@
 |---|---|---|
 | momentum | B ← μB + (1−μ)G; U = (1−μ)G + μB with Nesterov, else B | `torch.optim.Muon` |
 | momentum_warmup n | μ_t = μ₀ + (μ − μ₀)·min(t/n, 1), t = 0, 1, … | modded-nanogpt |
+| momentum_cooldown n | μ_t = μ + (μ₁ − μ)·max(1 − (T − 1 − t)/n, 0), T steps | modded-nanogpt |
 | orthogonalise | O ≈ (U Uᵀ)^(−½) U by `ns_steps` steps of orthogonal.py | Jordan 2024 |
 | update | W ← W − lr·wd·W − lr·r·O | |
 | "cautious" | W ← W − lr·wd·W⊙[O⊙W > 0] − lr·r·O | nanochat |
@@ -62,15 +63,21 @@ class OrthogonalConfig:
     """momentum at the first step, if momentum_warmup is not 0"""
     momentum_warmup: int = 0
     """steps in which the momentum goes from momentum_start to optim.momentum in equal amounts"""
+    momentum_end: float = 0.85
+    """momentum at the last step, if momentum_cooldown is not 0"""
+    momentum_cooldown: int = 0
+    """last steps of the run, in which the momentum goes to momentum_end in equal amounts"""
     batched: bool = False
     """matrices of one shape in one batched call; with weights spread over processes one by one. On
     a CPU faster for small ones only: 2 times for 64×64, but 0.9 for 128×128 and 0.8 for 256×256"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum_start < 1:
-            raise UserError(f"momentum_start must be from 0 to below 1: {self.momentum_start}")
-        if self.momentum_warmup < 0:
-            raise UserError(f"momentum_warmup must not be negative: {self.momentum_warmup}")
+        for key in ("momentum_start", "momentum_end"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"{key} must be from 0 to below 1: {getattr(self, key)}")
+        for key in ("momentum_warmup", "momentum_cooldown"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{key} must not be negative: {getattr(self, key)}")
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,18 @@ class Muon(torch.optim.Muon):
         weight.add_(direction, alpha=-lr * shape_rate(group["adjust_lr_fn"], weight.shape))
 
 
+def cool_momentum(optimizer: Optimizer, left: int) -> None:
+    """Set the momentum where it has a cool-down; `left`: steps of the run, the next one too.
+
+    A run does that before each step. In another loop set the groups' `momentum`, as `lr`.
+    """
+    for group in optimizer.param_groups:
+        if length := group.get("momentum_cooldown", 0):
+            peak = group.setdefault("initial_momentum", group["momentum"])
+            share = max(1 - (left - 1) / length, 0.0)
+            group["momentum"] = peak + (group["momentum_end"] - peak) * share
+
+
 def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = Muon) -> Optimizer:
     """Muon over the layers' matrices, and over the head if asked for; AdamW over the rest."""
     of_muon: tuple[Role, ...] = ("matrix", "head") if config.muon_head else ("matrix",)
@@ -183,7 +202,7 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
     if not matrices:
         return adam
     muon = kind(
-        grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)}),
+        grouped(matrices, config.group),
         lr=config.lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,

@@ -45,6 +45,8 @@ class Definition:
     """dataclass of this optimizer's own keys, `optim.<name>.*`, if it has any"""
     constraint: str | None = None
     """the `optim.constraint.kind` that belongs to its name, on the head too"""
+    decoupled: bool = True
+    """what it does not train by its own rule is trained by AdamW; false: by Adam"""
 
 
 def definition(name: str) -> Definition:

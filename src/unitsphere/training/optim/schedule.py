@@ -4,6 +4,7 @@ The decay may end before the run does (`end`): GPT-3's cosine ends after 260 of 
 Or a ramp, which climbs to the last step: how high until the loss diverges (`unitsphere lr-ramp`)?
 
 The decay of `wsd` takes the last `decay` of the run, or all of it, in one of four forms (`fall`).
+Embeddings, head and scales may have another share (`optim.roles.*.cooldown`).
 With t from 0 to 1 over the decay, the rate goes from the peak to `final` as
 
     linear  1 − t
@@ -15,7 +16,8 @@ Forms are compared fairly at equal area: `area` is the mean of a form, to scale 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from unitsphere.errors import UserError
@@ -122,6 +124,11 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     return 1 - progress * (1 - config.final)
 
 
+def with_decay(config: ScheduleConfig, share: float | None) -> ScheduleConfig:
+    """The schedule with another share of the run over which the rate falls; none: as it is."""
+    return config if share is None else replace(config, decay=share)
+
+
 def area(config: ScheduleConfig, steps: int) -> float:
     """The mean of the factors of a run of `steps` updates.
 
@@ -139,11 +146,27 @@ def fallen(config: ScheduleConfig, t: float) -> float:
     return 1 - (1 - t) ** p if config.fall == "cool" else t**p
 
 
-def steps_alike(before: ScheduleConfig, steps: int, after: ScheduleConfig, more: int) -> int:
-    """How many updates from the first on have one rate in a run of `steps` and in one of `more`."""
-    most = min(steps, more)
-    rates = ((factor(before, step, steps), factor(after, step, more)) for step in range(most))
-    return next((step for step, (old, new) in enumerate(rates) if old != new), most)
+def steps_alike(
+    before: ScheduleConfig,
+    steps: int,
+    after: ScheduleConfig,
+    more: int,
+    cooldowns: Iterable[float] = (),
+    momentum_cooldown: int = 0,
+) -> int:
+    """How many updates from the first on have one rate in a run of `steps` and in one of `more`.
+
+    `cooldowns` are the shares of the run over which the rates of some parameters fall;
+    `momentum_cooldown` the last steps of a run, in which the momentum changes.
+    """
+    alike = min(steps, more)
+    if steps != more:
+        alike = max(alike - momentum_cooldown, 0)
+    for share in (None, *cooldowns):
+        old, new = with_decay(before, share), with_decay(after, share)
+        differs = (n for n in range(alike) if factor(old, n, steps) != factor(new, n, more))
+        alike = next(differs, alike)
+    return alike
 
 
 def fall_begins(config: ScheduleConfig, steps: int) -> float:

@@ -229,7 +229,7 @@ def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
         "every": own.every,
         "max_side": own.max_side,
     }
-    groups = grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)})
+    groups = grouped(matrices, config.group)
     if config.name == "soap":
         return Combined(Soap(groups, **numbers), adam)
     numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}

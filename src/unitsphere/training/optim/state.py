@@ -9,6 +9,7 @@ torch keeps step hooks through `load_state_dict`, but drops them from copies and
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -119,12 +120,12 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
-class ByWeight(Optimizer):
+class ByWeight(Optimizer, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
+    @abstractmethod
     def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Step one tensor of `group`."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,27 +1,47 @@
-"""The runs of a study's arms: tuning runs on a split of their own, and final ones.
+"""Each arm's rate, tuned on a grid that grows, and the data that it is tuned on.
 
-runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
-runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tuning_split
+The validation documents that a study reports take no part in its tuning: a share of the training
+documents is held out in their place. The tokens are those of the training split, so tokenizer and
+vocabulary are the same as in the final runs.
 """
 
+import dataclasses
+import hashlib
+import itertools
 import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
 
+import numpy as np
+
+from unitsphere.data.job import share_of
+from unitsphere.data.manifest import (
+    NAME,
+    Counts,
+    FileEntry,
+    Manifest,
+    is_prepared,
+    manifest_text,
+    read_manifest,
+)
+from unitsphere.data.prepare import prepared
+from unitsphere.data.shards import Shards
+from unitsphere.data.writer import SplitWriter, publish, workspace, write_file
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, execute
+from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
 from unitsphere.studies.core.jobs import Job
-from unitsphere.studies.core.plan import Planned, plan, steps_for, with_overrides
-from unitsphere.studies.core.results import RUNS
+from unitsphere.studies.core.plan import (
+    Planned,
+    arm_config,
+    tuning_run,
+)
 from unitsphere.studies.core.spec import Study
-from unitsphere.studies.core.tuning_split import tuning_data
 from unitsphere.training.config import RunConfig
-from unitsphere.training.recipes import load_recipe
-from unitsphere.training.resolve import resolve
 
 
 @dataclass
@@ -146,65 +166,6 @@ class Tuned:
     errors: tuple[str, ...] = ()
 
 
-def arm_config(study: Study, arm: str) -> RunConfig:
-    """An arm's config as recipe and keys give it, with the rate that tuning starts from."""
-    spec = study.arms[arm]
-    keys = study.keys(arm) | ({} if spec.lr is None else {"optim.lr": spec.lr})
-    try:
-        return with_overrides(load_recipe(spec.recipe), keys)
-    except UserError as error:
-        raise UserError(f"arm {arm}: {error}") from error
-
-
-def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
-    """An arm's config at a budget, everything decided."""
-    config = arm_config(study, arm)
-    keys = run_keys(study, arm, tokens, config.optim.lr, study.seeds[0])
-    return resolve(with_overrides(config, keys), None)
-
-
-def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
-    """A run over the whole budget whose validation is reported."""
-    name = f"{arm} {short(tokens)} {lr:g} #{seed}"
-    folder = out / RUNS / arm / str(tokens) / f"lr-{lr:g}-seed-{seed}"
-    return plan(name, study.arms[arm].recipe, run_keys(study, arm, tokens, lr, seed), folder)
-
-
-def tuning_run(
-    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, data: Path
-) -> Planned:
-    """The same on `data`, a prepared folder with the tuning split."""
-    name = f"{arm} {short(tokens)} {lr:g} #{seed} tune"
-    folder = out / RUNS / arm / f"tune-{tokens}" / f"lr-{lr:g}-seed-{seed}"
-    changed: dict[str, object] = {"data.source": str(data)}
-    if arm_config(study, arm).data.validation is not None:
-        changed["data.validation"] = None
-    keys = run_keys(study, arm, tokens, lr, seed) | changed
-    return plan(name, study.arms[arm].recipe, keys, folder)
-
-
-def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
-    """An arm's runs at a budget before their rate is known, as far as the time left goes."""
-    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
-    return [Job(f"{arm} {short(tokens)}", (), Path(), steps=steps, arm=arm)] * runs
-
-
-def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
-    """What a run sets in its arm's recipe."""
-    config = arm_config(study, arm)
-    steps = steps_for(tokens, config.train.batch_tokens)
-    own = {"train.steps": steps, "train.seed": seed}
-    return {**study.keys(arm), **own, **rate_keys(config, lr)}
-
-
-def rate_keys(config: RunConfig, lr: float) -> dict[str, object]:
-    """The keys that set the peak rate: `optim.adam_lr` keeps its ratio to `optim.lr`."""
-    adam, own = config.optim.adam_lr, config.optim.lr
-    if adam is None or lr == own:
-        return {"optim.lr": lr}
-    return {"optim.lr": lr, "optim.adam_lr": float(f"{adam * lr / own:.6g}")}
-
-
 def tuned_rates(
     out: Path,
     study: Study,
@@ -250,11 +211,96 @@ def tuned(found: Search, tokens: int) -> Tuned:
     losses = found.losses()
     rates = {rate: losses.get(rate, math.inf) for rate in sorted(found.found)}
     known = {rate: loss if math.isfinite(loss) else None for rate, loss in rates.items()}
-    failed = [r for records in found.found.values() for r in records if r.status == "failed"]
-    errors = tuple(f"{record.planned.name}: {record.error}" for record in failed)
+    errors = tuple(failure_lines(r for records in found.found.values() for r in records))
     return Tuned(found.best(), tokens, known, found.at_edge(), errors)
 
 
 def nearest(tokens: int, budgets: Sequence[int]) -> int:
     """The budget that differs least by its ratio."""
     return min(budgets, key=lambda budget: abs(math.log(budget / tokens)))
+
+
+PIECE = 1 << 20
+"""Tokens that are copied at a time."""
+
+
+def tuning_data(config: RunConfig, fraction: float) -> Path:
+    """A prepared folder, in data.cache, of the run's training split without its validation split.
+
+    `fraction` of the documents (of pairs, with seq2seq) is its validation split, chosen by a hash
+    of their index; of a single document it is the end. Raises UserError for unusable data.
+    """
+    source = Shards.open(prepared(config.data, pairs=config.objective == "seq2seq"), "train")
+    if source.pairs and source.n_documents < 4:
+        raise UserError(f"{config.data.source} has too few pairs to tune on a share of them")
+    wanted = hashlib.sha256(f"tuning {source.fingerprint} {fraction!r}".encode()).hexdigest()
+    out = Path(expanduser(config.data.cache)) / f"tuning-{wanted[:16]}"
+    if not is_prepared(out):
+        with workspace(out) as partial:
+            write_splits(source, fraction, wanted, partial)
+            publish(partial, out)
+    return out
+
+
+def write_splits(source: Shards, fraction: float, fingerprint: str, folder: Path) -> None:
+    """Fill an empty folder with the documents of `source` in two splits, its manifest last."""
+    made_from = read_manifest(source.folder)
+    tokenizer = source.tokenizer()
+    train = SplitWriter(folder, "train", made_from.dtype, source.separator)
+    val = SplitWriter(folder, "val", made_from.dtype, source.separator)
+    size = target_size = 0
+    for number, (start, stop) in enumerate(documents(source, fraction)):
+        if holds_out(number, source.pairs, fraction):
+            copy(source, start, stop, val)
+            text = len(tokenizer.decode(source[start:stop].tolist()).encode())
+            size += text
+            target_size += text if source.pairs and number % 2 else 0
+        else:
+            copy(source, start, stop, train)
+    saved = write_file(folder / "tokenizer.json", tokenizer.json.encode())
+    train_counts, train_files = closed(
+        train, source.n_bytes - size, source.target_bytes - target_size
+    )
+    val_counts, val_files = closed(val, size, target_size)
+    manifest = Manifest(
+        source=f"the training split of {made_from.source}",
+        note="the training split, split again to tune on",
+        input=fingerprint,
+        dtype=made_from.dtype,
+        tokenizer=made_from.tokenizer,
+        train=train_counts,
+        val=val_counts,
+        pairs=source.pairs,
+        files=(saved.entry("tokenizer", "all"), *train_files, *val_files),
+    )
+    write_file(folder / NAME, manifest_text(manifest).encode())
+
+
+def documents(source: Shards, fraction: float) -> list[tuple[int, int]]:
+    """First token and end of each document, separators left out; a single one is cut in two."""
+    starts = [int(start) for start in source.document_starts]
+    found = [(a + 1, b) for a, b in itertools.pairwise([*starts, source.n_tokens])]
+    if len(found) == 1:
+        start, stop = found[0]
+        cut = stop - max(1, round(fraction * (stop - start)))
+        return [(start, cut), (cut, stop)]
+    return found
+
+
+def holds_out(document: int, pairs: bool, fraction: float) -> bool:
+    """Whether a document is to tune on; of the first two the second always is."""
+    index = document // 2 if pairs else document
+    return index == 1 if index < 2 else share_of("tuning", index) < fraction
+
+
+def copy(source: Shards, start: int, stop: int, split: SplitWriter) -> None:
+    """Write a document of `source`; its bytes of text are counted by the caller."""
+    split.begin_document()
+    for first in range(start, stop, PIECE):
+        split.write(source[first : min(first + PIECE, stop)].astype(np.uint32), 0)
+
+
+def closed(split: SplitWriter, size: int, target_size: int) -> tuple[Counts, list[FileEntry]]:
+    """A split's counts, with its bytes of text and of targets, and its files."""
+    counts, files = split.close()
+    return dataclasses.replace(counts, bytes=size, target_bytes=target_size), files

@@ -1,0 +1,182 @@
+"""Averages of weights: their formulas in fp64, projection, validation, resumption, the command."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+from run_folders import figures, weights
+from torch import nn
+
+from unitsphere import optim
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.models.constraint import constraints
+from unitsphere.models.registry import build
+from unitsphere.training.load import load_run
+from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.average import AverageConfig, averages_of
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.state import state_spec
+from unitsphere.training.run import train
+
+SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
+
+
+def stepped(decay, start, steps):
+    """Weights of a linear layer after each step, its optimizer, and the layer."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2, dtype=torch.float64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optim.average(optimizer, decay, start)
+    path = []
+    for _ in range(steps):
+        layer(torch.randn(4, 3, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        path.append(layer.weight.detach().clone())
+    return path, optimizer, layer
+
+
+@pytest.mark.parametrize("start", [0, 3, 20])
+def test_a_tail_is_the_mean_of_the_last_weights(start):
+    path, optimizer, layer = stepped(None, start, 9)
+    expected = torch.stack(path[start:] or path[-1:]).mean(0)
+    with optim.averaged(layer, optimizer):
+        torch.testing.assert_close(layer.weight.detach(), expected, rtol=0, atol=1e-12)
+    assert torch.equal(layer.weight, path[-1])
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_an_exponential_average_starts_as_the_mean(start):
+    path, optimizer, layer = stepped(0.75, start, 12)
+    expected = torch.zeros_like(path[0])
+    for k, W in enumerate(path[start:], 1):
+        share = 1 / k if k < 4 else 0.25
+        expected = (1 - share) * expected + share * W
+    found = averages_of(layer, optimizer)["weight"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["declared", "ball", "frobenius", "hyperball", "none"])
+def test_averages_are_projected_and_the_weights_come_back(kind):
+    model = build("ngpt", **SMALL)
+    config = ConstraintConfig(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    constrain(model, optimizer, config=config)
+    optim.average(optimizer, decay=0.5)
+    for seed in range(4):
+        x = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(seed))
+        model.loss(x, x.roll(-1, 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    plain = averages_of(model, optimizer)
+    declared = {c.parameter: c for c in constraints(model)}
+    with optim.averaged(model, optimizer, config):
+        for name, weight in model.named_parameters():
+            expected = plain[name].double()
+            radius = "radius" in optimizer.state[weight]
+            if radius:
+                expected = expected * own[name].double().norm() / expected.norm()
+            elif kind in ("declared", "ball") and name in declared:
+                length = expected.norm(dim=declared[name].dim, keepdim=True)
+                expected = expected / (length if kind == "declared" else length.clamp(min=1))
+            torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-6)
+            assert not torch.equal(weight, own[name])
+            keys = {key: tuple(t.shape) for key, t in optimizer.state[weight].items()}
+            assert {k for k in keys if "average" in k} == {"average", "average_steps"}
+    assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
+    twin, its = copy.deepcopy((model, optimizer))
+    with optim.averaged(twin, its, config), optim.averaged(model, optimizer, config):
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+def averaging(config, **numbers):
+    average = AverageConfig(**numbers)
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, average=average))
+
+
+def test_a_run_validates_it_resumes_bit_for_bit_and_serves_its_average(tiny, tmp_path, capsys):
+    """`eval` shows the loss of the last validation."""
+    config = averaging(tiny("ngpt", sample_every=5), kind="ema", decay=0.6, start=0.25)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    train(config, whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, broken, sampler=die)
+    train(config, broken)
+    assert figures(broken) == figures(whole)
+    expected, found = weights(whole), weights(broken)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+    validated = [record for record in figures(whole) if "val_loss" in record]
+    assert all(r["val_loss_average"] != r["val_loss"] for r in validated)
+    model = load_run(whole, "cpu", weights="average").model
+    for c in constraints(model):
+        lengths = model.get_parameter(c.parameter).norm(dim=c.dim)
+        torch.testing.assert_close(lengths, torch.ones_like(lengths))
+    assert main(["eval", str(whole), "--weights", "average", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["weights"] == "average"
+    assert said["loss"] == pytest.approx(validated[-1]["val_loss_average"], rel=1e-5)
+    assert main(["eval", str(whole), "--json"]) == 0
+    assert "weights" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_stop_in_its_validation_saves_the_weights_of_the_step(tiny, tmp_path, monkeypatch):
+    config = averaging(tiny("ngpt", steps=4, save_every=0, eval_every=2), kind="tail", start=1)
+    train(config, tmp_path / "whole")
+    from unitsphere.errors import Preempted
+    from unitsphere.training import monitor
+
+    real, entered = monitor.averaged, []
+
+    def stopping(model, optimizer, constraint):
+        entered.append(model)
+        return real(model, optimizer, constraint)
+
+    monkeypatch.setattr(monitor, "averaged", stopping)
+    monkeypatch.setattr(monitor.Stop, "due", lambda self: len(entered) == 1)
+    with pytest.raises(Preempted):
+        train(config, tmp_path / "broken")
+    monkeypatch.undo()
+    train(config, tmp_path / "broken")
+    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
+def test_what_cannot_be_is_one_line(tiny, tmp_path):
+    for numbers in ({"decay": 1.0}, {"decay": 0.0}, {"start": -1.0}):
+        with pytest.raises(UserError, match=rf"optim\.average\.{next(iter(numbers))} must"):
+            AverageConfig(kind="ema", **numbers)
+    layer = nn.Linear(2, 2)
+    none = torch.optim.SGD(layer.parameters())
+    with pytest.raises(UserError, match="keeps no average"), optim.averaged(layer, none):
+        pass
+    out = tmp_path / "run"
+    train(tiny("ngpt", steps=2), out)
+    with pytest.raises(UserError, match="has no averaged weights"):
+        load_run(out, "cpu", weights="average")
+    assert AverageConfig("tail").steps_alike(10, 20) == 8
+    assert AverageConfig("tail", start=7).steps_alike(10, 20) == 20
+
+
+def test_its_memory_is_declared_in_fp32():
+    weight = nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
+    optimizer = optim.Adam([weight], lr=0.1)
+    optim.average(optimizer)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    declared = state_spec(optimizer, weight)["average"]
+    kept = optimizer.state[weight]["average"]
+    assert (declared.shape, declared.dtype) == (tuple(kept.shape), kept.dtype)
+    assert kept.dtype == torch.float32
+    assert OptimConfig().average.kind == "none"
