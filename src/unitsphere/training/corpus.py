@@ -1,6 +1,7 @@
 """What a run reads: batches to learn from, a way to be validated, and the tokenizer behind both.
 
-`OPENERS` has one function an objective.
+`OPENERS` has one function an objective. `given_rows` takes rows of any other data in the same form;
+`replay` shows the rows of one of the run's batches.
 """
 
 import sys
@@ -89,12 +90,7 @@ def open_corpus(config: RunConfig) -> Corpus:
 def open_stream(config: RunConfig) -> Corpus:
     """Text as one stream of tokens: causal and masked language modelling."""
     data, train = config.data, config.train
-    folder = prepared(data)
-    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    if data.verify:
-        training.verify()
-        validation.verify()
-    check_vocabulary(config, training.vocab_size)
+    training, validation = open_splits(config)
     if validation.n_tokens < 2:
         raise UserError(
             f"{data.source} has no text for validation: raise data.val_fraction "
@@ -128,12 +124,7 @@ def open_stream(config: RunConfig) -> Corpus:
 def open_pairs(config: RunConfig) -> Corpus:
     """Sources and their targets: sequence to sequence. A batch has batch_tokens/context pairs."""
     data, train = config.data, config.train
-    folder = prepared(data, pairs=True)
-    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    if data.verify:
-        training.verify()
-        validation.verify()
-    check_vocabulary(config, training.vocab_size)
+    training, validation = open_splits(config, pairs=True)
     held_out = Pairs(validation)
     if not len(held_out):
         raise UserError(
@@ -188,6 +179,17 @@ def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
         masks, seed = config.data.mask, config.train.seed
         return Masked(context, separator, tokenizer.vocab_size, masks, seed)
     return NextToken(context, separator, True, apart=config.data.document_mask)
+
+
+def open_splits(config: RunConfig, pairs: bool = False) -> tuple[Shards, Shards]:
+    """The shards to train on and those to validate on, which the model's vocabulary fits."""
+    folder = prepared(config.data, pairs=pairs)
+    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
+    if config.data.verify:
+        training.verify()
+        validation.verify()
+    check_vocabulary(config, training.vocab_size)
+    return training, validation
 
 
 def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
