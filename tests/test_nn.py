@@ -193,5 +193,5 @@ def test_project_puts_averaged_weights_where_the_constraint_wants_them(name):
 
 def test_a_run_that_shall_be_trained_on_is_no_exported_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "unitsphere"}')
-    with pytest.raises(UserError, match="train on from the run folder"):
+    with pytest.raises(UserError, match="continue from the run folder"):
         unitsphere.load(tmp_path, trainable=True)

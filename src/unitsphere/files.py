@@ -92,7 +92,7 @@ def own_folder(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raise UserError if `path` itself is a link: writing or deleting there would be elsewhere."""
     if path.is_symlink():
-        raise UserError(f"{path} is a link, through which nothing is written: remove it")
+        raise UserError(f"{path} is a link, and nothing is written through links: remove it")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -174,7 +174,7 @@ def test_other_mistakes(ready: Path, jsonl: Path, tmp_path: Path) -> None:
         prepare(str(jsonl), "bytes", tmp_path / "out", val_fraction=2, progress=False)
     with pytest.raises(UserError, match="is prepared already"):
         prepare(str(ready), "bytes", tmp_path / "out", progress=False)
-    with pytest.raises(UserError, match="lies in the source"):
+    with pytest.raises(UserError, match="is inside the source"):
         prepare(str(jsonl.parent), "bytes", jsonl.parent / "new" / "out", progress=False)
     with pytest.raises(UserError, match="needs text to train on"):
         prepare(str(jsonl), "bpe:300", tmp_path / "out", val_fraction=1, progress=False)

@@ -22,7 +22,7 @@ NORMFORMER_NAMES = {"gamma": "gamma", "lambda_": "lambda", "W_o": "W_O"}
 
 NORMFORMER_MODULES = {"norm": "LN_final", "norm_memory": "LN_encoder", "E": "E_in"}
 GAINS = {"norm_A": "gain_A", "norm_M": "gain_M", "norm_X": "gain_X", "norm": "gain_final"}
-GAINS["norm_memory"] = "gain_encoder"
+GAINS |= {"norm_memory": "gain_encoder", "norm_E": "gain_E"}
 DYT = {"norm_A": "DyT_A", "norm_M": "DyT_M", "norm_X": "DyT_X", "norm": "DyT_final"}
 DYT |= {"norm_memory": "DyT_encoder", "gain": "gamma", "bias": "beta", "s": "embed_scale"}
 
@@ -57,12 +57,32 @@ CASES = {
         f"gpt-plus-g-{g}": ("gpt", {**PLUS, "g": g}, gpt, gpt.Settings(L, H, **PLUS, g=g))
         for g in ("layer", "fixed")
     },
+    "gpt-plus-branch": (
+        "gpt",
+        {**PLUS, "branch": 0.4},
+        gpt,
+        gpt.Settings(L, H, **PLUS, branch=0.4),
+    ),
     "gpt-plus-g-3": (
         "gpt",
         {**PLUS, "g": "fixed", "g_init": 3.0},
         gpt,
         gpt.Settings(L, H, **PLUS, g="fixed", g_value=3.0),
     ),
+    **{
+        f"gpt-plus-{name}": ("gpt", {**PLUS, **given}, gpt, gpt.Settings(L, H, **PLUS, **given))
+        for name, given in {
+            "relu2": {"activation": "relu2"},
+            "softcap": {"softcap": 0.5},
+            "embedding-norm": {"embedding_norm": True},
+            "recent-tied": {
+                "activation": "relu2",
+                "softcap": 0.5,
+                "embedding_norm": True,
+                "tied": True,
+            },
+        }.items()
+    },
     "ngpt": ngpt_case(),
     "ngpt-lerp-nu": ngpt_case({"residual": "lerp_nu"}, residual="lerp_nu"),
     "ngpt-lerp-nu-fixed-alpha": ngpt_case(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from design_cases import make, tokens
 
+from unitsphere.errors import UserError
 from unitsphere.models import context as contexts
 from unitsphere.models.registry import build
 
@@ -89,3 +90,31 @@ def test_ngpt_s_h_has_length_one_through_36_layers_of_every_objective():
     for objective in ("clm", "mlm"):
         model = make("ngpt", objective, n_layers=36, d_model=64)
         assert (lengths(model, tokens(2, 16)) - 1).abs().max() < 1e-6
+
+
+def test_switches_of_the_start_change_only_what_they_name():
+    """Rows of E_in by their length; output matrices at zero; all else is drawn as without."""
+    plain = dict(build("gpt", **LARGE, **PLUS).named_parameters())
+    start = {"embedding_start": "rms", "zero_outputs": "all"}
+    for key, p in build("gpt", **LARGE, **PLUS, **start).named_parameters():
+        if key == "E_in.weight":
+            assert torch.allclose(p.square().mean(1), torch.ones(256), atol=1e-5)
+            assert torch.allclose(torch.cosine_similarity(p, plain[key]), torch.ones(256))
+        elif key.endswith(("W_o.weight", "W_oMLP.weight", "E_out.weight")):
+            assert not p.any(), key
+        else:
+            assert torch.equal(p, plain[key]), key
+    made = build("gpt", **LARGE, embedding_start="unit", zero_outputs="branches")
+    assert torch.allclose(made.E_in.weight.norm(dim=1), torch.ones(256), atol=1e-5)
+    assert made.E_out.weight.any()
+    assert not made.blocks[1].mlp.W_oMLP.weight.any()
+
+
+def test_a_soft_cap_bounds_the_logits_and_parameters_are_counted():
+    with pytest.raises(UserError, match=r"model\.softcap must be a number above 0"):
+        build("gpt", **LARGE, softcap=0.0)
+    model = build("gpt", **LARGE, softcap=1e-3, embedding_norm=True, activation="relu2", tied=True)
+    assert model(tokens(2, 6, vocabulary=256)).abs().max() <= 1e-3
+    d, f, V, L = 256, 1024, 256, 2
+    counted = V * d + d + L * (4 * d * d + 2 * d * f + 2 * d) + d
+    assert sum(p.numel() for p in model.parameters()) == counted

@@ -44,9 +44,10 @@ def assert_same(found, wanted, atol=1e-10):
     reduction=st.sampled_from(["mean", "sum"]),
     smoothing=st.sampled_from([0.0, 0.1]),
     z_loss=st.sampled_from([0.0, 1e-2]),
+    softcap=st.sampled_from([None, 1.5]),
 )
 def test_chunks_give_the_plain_loss_and_gradients(
-    seed, shape, V, ignored, rows, reduction, smoothing, z_loss
+    seed, shape, V, ignored, rows, reduction, smoothing, z_loss, softcap
 ):
     h, weight, _, targets = head(seed, shape, 4, V, ignored)
     if z_loss and bool((targets == IGNORE).all()) and reduction == "mean":
@@ -54,10 +55,13 @@ def test_chunks_give_the_plain_loss_and_gradients(
 
     def in_chunks(h, weight):
         flat = h.flatten(0, -2)
-        return chunked(flat, weight, targets.flatten(), h.dtype, reduction, smoothing, z_loss, rows)
+        numbers = reduction, smoothing, z_loss, softcap, rows
+        return chunked(flat, weight, targets.flatten(), h.dtype, *numbers)
 
     def plain(h, weight):
-        return cross_entropy(F.linear(h, weight), targets, reduction, smoothing, z_loss)
+        z = F.linear(h, weight)
+        z = z if softcap is None else softcap * z / (softcap**2 + z**2).sqrt()
+        return cross_entropy(z, targets, reduction, smoothing, z_loss)
 
     assert_same(loss_and_gradients(in_chunks, h, weight), loss_and_gradients(plain, h, weight))
 
@@ -171,5 +175,7 @@ def test_a_path_that_does_not_serve_is_refused():
         linear_cross_entropy(h, weight, targets, path="liger")
     with pytest.raises(UserError, match="take the path chunked"):
         linear_cross_entropy(h, weight, targets, label_smoothing=0.1, path="torch")
+    with pytest.raises(UserError, match="no soft cap"):
+        linear_cross_entropy(h, weight, targets, path="torch", softcap=15.0)
     with pytest.raises(UserError, match="take the path chunked"):
         linear_cross_entropy(h.bfloat16(), weight.bfloat16(), targets, path="torch")

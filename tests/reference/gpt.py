@@ -24,7 +24,13 @@ Decisions where the papers are silent:
 - without QK norm the softmax factor is 1/sqrt(d_k) and there is no g;
 - QK norm comes after RoPE (a rotation, so the order does not matter) and has no gain vector;
 - d_rot is the largest even number not above rotary_fraction * d_k;
-- embeddings are not scaled, tied or not.
+- embeddings are not scaled, tied or not;
+- a factor c of every sublayer's output (HyperP, arXiv 2603.28743: 1/sqrt(2L)) is 1 unless given.
+
+Switches of recent baselines (modded-nanogpt, track 3; all off by default):
+- embedding_norm: h = RMSNorm_E(E_in[token]), with its gain_E [d]; a tied head has E_in as it is;
+- activation "relu2": W_oMLP max(W_u x, 0)^2, and no W_nu;
+- softcap c: z = c y / sqrt(c^2 + y^2) of the logits y.
 """
 
 import math
@@ -54,6 +60,10 @@ class Settings:
     seq2seq: bool = False
     n_kv_heads: int | None = None  # none: n_heads
     window: int | None = None  # none: no window
+    embedding_norm: bool = False
+    activation: str = "swiglu"
+    softcap: float | None = None
+    branch: float = 1.0  # c: h = h + c F(norm(h))
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -68,12 +78,13 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         **attention_shapes,
         "gain_M": (d,),
         "W_u": (d_f, d),
-        "W_nu": (d_f, d),
+        "W_nu": (d_f, d) if s.activation == "swiglu" else None,
         "W_oMLP": (d, d_f),
     }
     cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
     cross |= {f"cross.{name}": shape for name, shape in attention_shapes.items()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
+    table |= {"gain_E": (d,) if s.embedding_norm else None}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"gain_encoder": (d,) if s.seq2seq else None}
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}
@@ -117,8 +128,11 @@ def attention(
     return linear(torch.cat(heads, dim=-1), p["W_o"])
 
 
-def mlp(x: Tensor, p: Tensors) -> Tensor:
-    """SwiGLU: W_oMLP (u * SiLU(nu))."""
+def mlp(x: Tensor, p: Tensors, s: Settings) -> Tensor:
+    """SwiGLU: W_oMLP (u * SiLU(nu)); relu2: W_oMLP max(u, 0)^2."""
+    if s.activation == "relu2":
+        u = linear(x, p["W_u"])
+        return linear(torch.where(u > 0, u * u, 0.0), p["W_oMLP"])
     return linear(linear(x, p["W_u"]) * silu(linear(x, p["W_nu"])), p["W_oMLP"])
 
 
@@ -133,19 +147,20 @@ def block(
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
     x = rms_norm(h, p["gain_A"], s.eps)
-    states = [h + attention(x, p, s, positions, see)]
+    states = [h + s.branch * attention(x, p, s, positions, see)]
     if memory is not None and see_memory is not None:
         x = rms_norm(states[-1], p["gain_X"], s.eps)
         h_X = attention(x, under(p, "cross"), s, positions, see_memory, memory)
-        states.append(states[-1] + h_X)
+        states.append(states[-1] + s.branch * h_X)
     x = rms_norm(states[-1], p["gain_M"], s.eps)
-    states.append(states[-1] + mlp(x, p))
+    states.append(states[-1] + s.branch * mlp(x, p, s))
     return states
 
 
 def embed(tensors: Tensors, s: Settings, tokens: Tensor, positions: Tensor) -> Tensor:
-    """E_in[token]."""
-    return tensors["E_in"][tokens]
+    """E_in[token], or its RMSNorm."""
+    h = tensors["E_in"][tokens]
+    return rms_norm(h, tensors["gain_E"], s.eps) if s.embedding_norm else h
 
 
 def memory_of(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
@@ -154,9 +169,10 @@ def memory_of(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
 
 
 def logits(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
-    """E_out RMSNorm(h)."""
+    """E_out RMSNorm(h), perhaps capped."""
     E_out = tensors["E_in"] if s.tied else tensors["E_out"]
-    return linear(rms_norm(h, tensors["gain_final"], s.eps), E_out)
+    y = linear(rms_norm(h, tensors["gain_final"], s.eps), E_out)
+    return y if s.softcap is None else s.softcap * y / torch.sqrt(s.softcap**2 + y * y)
 
 
 ORACLE = Oracle(embed, block, memory_of, logits)

@@ -11,7 +11,9 @@ from unitsphere.studies.core.search import (
     Told,
     count_points,
     grid_points,
+    next_coordinates,
     next_points,
+    own_point,
     random_points,
     space_of,
 )
@@ -155,3 +157,54 @@ def test_a_range_has_as_many_points_as_a_sweep_may_have(points):
 def test_points_are_counted_without_making_them():
     wide = {"low": 0.0, "high": 1.0, "points": 1000}
     assert count_points(space_of({"a": wide, "b": wide, "c": wide, "d": wide})) == 10**12
+
+
+GRID = {
+    "lr": Choices((4.0, 1.0, 2.0, 8.0)),
+    "decay": Range(0.0, 1.0, points=3),
+    "kind": Choices(("a", "b", "c")),
+}
+
+
+def bowl(point):
+    """A loss that is lowest at lr 4, decay 0.5, kind b."""
+    kind = 0.0 if point["kind"] == "b" else 1.0
+    return abs(point["lr"] - 4) + abs(point["decay"] - 0.5) + kind
+
+
+def searched(start, trials, loss=bowl):
+    tried = []
+    while len(tried) < trials and (points := next_coordinates(GRID, start, tried)):
+        tried += [(point, loss(point)) for point in points]
+    return tried
+
+
+def test_a_coordinate_search_follows_each_key_to_its_best():
+    start = {"lr": 1.0, "decay": 0.0, "kind": "c"}
+    tried = searched(start, 12)
+    assert tried[0][0] == start
+    assert {"lr": 4.0, "decay": 0.5, "kind": "b"} in [point for point, _ in tried]
+
+
+def test_a_coordinate_search_tries_no_point_twice_and_ends_with_its_space():
+    tried = [point for point, _ in searched({"lr": 8.0, "decay": 1.0, "kind": "a"}, 99)]
+    assert len(tried) == len({str(point) for point in tried}) == 4 * 3 * 3
+
+
+def test_a_coordinate_search_leaves_a_region_that_diverges():
+    tried = searched(
+        {"lr": 8.0, "decay": 1.0, "kind": "a"},
+        12,
+        lambda point: math.inf if point["lr"] > 2 else bowl(point),
+    )
+    assert min(loss for _, loss in tried) <= 3.0
+
+
+def test_it_starts_from_the_values_nearest_to_the_arm_s_own():
+    own = {"lr": 3.2, "decay": 0.3, "kind": "b"}
+    assert own_point(GRID, own) == {"lr": 4.0, "decay": 0.5, "kind": "b"}
+    assert own_point(GRID, {"lr": 2, "decay": None, "kind": 7}) == {
+        "lr": 2.0,
+        "decay": 0.0,
+        "kind": "a",
+    }

@@ -119,5 +119,5 @@ def test_the_record_reads_back_as_the_same_study(study):
 
 
 def test_what_toml_has_no_word_for_is_refused():
-    with pytest.raises(UserError, match="'a' must be a number, a text, true or false"):
+    with pytest.raises(UserError, match="'a' must be a number, a string, true or false"):
         toml_text({"a": object()})

@@ -161,5 +161,5 @@ def test_without_a_cache_folder_what_is_compiled_lasts_as_long_as_the_process(
     home.write_text("no folder")
     cache = opened(tmp_path)
     assert cache.stat().st_mode & 0o777 == 0o700
-    assert "is not kept" in capsys.readouterr().err
+    assert "is not cached" in capsys.readouterr().err
     shutil.rmtree(cache)

@@ -107,6 +107,16 @@ def test_what_is_no_number_is_left_out_of_a_record(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"step": 1, "tokens": 8, "time": 0.5, "lr": 0.1}\n'
     )
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "lr": 0.1}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": NaN, "lr": 0.1, "by": {"a": Infinity, "b": [1.5, NaN, [NaN]]}}\n'
+    )
     cut(tmp_path, 1, 0)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "lr": 0.1}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "lr": 0.1, "by": {"b": [1.5, null, [null]]}}\n'
+    )
+
+
+def test_a_line_whose_figures_are_no_numbers_is_not_a_record(tmp_path):
+    lines = ['{"step": 1, "loss": "low"}', '{"step": "2"}', "[]", '{"step": 3, "note": "x"}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_metrics(tmp_path) == [{"step": 3, "note": "x"}]

@@ -196,7 +196,7 @@ def test_a_hang_shows_where_and_a_beat_ends_it(capfd):
         time.sleep(0.1)  # the stacks are being written
         watch.beat()
     said = capfd.readouterr().err
-    assert said.count("no headway for") == 1
+    assert said.count("no progress for") == 1
     assert "in stuck_here" in said
     assert "it continued after" in said
 

@@ -134,7 +134,7 @@ def check_names(arms: Sequence[str]) -> None:
         raise UserError("--arms needs an arm, such as gpt-plus")
     twice = [arm for arm in arms if arms.count(arm) > 1]
     if twice:
-        raise UserError(f"the arm {twice[0]} is given twice: the first arm is doubled by itself")
+        raise UserError(f"the arm {twice[0]} is given twice: the first arm runs twice anyway")
 
 
 def _mode(name: str) -> Mode:

@@ -25,15 +25,15 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Ablate(StudyOptions):
-    """Train the rows of a paper's ablation table, and set ours beside the paper's.
+    """Train the rows of a paper's ablation table, and compare with the paper's.
 
     Each figure is a relative change; ours has a 95% interval over the seeds, and
-    says whether its sign is the paper's beyond that. At sizes other than the
+    says whether its sign is the paper's. At sizes other than the
     paper's, rates are tuned: one for all rows, or each row's, as the table asks.
     The same command resumes; finished runs are kept.
 
     tables: ngpt-table4, ngpt-table5, ngpt-table6, angpt-figure5, angpt-figureA1,
-    normformer-table4, normformer-table5. A study.toml of one serves as well.
+    normformer-table4, normformer-table5. A study.toml of one also works.
 
     examples:
       unitsphere ablate ngpt-table6
@@ -48,16 +48,16 @@ class Ablate(StudyOptions):
     tokens: int | None = None
     """training tokens of a run; the size's by default"""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
     rates: Literal["shared", "each", "given"] | None = None
     """tuned once for all rows, tuned for each, or given by the size; the table's way by default"""
     rows: Annotated[tuple[str, ...], arg(metavar="ROW [ROW …]")] = ()
-    """only these, by their names or numbers, and what they are measured against"""
+    """only these, by name or number, and the rows that they are compared with"""
     data: Data = dataclasses.field(default_factory=Data)
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
     """keys to set in every row, such as model.n_layers=3"""
     allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
-    """names of what would be refused as unfair, to have it flagged"""
+    """unfair differences, by name, that are flagged instead of refused"""
 
 
 def run(argv: list[str]) -> int:

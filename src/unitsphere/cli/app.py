@@ -20,7 +20,7 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0,
 
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
-    "quickstart": ("quickstart", "train three matched models on this computer and compare them"),
+    "quickstart": ("quickstart", "train four matched models on this computer and compare them"),
     "recipes": ("recipes", "the recipes that can be trained by name, paper by paper"),
     "params": ("params", "exact parameter counts; --show: a recipe resolved"),
     "prepare": ("prepare", "text, JSONL or files -> token shards to train on"),
@@ -32,8 +32,8 @@ VERBS = {
     "generate": ("generate", "sample text from a run"),
     "compare": ("compare", "arms × token budgets × seeds: who learns more, how much faster"),
     "sweep": ("sweep", "search config keys: grid, random or Optuna"),
-    "ablate": ("ablate", "a paper's ablation table, ours beside the paper's"),
-    "context": ("context", "perplexity by context length and position, beside others"),
+    "ablate": ("ablate", "a paper's ablation table, ours compared with the paper's"),
+    "context": ("context", "perplexity of runs by context length and position"),
     "lr-ramp": ("lr_ramp", "how high the learning rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
     "report": ("report", "one HTML page of a run or a study; --serve follows it"),
@@ -49,7 +49,7 @@ USAGE = """\
 usage: unitsphere VERB …
 
 Train normalized Transformers (nGPT, anGPT, NormFormer) and the GPT baselines
-they are measured against.
+that they are compared with.
 
 verbs:
 {verbs}
@@ -59,7 +59,7 @@ examples:
   unitsphere train quickstart/ngpt --train.steps 200 --out runs/first
   unitsphere generate runs/first --prompt "def main("
 
-unitsphere VERB --help explains a verb; unitsphere --version is the version."""
+unitsphere VERB --help explains a verb; unitsphere --version prints the version."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,7 +69,7 @@ class Bench(Measured):
     micro_batch: int | None = None
     """sequences that go through the model at once"""
     compile: bool = False
-    """compile every arm on a CPU too (on a GPU they are, but for train.compile=false)"""
+    """compile every arm on a CPU too (on a GPU they are, except with train.compile=false)"""
     precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """auto: bf16 where the device computes in it, else fp32"""
     warmup: int | None = None

@@ -48,7 +48,7 @@ class Chat:
     min_p: float | None = None
     """draw from tokens at least this share as likely as the likeliest"""
     repetition_penalty: float = 1.0
-    """above 1: what was said becomes less likely"""
+    """above 1: tokens that are already in the text become less likely"""
     stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(
         default_factory=list
     )

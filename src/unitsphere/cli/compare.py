@@ -13,7 +13,7 @@ from unitsphere.cli.study import StudyOptions, run_verb
 class Compare(StudyOptions):
     """Compare arms × token budgets × seeds: equal-token loss, equal-loss speedup.
 
-    Each budget is a run of its own, annealed over it; each arm's learning rate is
+    Each budget is a separate run, annealed over it; each arm's learning rate is
     tuned on documents that are not reported. Unfair studies are refused by name.
     The same command resumes; finished runs are kept.
 
@@ -32,7 +32,7 @@ class Compare(StudyOptions):
     study: Annotated[Positional[str], arg(metavar="STUDY")]
     """a TOML file, or the name of a study that is shipped: quickstart"""
     baseline: Annotated[str | None, arg(metavar="ARM")] = None
-    """measure against this arm, in place of the file's"""
+    """the arm to compare with; by default the file's baseline"""
 
 
 def run(argv: list[str]) -> int:

@@ -29,14 +29,14 @@ class Context:
     """run folders, each an arm of its folder's name, or of the name given"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """whole documents: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
-    that prepare made; none: the first run's validation split"""
+    that prepare made; by default the first run's validation split"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
-    """tokens of context, each a divisor of the longest; none: as in training, and doubled five
+    """tokens of context, each a divisor of the longest; by default as in training, and doubled five
     times"""
     per_document: Annotated[int | None, arg(metavar="N")] = None
-    """of each document only what lies within its first N tokens; none: all"""
+    """use only the first N tokens of each document; by default all"""
     chunk: Annotated[int, arg(metavar="N")] = 1024
     """tokens that go through a model at a time; less needs less memory"""
     device: str = "auto"

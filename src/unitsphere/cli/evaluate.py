@@ -57,42 +57,44 @@ class Eval:
     """run folder"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """what to score: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
-    that prepare made; none: the run's validation split"""
+    that prepare made; by default the run's validation split"""
     objective: Literal["clm", "mlm", "seq2seq"] | None = None
-    """what the run was trained for, to be sure of it; a run is scored for that and no other"""
+    """the run's objective, as a check: a run is scored only for the one it was trained with"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
     source_field: Annotated[str | None, arg(metavar="STR")] = None
-    """the field of a pair's line that holds the source; none: as in training"""
+    """the field of a pair's line that holds the source; by default as in training"""
     target_field: Annotated[str | None, arg(metavar="STR")] = None
-    """the field of a pair's line that holds the target; none: as in training"""
+    """the field of a pair's line that holds the target; by default as in training"""
     beam: Annotated[int | None, arg(metavar="K")] = None
-    """seq2seq: targets followed at once, by default 1; 0: no target is written, no BLEU"""
+    """seq2seq: width of the beam, by default 1; 0: write no targets, no BLEU"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
-    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
+    """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
+    0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; several: a result each"""
     by_position: bool = False
     """perplexity by position in the context too; every context is then scored on the same tokens,
     stretches of documents as long as the longest, and memory stays bounded"""
     per_document: Annotated[int | None, arg(metavar="N")] = None
-    """by position: of each document only what lies within its first N tokens; none: all"""
+    """by position: use only the first N tokens of each document; by default all"""
     chunk: Annotated[int | None, arg(metavar="N")] = None
     """by position: tokens that go through the model at a time, by default 1024"""
     tasks: Annotated[tuple[str, ...], arg(metavar="TASK [TASK …]")] = ()
     """lm-evaluation-harness tasks: hellaswag, …, zero_shot for nine of them, translation,
     text, or YAML files of your own; the text is then scored only with --data"""
     task_data: Annotated[Path | None, arg(metavar="DIR")] = None
-    """the folder of the tasks' JSONL files, or the file of one task; none: beside the YAML file"""
+    """the folder of the tasks' JSONL files, or the file of one task; by default the YAML
+    file's folder"""
     shots: Annotated[int | None, arg(metavar="N")] = None
-    """examples before each item of a task; none: as the task says"""
+    """examples before each item of a task; by default as the task says"""
     limit: Annotated[int | None, arg(metavar="N")] = None
     """only the first N items of each task"""
     trust_task_code: bool = False
     """let task files of your own run code (!function, classes, templates outside a sandbox)"""
     fold: bool = False
     """fold constants and scales into the weights first, as generate and export do: the figures are
-    the same but for rounding"""
+    the same except for rounding"""
     weights: Literal["last", "average"] = "last"
     """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"

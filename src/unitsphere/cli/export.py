@@ -22,7 +22,7 @@ class Export:
 
     Scales and constants are folded into the weights. The folder loads with
     AutoModelForCausalLM or AutoModelForMaskedLM and trust_remote_code=True,
-    without this package, and here again wherever a RUN is asked for.
+    without this package, and every verb here takes it as a RUN.
 
     example: unitsphere export runs/quickstart/ngpt --out models/ngpt
     """

@@ -30,7 +30,7 @@ class Finetune:
     data: Annotated[Path, arg(metavar="FILE")]
     """labelled examples to train on: .jsonl, or TSV"""
     test: Annotated[Path | None, arg(metavar="FILE")] = None
-    """examples to report on; none: a fifth of --data, held out"""
+    """examples to report on; by default a fifth of --data, held out"""
     task: TaskName | None = None
     """names the fields, labels and deciding score of GLUE's and SuperGLUE's files"""
     text: Annotated[str | None, arg(metavar="FIELD")] = None
@@ -48,11 +48,11 @@ class Finetune:
     seed: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = (0, 1, 2)
     """seeds of the head and of the order of the examples"""
     pool: Literal["first", "mean", "last"] | None = None
-    """what the head sees of the tokens' features; none: mean, or last for a causal model"""
+    """what the head sees of the tokens' features; by default mean, or last for a causal model"""
     scratch: bool = False
     """the control: the same model from random weights"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """folder to write; none: RUN/finetune/, by the task's or the file's name"""
+    """folder to write; by default RUN/finetune/, by the task's or the file's name"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False

@@ -61,9 +61,10 @@ class Generate:
     compile: bool = False
     """compile a token's graph first: for many tokens; takes about a minute"""
     beam: Annotated[int | None, arg(metavar="K")] = None
-    """seq2seq: targets followed at once, by default 1"""
+    """seq2seq: width of the beam, by default 1"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
-    """of a beam: 0 ranks targets by probability, more prefers longer ones; by default 0.6"""
+    """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
+    0.6"""
     weights: Literal["last", "average"] = "last"
     """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"

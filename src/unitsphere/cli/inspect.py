@@ -28,18 +28,18 @@ class Inspect:
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
     """the run folder"""
     probes: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
-    """which probes; none: all"""
+    """which probes; by default all"""
     steps: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
-    """which checkpoints; none: all (a run keeps its last two; --train.keep_every keeps more)"""
+    """which checkpoints; by default all (a run keeps two; --train.keep_every keeps more)"""
     against: Annotated[Path | None, arg(metavar="RUN2")] = None
-    """a second run, whose gradients those of RUN are divided by"""
+    """a second run: RUN's gradients are divided by its gradients"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
-    """what the probes look at: a text, JSONL, a folder, or one that prepare made; none: the run's
-    validation split (of runs made by you)"""
+    """what the probes look at: a text, JSONL, a folder, or one that prepare made; by default the
+    run's validation split (of runs made by you)"""
     film: bool = False
     """write film.gif too: some of the probes, moving from checkpoint to checkpoint"""
     list: bool = False
-    """only name the probes"""
+    """only list the probes"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False

@@ -19,7 +19,7 @@ class Ladder(StudyOptions):
     (anGPT's Appendices G and I). The same command resumes.
 
     a study is a file like this (docs/how-to/ladder.md explains each key):
-      batches = [1024, 2048, 4096]          # tokens an update
+      batches = [1024, 2048, 4096]          # tokens per step
       [sizes]
       s = { model = { d_model = 64, n_layers = 2, n_heads = 1 } }
       m = { model = { d_model = 96, n_layers = 3, n_heads = 2 } }

@@ -33,7 +33,7 @@ class LrRamp(StudyOptions):
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE [RECIPE …]")]
-    """recipes, the first what the others are divided by; or a study.toml with arms of its own"""
+    """recipes, the first is the reference; or a study.toml with its own arms"""
     peak: float = 0.1
     """rate of the last step"""
     steps: int = 2000
@@ -45,7 +45,7 @@ class LrRamp(StudyOptions):
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE [KEY=VALUE …]")] = ()
     """keys to set in every recipe"""
     allow: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
-    """names of what would be refused as unfair, to have it flagged"""
+    """unfair differences, by name, that are flagged instead of refused"""
 
 
 def run(argv: list[str]) -> int:
@@ -93,7 +93,7 @@ def arms(recipes: Sequence[str]) -> dict[str, str]:
     """Arm -> recipe; an arm has the last part of its recipe's name, or all of it to be unique."""
     short = [recipe.rpartition("/")[2].removesuffix(".toml") for recipe in recipes]
     if len(set(recipes)) < len(recipes):
-        raise UserError("a recipe is given twice: each is an arm of its own")
+        raise UserError("a recipe is given twice: give each recipe once")
     unique = len(set(short)) == len(short)
     names = short if unique else [r.removesuffix(".toml").replace("/", "-") for r in recipes]
     return dict(zip(names, recipes, strict=True))

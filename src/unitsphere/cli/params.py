@@ -30,7 +30,7 @@ class Params:
     """
 
     recipes: Annotated[Positional[tuple[str, ...]], arg(metavar="[RECIPE …]")] = ()
-    """recipes, by name or by the path of a TOML file; none: all that are shipped, in a table
+    """recipes, by name or by the path of a TOML file; by default all that are shipped, in a table
     without the papers' ablations"""
     show: bool = False
     """print one recipe's settings and their sources; takes --section.key value, as train does"""
@@ -108,6 +108,7 @@ def show(name: str, argv: list[str]) -> int:
     from unitsphere.training.optim.roles import SHOWN
     from unitsphere.training.optim.schedule import area
     from unitsphere.training.recipes import load_recipe
+    from unitsphere.training.transfer import reason
 
     settings = read_settings("params --show", name, load_recipe(name), argv, Show)
     rows = list(sourced(name, settings))
@@ -124,6 +125,8 @@ def show(name: str, argv: list[str]) -> int:
     print_table(keys, [[shown(row.get(key)) for key in keys] for row in roles])
     print(f"\n{counts['parameters']:,} parameters")
     print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
+    if why := reason(settings.config):
+        print(why)
     return 0
 
 
@@ -152,20 +155,24 @@ def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
     """Each key with its resolved value and its source.
 
     "derived" values depend on other settings or on this machine: sizes in forms such as "sqrt(d)",
-    the vocabulary, precision "auto", absolute paths.
+    the vocabulary, precision "auto", absolute paths, and what optim.transfer sets.
     """
     from unitsphere.config import flatten, to_dict
-    from unitsphere.training.config import BySize
     from unitsphere.training.recipes import sources
     from unitsphere.training.resolve import resolve
+    from unitsphere.training.sized import BySize
+    from unitsphere.training.transfer import closed, open_numbers
 
     config = settings.config
-    asked, files = flatten(to_dict(config)), sources(name)
+    asked, files = flatten(to_dict(closed(config))), sources(name)
+    by_law = {} if config.optim.transfer == "none" else open_numbers(config)
     found = []
     for key, value in flatten(to_dict(resolve(config, None))).items():
         default = f"default of {config.architecture}" if key.startswith("model.") else "default"
         source = "command line" if key in settings.given else files.get(key, default)
-        if isinstance(asked[key], BySize):
+        if key in by_law:
+            source = f"derived: optim.transfer {config.optim.transfer} ({source})"
+        elif isinstance(asked[key], BySize):
             source = f'derived: "{asked[key].form}" ({source})'
         elif asked[key] != value:
             source = f"derived ({source})"

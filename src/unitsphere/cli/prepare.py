@@ -14,7 +14,7 @@ from unitsphere.cli.parse import parse
 class Prepare:
     """Turn text into token shards, once, for any number of runs.
 
-    A .jsonl file holds a document a line, any other file of text is one document;
+    A .jsonl file holds a document per line, any other text file is one document;
     .json, .csv, .tsv and .parquet are refused. A share of the documents is held
     out for validation; of a single document its end is.
     Training from text does this by itself. Prepare a large source first, then train
@@ -45,7 +45,7 @@ class Prepare:
     validation: Annotated[str | None, arg(metavar="FILE")] = None
     """a file, a quoted glob or a folder that goes to validation, instead of a share of SOURCE"""
     json: bool = False
-    """print what there is as one JSON document"""
+    """print one JSON document"""
 
 
 def run(argv: list[str]) -> int:

@@ -28,10 +28,10 @@ class Quantize:
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME=]RUN [RUN …]")]
     """run folders, each an arm of its folder's name, or of the name given"""
     formats: Annotated[tuple[str, ...], arg(metavar="F [F …]")] = ()
-    """intB (a scale a row; B from 2 to 8), intB:G (a scale for G weights), fp8, nvfp4; none: 13 of
-    them"""
+    """intB (a scale per row; B from 2 to 8), intB:G (a scale per G weights), fp8, nvfp4; by default
+    13 of them"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
-    """text to score: a file, JSONL, a folder, a quoted glob; none: a run's validation split"""
+    """text to score: a file, JSONL, a folder, a quoted glob; by default a run's validation split"""
     field: str = "text"
     """the field of a JSONL line that holds the text"""
     tokens: Annotated[int, arg(metavar="N")] = 65536

@@ -17,7 +17,7 @@ class Changes:
     steps: int | None = None
     """optimizer updates of every arm"""
     seed: int | None = None
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
 
 
 @dataclasses.dataclass(frozen=True)

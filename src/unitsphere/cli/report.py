@@ -21,7 +21,7 @@ class Report:
     """One self-contained HTML page of a run, several runs, a fine-tuning or a study.
 
     The answer first, then curves, tables, probes, samples, what differs between
-    the arms, the environment, and the commands that make the same again. The page
+    the arms, the environment, and the commands that reproduce it. The page
     needs no network; a run that still trains or lacks pieces has a page too.
 
     examples:
@@ -32,17 +32,17 @@ class Report:
     """
 
     folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_STUDY [RUN …]")]
-    """a run folder, a study's, or a folder of runs; several: their runs on one page"""
+    """a run folder, a study folder, or a folder of runs; several: all runs on one page"""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """the page; by default report.html in the folder, of several in the working folder"""
     figures: Annotated[Path | None, arg(metavar="DIR")] = None
     """draw every figure there too, as SVG and PNG"""
     samples: int = 0
-    """texts that a run's last checkpoint is to write for the page, beside those it has"""
+    """number of texts that the last checkpoint of a run writes for the page"""
     serve: bool = False
     """serve the page on this machine only, always the latest, until Ctrl-C"""
     port: int = 8321
-    """of --serve; 0 takes any that is free"""
+    """port of --serve; 0: any free port"""
     json: bool = False
     """print one JSON document"""
 

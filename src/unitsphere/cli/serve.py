@@ -40,15 +40,15 @@ class Serve:
     host: str = "localhost"
     """address to listen on; 0.0.0.0 lets other computers in, without any password"""
     name: str | None = None
-    """the model's name for clients; none: the folder's"""
+    """the model's name for clients; by default the folder's"""
     cache: Path | None = None
-    """where exports are kept; none: ~/.cache/unitsphere/serve"""
+    """where exports are kept; by default ~/.cache/unitsphere/serve"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     allow_host: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
-    """more names that requests may ask by (their Host header), such as that of a proxy"""
+    """other names that requests may use in their Host header, such as a proxy's"""
     trust_remote_code: bool = False
-    """run an exported folder's own modeling file: it may do whatever you may do"""
+    """run an exported folder's own modeling file: it has all your permissions"""
 
 
 def run(argv: list[str]) -> int:

@@ -26,7 +26,7 @@ usage: unitsphere train RECIPE [--section.key value …] [--out RUN]
 
 Train a recipe: one that is shipped (unitsphere recipes lists them), or a TOML
 file of your own. The same command on the same run folder resumes where it was
-stopped, and so does the run folder in the place of RECIPE. Ctrl-C saves first.
+stopped, and so does the run folder in place of RECIPE. Ctrl-C saves first.
 The run folder is what --out names, or runs/RECIPE; where that holds another
 run, runs/RECIPE-2, -3, …
 
@@ -49,7 +49,7 @@ a key that is True or False is true by its name (--optim.muon_head):
                          it longer, if its learning rate has not decayed
   --train.tokens         training tokens, in place of steps: 200e6
   --train.batch_tokens   tokens per step
-  --train.seed           of the weights' start and of the order of the data
+  --train.seed           of the initial weights and of the order of the data
   --train.save_every     steps between checkpoints
   --train.eval_every     steps between validations
   --dry_run              lay the run out without training: shards, memory, FLOPs
@@ -57,10 +57,12 @@ a key that is True or False is true by its name (--optim.muon_head):
   --schedule.area        print the mean of the learning rate divided by its peak
   --verify               read all data first and compare their checksums
   --submit slurm         run this command as a SLURM job (extra cluster); local:
-                         in the background. --submit.nodes, .gpus (a node, a
+                         in the background. --submit.nodes, .gpus (per node, a
                          process each), .tasks, .cpus, .memory (GB), .time,
                          .partition, .account, .qos, .constraint, .name
   --optim.lr             peak learning rate
+  --optim.transfer       nu or hyperp: the rates of this size by the recipe's
+                         tuned run (docs/how-to/transfer.md)
   --model.d_model        width; also --model.n_layers, --model.n_heads
 
 {FORMS}"""
@@ -77,7 +79,7 @@ class Train:
     """
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """run folder: a new one, or one of this very config to resume; none: runs/RECIPE, or where
+    """run folder: a new one, or one with this config to resume; by default runs/RECIPE, or where
     that holds another run the first of RECIPE-2, -3, … that is free or holds this one"""
     dry_run: bool = False
     """lay the run out without training it: shards, memory, FLOPs, hours, disk"""
@@ -111,6 +113,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
+    from unitsphere.training.transfer import reason
 
     with told_to_others():
         config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
@@ -123,6 +126,8 @@ def run(argv: list[str]) -> int:
         world = options.world_size or (submission.processes if submission else 1)
         return show_dry_run(config, world, options.json)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    if first and (why := reason(config)):
+        print(why, file=sys.stderr)
     with told_to_others():
         out = options.out or pick_folder(config, name, first)
     if submission:
@@ -152,7 +157,7 @@ def run(argv: list[str]) -> int:
 
 @contextmanager
 def told_to_others() -> Iterator[None]:
-    """Within: a mistake of this process ends the others of the run too, which wait for it."""
+    """Within: a user's mistake in this process also ends the run's others, which wait for it."""
     try:
         yield
     except (UserError, OSError) as error:

@@ -82,7 +82,7 @@ def class_names(examples: Sequence[Example], fields: Fields) -> list[str]:
     """
     found = {example.label for example in examples}
     if len(found) < 2:
-        raise UserError(f"all {len(examples)} labels are '{found.pop()}': nothing to tell apart")
+        raise UserError(f"all {len(examples)} labels are '{found.pop()}': nothing to classify")
     if fields.labels:
         return [spellings[0] for spellings in fields.labels]
     return sorted(found, key=_order)

@@ -51,7 +51,7 @@ def prepare(
     if "\0" in str(out):
         raise UserError("the name of --out holds a NUL character")
     if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
-        raise UserError(f"{out} lies in the source {source}: choose another --out")
+        raise UserError(f"{out} is inside the source {source}: choose another --out")
     with source_files(source) as files:
         job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
         made = _make(job, job.fingerprint(), out, progress)

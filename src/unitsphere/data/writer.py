@@ -195,7 +195,7 @@ def _empty(folder: Path) -> None:
             left.unlink()
         except OSError as error:
             raise UserError(
-                f"cannot remove {left}, which nothing here has made ({reason(error)}): "
+                f"cannot remove {left}, which unitsphere did not make ({reason(error)}): "
                 f"move {folder} away"
             ) from error
 

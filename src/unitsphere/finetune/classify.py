@@ -82,6 +82,6 @@ def read_saved(path: Path) -> Saved:
     """That part of a config.json; UserError if it is not a fine-tuning's."""
     found = read_json(path)
     if not isinstance(found, dict):
-        raise UserError(f"{path} is not that of a fine-tuning")
+        raise UserError(f"{path} is not from a fine-tuning")
     kept = {field.name: found.get(field.name) for field in fields(Saved)}
     return from_dict(Saved, kept, f"{path}: ")

@@ -88,7 +88,7 @@ def find_file(file: str, config_source: str, data: str | None) -> Path:
     if not found:
         where = f"{folder} holds" if data is not None else "there is"
         raise UserError(
-            f"task {task}: {where} no file {file}: give --task_data the file, or the folder of it"
+            f"task {task}: {where} no file {file}: give --task_data the file, or its folder"
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:3])

@@ -109,7 +109,9 @@ def logit_lens(model: Transformer, batch: Batch, found: Trace) -> Values:
         (
             "loss",
             label,
-            linear_cross_entropy(model.norm(h), head.weight, batch.targets, head.scale),
+            linear_cross_entropy(
+                model.norm(h), head.weight, batch.targets, head.scale, softcap=head.softcap
+            ),
         )
         for label, h in found.states.items()
     )

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.models.gpt import GPTConfig
 from unitsphere.models.mixers import ATTENTION
-from unitsphere.models.parts import Scale, ScaleConfig
+from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
@@ -91,11 +92,15 @@ def check_exportable(model: Transformer) -> None:
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
+        "softcap": "softcap {}: its exported form has logits without a cap",
+        "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
     steps = ("lerp", "lerp_nu", "add", "gated")
-    carried = {"residual": steps, "attention_factor": (False,)}
+    carried = {"residual": steps, "attention_factor": (False,), "softcap": (None,)}
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
+    if isinstance(config, GPTConfig) and config.activation == "relu2":
+        wrong.append("ungated")
     if {*config.mixers.split()} != {ATTENTION}:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
@@ -110,8 +115,10 @@ def is_tied(model: Transformer) -> bool:
     if not model.config.tied:
         return False
     scale = model.head().scale
-    rescaled = isinstance(getattr(model, "s", None), Scale)  # DyT's, which only the input has
-    return unless_one(scale) is None and not rescaled
+    # DyT's scale and GPT's norm, which only the input has.
+    rescaled = isinstance(getattr(model, "s", None), Scale)
+    normed = isinstance(getattr(model, "norm_E", None), RMSNorm)
+    return unless_one(scale) is None and not rescaled and not normed
 
 
 def twin_config(config: Any, tied: bool) -> Any:
@@ -122,6 +129,7 @@ def twin_config(config: Any, tied: bool) -> Any:
         "g": "head",
         "signed_alpha": True,
         "normalize_in_forward": False,
+        "embedding_norm": False,
         "tied": tied,
     }
     have = {field.name for field in dataclasses.fields(config)}
@@ -161,6 +169,9 @@ def _values(model: Transformer) -> dict[str, Tensor]:
     scale = getattr(model, "s", None)
     if isinstance(scale, Scale):
         values["E_in.weight"] = values["E_in.weight"] * scale()
+    norm = getattr(model, "norm_E", None)
+    if isinstance(norm, RMSNorm):
+        values["E_in.weight"] = norm(values["E_in.weight"])
     return values
 
 

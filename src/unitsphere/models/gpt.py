@@ -9,21 +9,33 @@ paper (arXiv 2505.22014, §5): the same with QK norm and half of each head rotat
 | attention | x = RMSNorm(h); q, k, v = W_q x, W_k x, W_v x; RoPE on q, k | `Attention` |
 | GPT | softmax(q kᵀ/√d_k + M) v | |
 | GPT+ | q = Norm(q), k = Norm(k) per head; softmax(g·q kᵀ + M) v, g [H] starts at √d_k | |
-| residual | h = h + W_o(heads) | `Block.forward` |
+| residual | h = h + c·W_o(heads), c = 1 (`branch`) | `Block.forward` |
 | across | the same with k, v = W_k m, W_v m of the memory m = RMSNorm(encoder's h), no RoPE | |
-| MLP | x = RMSNorm(h); h = h + W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
+| MLP | x = RMSNorm(h); h = h + c·W_oMLP(W_u x ⊙ SiLU(W_nu x)) | `MLP` |
 | logits | z = E_out RMSNorm(h) | `GPT.head` |
 
 Matrices N(0, 0.02²), the output matrices W_o and W_oMLP ÷√(2L), with cross-attention ÷√(3L).
 Nothing is constrained.
+
+Switches of strong recent baselines (modded-nanogpt, track 3), all off by default:
+
+| switch | formula |
+|---|---|
+| `embedding_norm` | h = RMSNorm(E_in[token]) |
+| `embedding_start` | rows of E_in start with root mean square 1 (`rms`) or length 1 (`unit`) |
+| `zero_outputs` | W_o and W_oMLP start at 0 (`branches`), and E_out does (`all`) |
+| `activation = "relu2"` | h = h + W_oMLP ReLU(W_u x)² |
+| `softcap = c` | z = c·z'/√(c² + z'²), z' = E_out RMSNorm(h) |
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
+from unitsphere.errors import UserError
 from unitsphere.models.config import (
     ModelConfig,
     head_size,
@@ -37,7 +49,7 @@ from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, logit_gain
 from unitsphere.models.trunk import Head, Objective, Transformer
-from unitsphere.ops.activations import swiglu
+from unitsphere.ops.activations import relu2, swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
 
 
@@ -59,6 +71,22 @@ class GPTConfig(ModelConfig):
     """standard deviation of the initial matrices"""
     norm_eps: float = 1e-6
     """added to the mean square in RMSNorm"""
+    activation: Literal["swiglu", "relu2"] = "swiglu"
+    """of the MLP; relu2: W_oMLP ReLU(W_u x)², without a gate"""
+    softcap: float | None = None
+    """c: a logit z becomes c·z/√(c² + z²), which is between -c and c; none: it stays z"""
+    embedding_norm: bool = False
+    """RMSNorm, with a gain, of h = E_in[token]"""
+    embedding_start: Literal["normal", "rms", "unit"] = "normal"
+    """rows of E_in at the start: as drawn, or made to have root mean square 1, or length 1"""
+    zero_outputs: Literal["none", "branches", "all"] = "none"
+    """what starts at zero; branches: W_o and W_oMLP; all: an untied E_out too"""
+    branch: float = 1.0
+    """c: factor of each sublayer's output before it is added to h; 1/√(2L) is Depth-μP's"""
+
+    def __post_init__(self) -> None:
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise UserError(f"model.softcap must be a number above 0: {self.softcap}")
 
 
 def matrices(config: GPTConfig, std_out: float) -> Matrices:
@@ -98,16 +126,19 @@ class Attention(AttentionMixer):
 
 
 class MLP(nn.Module):
-    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x))."""
+    """SwiGLU: W_oMLP(W_u x ⊙ SiLU(W_nu x)); with relu2: W_oMLP ReLU(W_u x)²."""
 
     def __init__(self, config: GPTConfig, W: Matrices) -> None:
         super().__init__()
         d_ff = mlp_size(config.d_ff, config.d_model)
-        self.W_u, self.W_nu, self.W_oMLP = W.from_h(d_ff), W.from_h(d_ff), W.to_h(d_ff)
+        self.W_u = W.from_h(d_ff)
+        self.W_nu = W.from_h(d_ff) if config.activation == "swiglu" else None
+        self.W_oMLP = W.to_h(d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        return self.W_oMLP(swiglu(self.W_u(x), self.W_nu(x)))
+        u = self.W_u(x)
+        return self.W_oMLP(relu2(u) if self.W_nu is None else swiglu(u, self.W_nu(x)))
 
 
 class Block(nn.Module):
@@ -123,8 +154,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
-        d, eps = config.d_model, config.norm_eps
-        W = matrices(config, output_std(config.init_std, config.n_layers, cross))
+        d, eps, self.branch = config.d_model, config.norm_eps, float(config.branch)
+        std = output_std(config.init_std, config.n_layers, cross)
+        W = matrices(config, std if config.zero_outputs == "none" else 0.0)
         self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
         self.norm_M, self.mlp = RMSNorm(d, eps), MLP(config, W)
         if cross:
@@ -132,10 +164,11 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        h = h + self.attention(self.norm_A(h), context)
+        c = self.branch
+        h = torch.add(h, self.attention(self.norm_A(h), context), alpha=c)  # h + c·…, in one pass
         if across is not None:
-            h = h + self.cross(self.norm_X(h), across)
-        return h + self.mlp(self.norm_M(h))
+            h = torch.add(h, self.cross(self.norm_X(h), across), alpha=c)
+        return torch.add(h, self.mlp(self.norm_M(h)), alpha=c)
 
 
 class GPT(Transformer):
@@ -148,17 +181,20 @@ class GPT(Transformer):
         self.d_rot = rotary_size(self.d_k, config.rotary_fraction)
         self.rope_base = config.rope_base
         V, std = vocabulary(config.vocab_size), config.init_std
-        self.E_in = Embedding(V, d, std=std, bound=None)
+        start = {"normal": None, "rms": math.sqrt(d), "unit": 1.0}[config.embedding_start]
+        self.E_in = Embedding(V, d, std=std, bound=None, length=start)
+        self.norm_E = RMSNorm(d, config.norm_eps) if config.embedding_norm else nn.Identity()
         self.blocks, self.encoder = self.stacks(Block)
         self.norm = RMSNorm(d, config.norm_eps)
         if self.encoder is not None:
             self.norm_memory = RMSNorm(d, config.norm_eps)
+        std = 0.0 if config.zero_outputs == "all" else std
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=None, role="head")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """h = E_in[token]; RoPE carries the positions."""
-        return self.E_in(tokens)
+        return self.norm_E(self.E_in(tokens))
 
     def head(self) -> Head:
         """z = E_out x of x = RMSNorm(h)."""
-        return Head((self.E_out or self.E_in).matrix())
+        return Head((self.E_out or self.E_in).matrix(), softcap=self.config.softcap)

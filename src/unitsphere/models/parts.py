@@ -13,6 +13,7 @@ from unitsphere.models.constraint import Bound, Declaration, Role
 from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.ops.linear import scale_rows, scaled_linear
 from unitsphere.ops.norm import rms_norm, unit_norm
+from unitsphere.ops.project import project_sphere_
 
 
 @runtime_checkable
@@ -85,12 +86,17 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """h = E[token], E [n, d] from N(0, std²). `bound` must be given: None says that E is free."""
+    """h = E[token], E [n, d] from N(0, std²). `bound` must be given: None says that E is free.
 
-    def __init__(self, n: int, d: int, *, std: float, bound: Bound | None) -> None:
+    With `length` each row is scaled to that length at the start, and free from then on.
+    """
+
+    def __init__(
+        self, n: int, d: int, *, std: float, bound: Bound | None, length: float | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n, d))
-        self.std, self.bound = std, bound
+        self.std, self.bound, self.length = std, bound, length
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[...] int64 -> [..., d]."""
@@ -108,8 +114,10 @@ class Embedding(nn.Module):
             self.bound = replace(self.bound, in_forward=False)
 
     def reset(self, generator: torch.Generator) -> None:
-        """E from N(0, std²)."""
+        """E from N(0, std²), its rows perhaps of one length."""
         nn.init.normal_(self.weight, std=self.std, generator=generator)
+        if self.length is not None:
+            project_sphere_(self.weight, 1, self.length)
 
     def declare(self) -> dict[str, Declaration]:
         """The embedding by its bound."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unitsphere.models import angpt, dyt, gpt, lnscaling, ngpt, normformer, rezero
 from unitsphere.models.parts import Embedding, Linear, Scale
@@ -115,11 +115,11 @@ def fold_(model: Model) -> Model:
     """Make factors of outputs a part of the weights, in place, for inference only.
 
     The outputs are the same but for rounding, and a token costs less (docs/results/speed.md):
-    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, ReZero's a, LN-scaling's 1/√ℓ and DyT's s
-    disappear, every other scale is stored as it is used, and weights that are normalised in the
-    forward pass are normalised once. GPT and NormFormer have no such factors. Folded weights are
-    not unit vectors: they need no gradient, have no constraint and are not for a checkpoint.
-    Returns the model, in eval mode.
+    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, GPT's c and norm of the embedding, ReZero's a,
+    LN-scaling's 1/√ℓ and DyT's s disappear, every other scale is stored as it is used, and weights
+    that are normalised in the forward pass are normalised once. NormFormer has no such factors.
+    Folded weights are not unit vectors: they need no gradient, have no constraint and are not for a
+    checkpoint. Returns the model, in eval mode.
     """
     for module in list(model.modules()):
         if rule := of_class(FOLDS, module):
@@ -185,14 +185,31 @@ def _fold_angpt(model: angpt.ANGPT) -> None:
         model.s_z.become_one()
 
 
-def _fold_rezero(block: rezero.Block) -> None:
-    """a into the matrices of the outputs."""
+@torch.no_grad()
+def _fold_embedding(model: gpt.GPT) -> None:
+    """The norm of the embedding into its rows."""
+    if model.E_out is not None:  # a tied embedding is the head too
+        model.E_in.weight.copy_(model.norm_E(model.E_in.weight))
+        model.norm_E = nn.Identity()
+
+
+def _fold_outputs(block: nn.Module, factor: Tensor | float) -> None:
+    """A factor of a block's sublayers into the matrices of their outputs."""
     for name in ("attention", "cross", "mlp"):
         sublayer = getattr(block, name, nn.Identity())
         for local, shard in tp_plan(sublayer).items():
             if shard == "rows":
-                getattr(sublayer, local).fold(block.a())
+                getattr(sublayer, local).fold(factor)
+
+
+def _fold_rezero(block: rezero.Block) -> None:
+    _fold_outputs(block, block.a())
     block.a.become_one()
+
+
+def _fold_gpt(block: gpt.Block) -> None:
+    _fold_outputs(block, block.branch)
+    block.branch = 1.0
 
 
 def _fold_lnscaling(block: lnscaling.Block) -> None:
@@ -219,6 +236,8 @@ FOLDS: dict[type[nn.Module], Callable[[Any], None]] = {
     angpt.MLP: _fold_angpt_mlp,
     angpt.Rate: _fold_angpt_rate,
     angpt.ANGPT: _fold_angpt,
+    gpt.GPT: _fold_embedding,
+    gpt.Block: _fold_gpt,
     rezero.Block: _fold_rezero,
     lnscaling.Block: _fold_lnscaling,
     dyt.DyTGPT: _fold_dyt,

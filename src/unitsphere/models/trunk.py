@@ -24,6 +24,7 @@ from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
 from unitsphere.models.parts import Resets
+from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.mask import MaskRule, attention_mask, takes_blocks
@@ -34,10 +35,14 @@ Objective = Literal["clm", "mlm", "seq2seq"]
 
 
 class Head(NamedTuple):
-    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none."""
+    """Logits scale ⊙ (weight x) of x [..., d]: weight [V, d], scale [V], one for all, or none.
+
+    With `softcap` c they are c·z/√(c² + z²) of these z.
+    """
 
     weight: Tensor
     scale: Tensor | float | None = None
+    softcap: float | None = None
 
 
 class Transformer(nn.Module, ABC):
@@ -122,9 +127,8 @@ class Transformer(nn.Module, ABC):
     def logits(self, h: Tensor) -> Tensor:
         """What the head makes of features [..., d]: [..., V]."""
         head = self.head()
-        if is_cut(head.weight):
-            return gathered_linear(h, head.weight, head.scale)
-        return scaled_linear(h, head.weight, head.scale)
+        made = gathered_linear if is_cut(head.weight) else scaled_linear
+        return soft_capped(made(h, head.weight, head.scale), head.softcap)
 
     def features(
         self,
@@ -237,7 +241,14 @@ class Transformer(nn.Module, ABC):
         h = self.features(tokens, mask=mask, memory=memory, documents=documents)
         head = self.head()
         return linear_cross_entropy(
-            h, head.weight, targets, head.scale, reduction, label_smoothing, z_loss
+            h,
+            head.weight,
+            targets,
+            head.scale,
+            reduction,
+            label_smoothing,
+            z_loss,
+            softcap=head.softcap,
         )
 
     def mixing_flops(self, context: int) -> float:

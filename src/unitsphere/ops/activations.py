@@ -21,6 +21,18 @@ def swiglu(u: Tensor, nu: Tensor) -> Tensor:
     return u * F.silu(nu)
 
 
+def soft_capped(z: Tensor, cap: float | None) -> Tensor:
+    """c·z/√(c² + z²), between −c and c, of the cap c; z itself if there is none."""
+    return z if cap is None else cap * z * torch.rsqrt(z.square() + cap**2)
+
+
+def soft_cap_(z: Tensor, cap: float) -> Tensor:
+    """`soft_capped` in place; returns its slope, c³/(c² + z²)^(3/2)."""
+    root = z.square().add_(cap**2).rsqrt_().mul_(cap)
+    z.mul_(root)
+    return root.pow_(3)
+
+
 Activation = Literal["silu", "gelu", "relu2"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

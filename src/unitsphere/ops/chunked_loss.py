@@ -7,6 +7,8 @@ way has. For logits z = W h of one token with target t, label smoothing ε and z
     loss     = lse − (1 − ε) z_t − ε mean(z) + c lse²,   lse = log Σ exp z
     dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V
 
+With a soft cap (`activations.soft_cap_`) z are the capped logits, and their slope follows dloss/dz.
+
 Shapes: N tokens, V vocabulary entries, d width, C tokens of a chunk.
 """
 
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from unitsphere.ops.activations import soft_cap_
 
 CHUNK_BYTES = {"cpu": 2**23, "cuda": 2**30}
 """Size of a chunk's logits: on a CPU what its caches hold is fastest, a GPU wants large ones."""
@@ -43,6 +47,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         rows: int,
         smoothing: float,
         z_loss: float,
+        softcap: float | None,
         with_gradients: bool,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
@@ -59,14 +64,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             h_Cd, targets_C, scored_C = h_Nd[part].to(compute), targets_N[part], scored_N[part]
             z_CV = (h_Cd @ W_Vd.T).to(wide)
+            slope_CV = None if softcap is None else soft_cap_(z_CV, softcap)
             loss_C, lse_C = chunk_loss_(z_CV, targets_C, smoothing, z_loss)
             total += (loss_C * scored_C).sum()
             if made:
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
+                if slope_CV is not None:
+                    z_CV.mul_(slope_CV)
                 z_CV = z_CV.to(compute)
                 made[0][part] = z_CV @ W_Vd
                 add_product_(made[1], z_CV.T, h_Cd)
-            del z_CV  # before the next chunk's are made
+            del z_CV, slope_CV  # before the next chunk's are made
         if made:
             ctx.save_for_backward(made[0], made[1].to(weight_Vd.dtype))
         return total
@@ -79,7 +87,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 7)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 8)
 
 
 def chunk_loss_(

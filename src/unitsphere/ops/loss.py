@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
 from unitsphere.ops.linear import product_dtype, scale_rows
 from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
@@ -52,20 +53,22 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     path: Path = "auto",
+    softcap: float | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits scale ⊙ (weight h), without keeping the logits.
 
     h [..., d], weight [V, d], targets [...] int64, `IGNORE` where not scored; scale [V], one for
-    all, or none, is folded into the weight. A scalar, in fp32 or wider. Under autocast the matrix
+    all, or none, is folded into the weight. With `softcap` c the logits z are c·z/√(c² + z²) of
+    these. A scalar, in fp32 or wider. Under autocast the matrix
     products are in its type, and the weight's gradient still is summed in fp32.
 
     | path | logits in memory | serves |
     |---|---|---|
     | plain | all of them | everything |
     | chunked | one chunk (`ops.chunked_loss`) | everything |
-    | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | neither smoothing nor z-loss, \
-fp32 and wider: in bf16 it rounds the loss itself to bf16 |
-    | liger | one chunk, by Liger's Triton kernels | CUDA |
+    | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | no smoothing, z-loss or soft \
+cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
+    | liger | one chunk, by Liger's Triton kernels | CUDA, no soft cap |
     | auto | chunked | |
 
     A weight that processes share (a DTensor) is served chunk by chunk, whatever the path: see
@@ -74,18 +77,21 @@ fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     folded = scale_rows(weight, scale)
     compute = product_dtype(h, folded)
     if is_cut(folded):
-        return sharded_cross_entropy(
-            h, folded, targets, compute, reduction, label_smoothing, z_loss
-        )
+        numbers = reduction, label_smoothing, z_loss, softcap
+        return sharded_cross_entropy(h, folded, targets, compute, *numbers)
     if path == "plain":
-        return cross_entropy(F.linear(h, folded), targets, reduction, label_smoothing, z_loss)
+        logits = soft_capped(F.linear(h, folded), softcap)
+        return cross_entropy(logits, targets, reduction, label_smoothing, z_loss)
+    if softcap is not None and path in ("torch", "liger"):
+        raise UserError(f"the path {path} has no soft cap: take the path chunked")
     flat, wanted = h.flatten(0, -2), targets.flatten()
     if path == "torch":
         check_torch(compute, label_smoothing, z_loss)
         return by_torch(flat.to(compute), folded.to(compute), wanted, reduction)
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
-    return chunked(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
+    numbers = reduction, label_smoothing, z_loss, softcap
+    return chunked(flat, folded, wanted, compute, *numbers)
 
 
 def chunked(
@@ -96,6 +102,7 @@ def chunked(
     reduction: Reduction,
     label_smoothing: float,
     z_loss: float,
+    softcap: float | None = None,
     rows: int | None = None,
 ) -> Tensor:
     """By `ChunkedCrossEntropy`, `rows` tokens at a time; none: as many as suit the device."""
@@ -109,6 +116,7 @@ def chunked(
         rows or chunk_rows(len(weight), weight.shape[1], h.device),
         label_smoothing,
         z_loss,
+        softcap,
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
     )
     assert isinstance(total, Tensor)

@@ -5,7 +5,7 @@ logits of other ranks are never sent. For a chunk the processes exchange the lar
 then three sums per token, and at the end the sum of their gradients of h.
 
     loss     = lse − (1 − ε) z_t − ε mean(z) + c lse²,   lse = log Σ exp z
-    dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V
+    dloss/dz = (1 + 2 c lse) softmax(z) − (1 − ε) onehot(t) − ε/V     (with a soft cap, its slope)
 
 Shapes: N tokens, V vocabulary entries, of them v here, d width, C tokens of a chunk.
 """
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unitsphere.ops.activations import soft_cap_
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
 from unitsphere.ops.linear import scale_rows
 
@@ -48,6 +49,7 @@ def sharded_cross_entropy(
     reduction: Literal["mean", "sum"],
     label_smoothing: float,
     z_loss: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """The loss above over the scored targets, the same number in every process.
 
@@ -67,6 +69,7 @@ def sharded_cross_entropy(
         compute,
         label_smoothing,
         z_loss,
+        softcap,
         mesh.get_group(),
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
     )
@@ -87,6 +90,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         compute: torch.dtype,
         smoothing: float,
         z_loss: float,
+        softcap: float | None,
         group: dist.ProcessGroup,
         with_gradients: bool,
     ) -> Tensor:
@@ -105,13 +109,15 @@ class ShardedCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             h_Cd, scored_C = h_Nd[part].to(compute), scored_N[part]
             z_Cv = (h_Cd @ W_vd.T).to(wide)
+            slope_Cv = None if softcap is None else soft_cap_(z_Cv, softcap)
             chunk = Chunk(z_Cv, targets_N[part], group)
             total += (chunk.loss(smoothing, z_loss) * scored_C).sum()
             if made:
-                z_Cv = chunk.gradient_(scored_C, smoothing, z_loss).to(compute)
+                z_Cv = chunk.gradient_(scored_C, smoothing, z_loss)
+                z_Cv = (z_Cv if slope_Cv is None else z_Cv.mul_(slope_Cv)).to(compute)
                 made[0][part] = z_Cv @ W_vd
                 add_product_(made[1], z_Cv.T, h_Cd)
-            del z_Cv, chunk  # before the next chunk's are made
+            del z_Cv, slope_Cv, chunk  # before the next chunk's are made
         if made:
             dist.all_reduce(made[0], group=group)
             ctx.save_for_backward(made[0].to(h_Nd.dtype), made[1].to(weight_vd.dtype))
@@ -125,7 +131,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 7)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 8)
 
 
 class Chunk:

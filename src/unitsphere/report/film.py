@@ -232,7 +232,7 @@ def probed_batch(
     try:
         corpus = open_corpus(config)
     except UserError as error:
-        return None, f"it looks at data, and those of the run are not to be had: {error}"
+        return None, f"it needs data, and the run's data cannot be read: {error}"
     return corpus.validation_rows(rows).to(device), ""
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere import __version__
-from unitsphere.config import flatten, read_json, to_dict
+from unitsphere.config import flatten, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
+from unitsphere.report.runs import document, is_number
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
@@ -160,7 +161,6 @@ def figures(
     run: Path, config: RunConfig, trained: int, made: Exported, state: State, weights: Weights
 ) -> dict[str, str]:
     """What the first table says; a figure that the run folder does not hold is left out."""
-    environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else {}
     return {
         "parameters, trained": f"{trained:,}",
         "parameters, in this folder": f"{made.parameters:,}",
@@ -173,7 +173,7 @@ def figures(
         if config.train.eval_tokens
         else "the whole split",
         "context": f"{config.data.context:,} tokens",
-        **machine(environment),
+        **machine(document(run / ENVIRONMENT)),
         "largest difference to the run's own logits": f"{made.difference:.1e} "
         f"(of logits up to {made.largest_logit:.1f}, {made.compared} tokens, fp32)",
     }
@@ -185,14 +185,14 @@ def validation(run: Path, step: int, weights: Weights) -> dict[str, str]:
     if weights == "average":
         names = {"val_loss_average": "loss"}
     first = next(iter(names))
-    records = [r for r in read_metrics(run) if first in r and r["step"] <= step]
+    records = [r for r in read_metrics(run) if is_number(r.get(first)) and r["step"] <= step]
     if not records:
         return {}
     last = records[-1]
     return {
         f"validation {name} (step {last['step']:,})": f"{last[key]:.4f}"
         for key, name in names.items()
-        if key in last
+        if is_number(last.get(key))
     }
 
 
@@ -202,11 +202,11 @@ def machine(environment: Mapping[str, Any]) -> dict[str, str]:
     rows = {
         "device": known.get("device"),
         "torch": known.get("packages.torch"),
-        "unitsphere": " ".join(filter(None, (known.get("unitsphere", __version__), _at(known)))),
+        "unitsphere": f"{known.get('unitsphere', __version__)}{_at(known)}",
         "started": known.get("started"),
     }
     return {name: str(value) for name, value in rows.items() if value}
 
 
-def _at(known: Mapping[str, Any]) -> str | None:
-    return f"(commit {known['commit']})" if known.get("commit") else None
+def _at(known: Mapping[str, Any]) -> str:
+    return f" (commit {known['commit']})" if known.get("commit") else ""

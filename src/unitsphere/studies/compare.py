@@ -23,9 +23,11 @@ from unitsphere.studies.core.fairness import (
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
-from unitsphere.studies.core.plan import Size, at_budget, final_run, size_of, to_come
+from unitsphere.studies.core.plan import Planned, Size, at_budget, final_run, size_of, to_come
+from unitsphere.studies.core.points import at_point, check_points, tuned_points
+from unitsphere.studies.core.search import space_of
 from unitsphere.studies.core.spec import Comparing, check_numbers
-from unitsphere.studies.core.tune import Tuned, tuned_rates
+from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig, steps_for
 
@@ -37,6 +39,7 @@ class CompareStudy(Comparing):
     """What `compare` asks beside what all studies do."""
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*Comparing.CHANGEABLE, "baseline:")
+    TUNES_KEYS: ClassVar[bool] = True
 
     budgets: list[int]
     """training tokens; each a run of its own"""
@@ -65,9 +68,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     Raises UserError for an unfair study (see studies.fairness), a mistake in it or unusable data,
     `Preempted` when stopped; the same call then resumes.
     """
-    configs = {arm: decided(study, arm) for arm in study.arms}
-    check_fair(configs, study.reference, study.allow)
-    check_budgets(study, configs)
+    configs = checked(study)
     budgets = sorted(study.budgets)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
@@ -77,14 +78,33 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
             for tokens in budgets
             for job in to_come(study, arm, tokens, len(study.seeds))
         ]
-        rates = tuned_rates(out, study, budgets, executor, later)
+        tune = tuned_points if study.tune.keys else tuned_rates
+        rates = tune(out, study, budgets, executor, later)
         records = final_records(out, study, rates, executor)
+    configs = {arm: decided(study, arm, rates[arm, budgets[0]].point) for arm in configs}
     return Comparison(study.reference, budgets, study.seeds, configs, rates, records)
 
 
-def decided(study: CompareStudy, arm: str) -> RunConfig:
-    """An arm's config at the smallest budget, everything decided."""
-    return at_budget(study, arm, min(study.budgets))
+def checked(study: CompareStudy) -> dict[str, RunConfig]:
+    """Each arm's config, everything decided; a UserError for a study that is unfair or mistaken."""
+    configs = {arm: decided(study, arm) for arm in study.arms}
+    findings_of(study, configs)
+    for arm, config in check_points(study, min(study.budgets)) if study.tune.keys else ():
+        findings_of(study, {**configs, arm: config})
+    check_budgets(study, configs)
+    return configs
+
+
+def findings_of(study: CompareStudy, configs: Mapping[str, RunConfig]) -> list[Finding]:
+    """What is unfair and allowed; a UserError if it is not allowed."""
+    tuned = {arm: space_of(study.tune.keys.get(arm, {})) for arm in configs}
+    return check_fair(configs, study.reference, study.allow, tuned=tuned)
+
+
+def decided(study: CompareStudy, arm: str, point: Point | None = None) -> RunConfig:
+    """An arm's config at the smallest budget, or at its best point there, everything decided."""
+    at = at_point(study, arm, point.keys) if point else study
+    return at_budget(at, arm, min(study.budgets))
 
 
 def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None:
@@ -102,13 +122,24 @@ def final_records(
     Seed by seed: what slows the machine for a while then falls on every arm's times.
     """
     runs = {
-        (arm, tokens, seed): final_run(out, study, arm, tokens, lr, seed)
+        (arm, tokens, seed): reported_run(out, study, arm, tokens, rates[arm, tokens], seed)
         for tokens in sorted(study.budgets)
         for seed in study.seeds
         for arm in study.arms
-        if (lr := rates[arm, tokens].lr) is not None
+        if rates[arm, tokens].lr is not None
     }
     return dict(zip(runs, execute(list(runs.values()), executor), strict=True))
+
+
+def reported_run(
+    out: Path, study: CompareStudy, arm: str, tokens: int, rate: Tuned, seed: int
+) -> Planned:
+    """A run with an arm's tuned rate, or at its best point."""
+    assert rate.lr is not None
+    if rate.point is None:
+        return final_run(out, study, arm, tokens, rate.lr, seed)
+    at = at_point(study, arm, rate.point.keys)
+    return final_run(out, at, arm, tokens, rate.lr, seed, rate.point.name)
 
 
 def document(
@@ -173,7 +204,19 @@ def budget_figures(found: Comparison, arm: str, budget: int) -> dict[str, Any]:
             "tokens": rate.tokens,
             "at_edge": rate.at_edge,
             "rates": [{"lr": lr, "loss": loss} for lr, loss in rate.rates.items()],
+            **(point_figures(rate) if rate.trials else {}),
         },
+    }
+
+
+def point_figures(rate: Tuned) -> dict[str, Any]:
+    """The search of several keys: how many points, the best of them, how flat it is, and all."""
+    best = rate.point
+    return {
+        "tried": len(rate.trials),
+        "best": best and {"params": best.params, "loss": best.loss, "at_edge": best.edges},
+        "neighbours": best.neighbours if best else [],
+        "trials": rate.trials,
     }
 
 
@@ -193,15 +236,26 @@ def seed_figures(seed: int, record: Record) -> dict[str, Any]:
 
 def results(study: CompareStudy, found: Comparison) -> dict[str, Any]:
     """The figures of a study, with what of it is unfair and allowed."""
-    findings = check_fair(found.configs, study.reference, study.allow)
-    return document(found, {arm: spec.recipe for arm, spec in study.arms.items()}, findings)
+    findings = findings_of(study, found.configs)
+    figures = document(found, {arm: spec.recipe for arm, spec in study.arms.items()}, findings)
+    return figures | ({"tuning": tuning_figures(study)} if study.tune.keys else {})
+
+
+def tuning_figures(study: CompareStudy) -> dict[str, Any]:
+    """What was tuned of each arm, and what it was given for it."""
+    tune = study.tune
+    return {
+        "method": tune.method,
+        "trials": tune.trials,
+        "seeds": tune.seeds,
+        "budgets": tune.budgets or study.budgets,
+        "keys": tune.keys,
+    }
 
 
 def parts(study: CompareStudy) -> list[Part]:
     """What would be trained."""
-    configs = {arm: decided(study, arm) for arm in study.arms}
-    check_fair(configs, study.reference, study.allow)
-    check_budgets(study, configs)
+    checked(study)
     tuned = tuning(study, study.tune.budgets or study.budgets, study.arms)
     return tuned + [
         Part(f"{arm} {short(tokens)}", len(study.seeds), at_budget(study, arm, tokens))

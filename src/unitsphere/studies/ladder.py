@@ -58,8 +58,8 @@ class LadderStudy(Comparing):
         check_numbers("batches", self.batches, least=1)
         if len(self.batches) < LEAST_POINTS or self.tune.points < LEAST_POINTS:
             raise UserError(
-                f"'batches' and tune.points must be at least {LEAST_POINTS}: the best is looked "
-                "for between them"
+                f"'batches' and tune.points must be at least {LEAST_POINTS}: the best is "
+                "searched for between them"
             )
         if self.tune.budgets:
             raise UserError("tune.budgets is not for a ladder: leave it out")

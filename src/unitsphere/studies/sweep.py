@@ -23,6 +23,7 @@ from unitsphere.studies.core.plan import (
     RUNS,
     Planned,
     arm_config,
+    of_length,
     plan,
     to_come,
     with_overrides,
@@ -272,10 +273,10 @@ def planned(
     keys: Mapping[str, object],
 ) -> Planned:
     """A run of an arm at a point."""
-    config = point_config(study, arm, params)
-    steps = steps_for(study.tokens, config.train.batch_tokens)
-    own: dict[str, object] = {"optim.lr": config.optim.lr}
-    settings = {**study.keys(arm), **own, **params, "train.steps": steps, "train.seed": seed}
+    config = of_length(point_config(study, arm, params), study.tokens)
+    lr, steps = float(config.optim.lr), config.train.steps
+    settings = {**study.keys(arm), "optim.lr": lr, **params}
+    settings |= {"train.steps": steps, "train.seed": seed}
     return plan(f"{arm} {name}", study.arms[arm].recipe, {**settings, **keys}, folder)
 
 

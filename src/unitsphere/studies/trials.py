@@ -1,7 +1,6 @@
 """A sweep's trials: their results, how much each key matters, and when one is given up early."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,32 +11,13 @@ import numpy as np
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.jobs import State
-from unitsphere.studies.core.search import Choices, Params, Range, Space, Told, Value
+from unitsphere.studies.core.points import Trial, figure
+from unitsphere.studies.core.search import Range, Space, Told, Value, edges
 from unitsphere.studies.core.statistics import paired
 from unitsphere.training.log import METRICS, read_metrics
 
 BINS = 4
 """parts of a range, equally many trials in each, that count as one value"""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point of an arm's space and the results of its runs, one for each of tune.seeds."""
-
-    number: int
-    params: Params
-    records: Sequence[Record]
-
-    @property
-    def status(self) -> str:
-        """finished if all its runs are, else what the first other one is."""
-        return next((r.status for r in self.records if r.status != "finished"), "finished")
-
-    @property
-    def figure(self) -> float | None:
-        """Mean bits per byte (or nats per token without them), if every run finished."""
-        known = [figure(record) for record in self.records if record.status == "finished"]
-        return statistics.mean(known) if len(known) == len(self.records) else None
 
 
 @dataclass(frozen=True)
@@ -64,13 +44,6 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial of the lowest mean; none if no trial finished."""
     known = [(trial.figure, trial.number, trial) for trial in trials if trial.figure is not None]
     return min(known)[2] if known else None
-
-
-def figure(record: Record) -> float:
-    """What a finished run is judged by."""
-    found = record.loss if record.bits_per_byte is None else record.bits_per_byte
-    assert found is not None
-    return found
 
 
 def told_of(trial: Trial) -> Told | None:
@@ -127,7 +100,7 @@ def arm_document(recipe: str, space: Space, found: Swept) -> dict[str, Any]:
         "recipe": recipe,
         "measure": measure(best),
         "best": None if best is None else {"trial": best.number, "params": best.params},
-        "at_edge": [] if best is None else edges(space, best),
+        "at_edge": [] if best is None else edges(space, best.params),
         "importance": importance(space, found.trials),
         "trials": [trial_document(trial) for trial in found.trials],
         "reported": {
@@ -147,18 +120,6 @@ def measure(best: Trial | None) -> str:
 def is_finished(*records: Record | None) -> bool:
     """Whether all of them are there and came to their end."""
     return all(record is not None and record.status == "finished" for record in records)
-
-
-def edges(space: Space, best: Trial) -> list[str]:
-    """The keys whose best value is the lowest or highest of those to try, not of two."""
-    found = []
-    for key, choice in space.items():
-        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
-        if enough and best.params[key] in (min(numbers), max(numbers)):
-            found.append(key)
-    return found
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def private_cache(run: Path) -> Path:
             check_private(path, owner)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         why = reason(error) if isinstance(error, OSError) else str(error)
-        print(f"what is compiled is not kept: no cache folder ({why})", file=sys.stderr)
+        print(f"compiled code is not cached: no cache folder ({why})", file=sys.stderr)
         folder = Path(tempfile.mkdtemp(prefix="unitsphere-compiled-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -81,7 +81,7 @@ def check_private(folder: Path, owner: int) -> None:
     """Raise UserError unless `folder` is the owner's; close it to everybody else."""
     if folder.stat().st_uid != owner:
         raise UserError(
-            f"{folder} belongs to another user, and what lies in it would be run: set "
+            f"{folder} belongs to another user, and its code would be run: set "
             "XDG_CACHE_HOME to a folder of your own, or --train.compile False"
         )
     folder.chmod(0o700)
@@ -111,7 +111,7 @@ def seal(folder: Path) -> None:
     try:
         write_text(folder / SEAL, json.dumps(contents(folder)))
     except OSError as error:  # the run itself is saved: a run does not fail because of a cache
-        print(f"what is compiled is not kept in {folder}: {reason(error)}", file=sys.stderr)
+        print(f"compiled code is not cached in {folder}: {reason(error)}", file=sys.stderr)
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -1,21 +1,13 @@
-"""The typed config of a run: architecture, model, data, optimizer, schedule, training.
-
-Numbers of a model may follow its width d and its depth L: `init = "sqrt(d)"` in a recipe. A form
-is d, L, sqrt(d) or sqrt(L), times a number or dividing one: "sqrt(d)", "0.5*sqrt(d)", "1/L"
-(`BySize`). It is a number as soon as the config is made, and is computed again where a size is set
-later, by an option or a study; config.json has the number.
-"""
+"""The typed config of a run: architecture, model, data, optimizer, schedule, training."""
 
 import dataclasses
 import functools
 import math
-import re
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, cast
 
-from unitsphere.config import check_seed, field_types, from_dict
+from unitsphere.config import check_seed, field_types, flatten, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
@@ -31,7 +23,9 @@ from unitsphere.training.optim import (
     with_sections,
 )
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
+from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
+from unitsphere.training.transfer import opened, transferred
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class TrainConfig:
     """sequences that go through the model at once on a process, the rest accumulates; none: as
     many as are predicted to fit a GPU, on a CPU all"""
     seed: int = 0
-    """of the weights' start and of the order of the data"""
+    """of the initial weights and of the order of the data"""
     label_smoothing: float = 0.0
     """share of each training target that is spread over the whole vocabulary; the loss of a record
     includes it, validations and evaluations never do"""
@@ -175,6 +169,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", at_sizes(self.model))
         object.__setattr__(self, "optim", with_sections(self.optim))
+        model, optim = transferred(self)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "optim", optim)
         if self.data.document_mask and self.objective != "clm":
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
@@ -234,95 +231,14 @@ def _run_config_type(name: str, optim: type[OptimConfig]) -> type[RunConfig]:
     return cast(type[RunConfig], made)
 
 
-def read_config(kind: type[RunConfig], data: Mapping[str, Any]) -> RunConfig:
-    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)")."""
+def read_config(
+    kind: type[RunConfig], data: Mapping[str, Any], given: Collection[str] | None = None
+) -> RunConfig:
+    """`from_dict` of a run's config, whose model may have numbers by its sizes ("sqrt(d)").
+
+    given: the keys that the user has set, which optim.transfer leaves as they are; none: all.
+    """
     model = data.get("model")
     if isinstance(model, Mapping):
         data = {**data, "model": read_forms(field_types(kind)["model"], model)}
-    return from_dict(kind, data)
-
-
-Config = TypeVar("Config")
-FORM = re.compile(r"(?:(\d+(?:\.\d*)?(?:e[+-]?\d+)?) ?([*/]) ?)?(?:sqrt\(([dL])\)|([dL]))")
-EXAMPLES = '"sqrt(d)", "0.5*sqrt(d)", "1/sqrt(d)" or "1/L" (d: model.d_model, L: model.n_layers)'
-
-
-class BySize(float):
-    """The number that a form comes to at the sizes given, which knows its form."""
-
-    form: str
-    sizes: tuple[int, int]
-
-    def __new__(cls, form: str, d: int = 1, L: int = 1) -> Self:
-        """Raises UserError for what is not a form."""
-        match = FORM.fullmatch(form.strip())
-        if match is None:
-            raise UserError(f"'{form}' is neither a number nor a form such as {EXAMPLES}")
-        factor, sign, root, plain = match.groups("")
-        size = max({"d": d, "L": L}[root or plain], 1)  # sizes below 1 are refused with the model
-        value = math.sqrt(size) if root else float(size)
-        number = float(factor or 1)
-        self = super().__new__(cls, number / value if sign == "/" else number * value)
-        self.form, self.sizes = form, (d, L)
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __getnewargs__(self) -> Any:
-        return self.form, *self.sizes
-
-
-def is_number(kind: Any) -> bool:
-    """Whether a field's type is a number, or that or none."""
-    return kind is float or float in typing.get_args(kind)
-
-
-def read_forms(cls: type, data: Mapping[str, Any], where: str = "model.") -> dict[str, Any]:
-    """The table of a config of type `cls` with every text in the place of a number read as a form.
-
-    Raises UserError for what is not a form.
-    """
-    kinds, found = field_types(cls), dict(data)
-    for key, value in data.items():
-        kind = kinds.get(key)
-        if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-            found[key] = read_forms(cast(type, kind), value, f"{where}{key}.")
-        elif isinstance(value, str) and is_number(kind):
-            try:
-                found[key] = BySize(value)
-            except UserError as error:
-                raise UserError(f"{where}{key}: {error}") from None
-    return found
-
-
-def at_sizes(model: Any) -> Any:
-    """A model's config, each number that has a form as d_model and n_layers make it."""
-    d, L = model.d_model, model.n_layers
-    return changed(model, None, lambda number, _: BySize(number.form, d, L))
-
-
-def settled(model: Config, saved: Any) -> Config:
-    """A model's config in which numbers have forms no longer, for good.
-
-    Where `saved`, that of a run or None, has such a number to some of its digits, these stay:
-    recipes used to have three of them, or nine.
-    """
-
-    def keep(number: BySize, before: Any) -> float:
-        written = {float(f"{number:.{digits}g}") for digits in range(3, 17)}
-        return before if before in written else float(number)
-
-    return changed(model, saved, keep)
-
-
-def changed(config: Config, other: Any, make: Callable[[BySize, Any], float]) -> Config:
-    """The config with `make(number, other's)` for each number in it that has a form."""
-    found: dict[str, Any] = {}
-    for key in (one.name for one in dataclasses.fields(cast(Any, config))):
-        value, beside = getattr(config, key), getattr(other, key, None)
-        if dataclasses.is_dataclass(value):
-            found[key] = changed(value, beside, make)
-        elif isinstance(value, BySize):
-            found[key] = make(value, beside)
-    return dataclasses.replace(cast(Any, config), **found)
+    return opened(from_dict(kind, data), flatten(data) if given is None else given)

@@ -135,8 +135,8 @@ def locked(out: Path) -> Iterator[None]:
     except OSError as error:
         os.close(handle)
         raise UserError(
-            f"cannot lock {out} ({error.strerror}): its file system must allow flock, as others "
-            "could train in it at the same time"
+            f"cannot lock {out} ({error.strerror}): its file system must support flock, "
+            "which keeps two processes from training in it at once"
         ) from error
     try:
         yield

@@ -235,6 +235,7 @@ def head_bytes(
     logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
     # In 16 bits the product is there, for a moment, beside the same in fp32.
     chunk = (FP32 + 2) * logits if narrow else FP32 * logits
+    chunk += 0 if head.softcap is None else FP32 * logits  # the cap's slope
     forward = h + W + scaled + (W // 2 if narrow else 0) + chunk
     return max(forward, 2 * h + W + scaled)
 

@@ -102,7 +102,7 @@ def config_of_run(path: Path) -> RunConfig:
     if is_exported(document):
         raise UserError(
             f"{path} is an exported folder: its scales are part of its weights, which are not "
-            "unit vectors any more; train on from the run folder"
+            "unit vectors any more; continue from the run folder"
         )
     return saved_config(document, str(path / CONFIG))
 

@@ -41,13 +41,28 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
     return [record for record in map(parse, lines) if record is not None]
 
 
+FIGURES = (
+    "tokens",
+    "time",
+    "loss",
+    "val_loss",
+    "val_bits_per_byte",
+    "val_accuracy",
+    "val_text_lost",
+)
+"""Keys of a record that are numbers where they are there."""
+
+
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl as a record, or None if it is torn."""
+    """A line of metrics.jsonl as a record, or None if it is torn or not a record."""
     try:
         record = parse_json(line)
     except ValueError:  # JSON or UTF-8: the line was being written when the run was killed
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    numbers = all(isinstance(record.get(name, 0), int | float) for name in FIGURES)
+    return record if numbers else None
 
 
 def line_of(record: Mapping[str, Any]) -> str:
@@ -56,8 +71,20 @@ def line_of(record: Mapping[str, Any]) -> str:
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without the figures that are NaN or infinite."""
-    return {k: v for k, v in record.items() if not (isinstance(v, float) and not isfinite(v))}
+    """A record without the figures that are NaN or infinite; inside a list they become None."""
+    return {key: _finite(value) for key, value in record.items() if not _is_bad(value)}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return finite(value)
+    if isinstance(value, list):
+        return [None if _is_bad(one) else _finite(one) for one in value]
+    return value
+
+
+def _is_bad(value: Any) -> bool:
+    return isinstance(value, float) and not isfinite(value)
 
 
 def cut(out: Path, step: int, samples: int) -> None:

@@ -202,7 +202,7 @@ class RunMonitor:
     def end(self, step: int, diverged: int, values: dict[str, float]) -> NoReturn:
         """Write the last record and save, since the loss has diverged; raises Diverged."""
         self.log.record(self.stamp(step) | values | {"diverged": diverged})
-        self.log.say(f"the loss diverged at step {diverged}: the run ends here")
+        self.log.say(f"the loss diverged at step {diverged}: the run ends")
         self.save()
         self.saver.wait()
         raise Diverged

@@ -6,7 +6,7 @@ A recipe may begin with `base = "<another recipe>"` and hold only what differs f
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,16 @@ def load_recipe(name: str | Path) -> RunConfig:
     if name not in recipe_names() and name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
     table: dict[str, Any] = {}
+    given: set[str] = set()  # by the user: not what a recipe of the package sets
     # Each base is a recipe too: a mistake is told of the file that makes it.
-    configs = [
-        config_from(table := merged(table, one_length(own, label)), label)
-        for label, own in layers(name)
-    ]
-    return configs[-1]
+    config = None
+    for label, own in layers(name):
+        table = merged(table, one_length(own, label))
+        if label.removeprefix("recipe ") not in recipe_names():
+            given |= set(flatten(own))
+        config = config_from(table, label, given)
+    assert config is not None  # a recipe is a layer
+    return config
 
 
 def layers(name: str) -> list[tuple[str, dict[str, Any]]]:
@@ -142,12 +146,15 @@ def is_run(name: str) -> bool:
     return name not in recipe_names() and (Path(name) / "config.json").is_file()
 
 
-def config_from(data: Any, where: str) -> RunConfig:
-    """A `RunConfig` from the nested mapping of a TOML or JSON file; `where` names it in errors."""
+def config_from(data: Any, where: str, given: Collection[str] | None = None) -> RunConfig:
+    """A `RunConfig` from the nested mapping of a TOML or JSON file; `where` names it in errors.
+
+    given: the keys that the user has set, which optim.transfer leaves as they are; none: all.
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), str):
         raise UserError(f'{where}: the top level must hold architecture = "<name>"')
     try:
-        return read_config(run_config_type(data["architecture"]), data)
+        return read_config(run_config_type(data["architecture"]), data, given)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 

@@ -14,7 +14,7 @@ from unitsphere.data.prepare import absolute, input_fingerprint, located, tokeni
 from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
-from unitsphere.training.config import RunConfig, settled
+from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout, ParallelConfig
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
@@ -22,7 +22,10 @@ from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
 from unitsphere.training.optim.schedule import ScheduleConfig
+from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.sized import settled
+from unitsphere.training.transfer import closed
 
 FREE_KEYS = frozenset(
     {
@@ -31,6 +34,8 @@ FREE_KEYS = frozenset(
         "data.prefetch",
         "data.verify",
         *(f"inspect.{field.name}" for field in fields(InspectConfig)),
+        "optim.transfer",
+        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -52,7 +57,8 @@ FREE_KEYS = frozenset(
     }
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns. (`micro_batch`, `compile` and `device` change results by rounding, and dropout's draws.)"""
+learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
+`compile` and `device` change results by rounding, and dropout's draws.)"""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
 """Keys that name where data lie: a run resumes from another place if the same contents are there.
@@ -119,13 +125,14 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     """`config` with what it leaves open decided; a run that resumes keeps what it decided.
 
     Paths are written from the root on. The precision "auto" depends on the device, and
-    `model.vocab_size` none on the tokenizer and the objective. A number by the model's sizes keeps
-    the digits that the run has.
+    `model.vocab_size` none on the tokenizer and the objective. What optim.transfer set is set for
+    good. A number by the model's sizes keeps the digits that the run has.
     Raises UserError for values that do not go together.
     """
     for key, value in flatten(to_dict(config)).items():
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{key} must be a number, not nan")
+    config = closed(config)
     config = at_places(replace(config, data=data_of(config, saved)))
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:

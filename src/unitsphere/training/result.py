@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unitsphere.data.prepare import lost_share
+from unitsphere.errors import UserError
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
@@ -92,8 +93,14 @@ def ending(found: Result, config: RunConfig) -> str:
 
 
 def result(out: Path, trained: bool) -> Result:
-    """The result of a finished run from its last record."""
-    last = read_metrics(out)[-1]
+    """The result of a finished run from its last record; UserError if metrics.jsonl has none."""
+    records = [record for record in read_metrics(out) if {"tokens", "time"} <= record.keys()]
+    if not records:
+        raise UserError(
+            f"{out} is finished, but its metrics.jsonl holds no record: "
+            f"evaluate its checkpoint with `unitsphere eval {out}`"
+        )
+    last = records[-1]
     return Result(
         out=out,
         step=last["step"],

@@ -134,7 +134,7 @@ class Watchdog:
             if still > self.timeout and not self.told:
                 self.told = True
                 print(
-                    f"no headway for {still:.0f} s (train.hang_timeout); this process stands at:",
+                    f"no progress for {still:.0f} s (train.hang_timeout); this process is at:",
                     file=sys.stderr,
                     flush=True,
                 )

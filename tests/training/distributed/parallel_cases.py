@@ -19,7 +19,7 @@ from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, named_tensors
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.distributed.layout import Degrees, Layout
-from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim import OptimConfig, RoleConfig, RolesConfig
 from unitsphere.training.optim.constraint import ConstraintConfig
 from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.plan import Trainer, build_trainer, make_plan
@@ -53,6 +53,14 @@ ARCHITECTURES = {
 }
 SMALL = {"n_layers": 1}
 SCALAR = {"s_qk": "scalar", "s_u": "scalar", "s_z": "scalar"}
+RECENT = {
+    "activation": "relu2",
+    "softcap": 2.0,
+    "embedding_norm": True,
+    "embedding_start": "rms",
+    "zero_outputs": "branches",
+}
+BY_ROLE = RolesConfig(RoleConfig(beta1=0.8, weight_decay=0.1), scale=RoleConfig(eps=1e-6))
 VARIANTS = {
     "angpt-mlm-accumulated": Case("angpt", "mlm", SMALL, train={"micro_batch": 1}),
     "dyt-mlm-accumulated": Case("dyt", "mlm", SMALL, train={"micro_batch": 1}),
@@ -72,6 +80,7 @@ VARIANTS = {
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
     "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
     "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
+    "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }
 
 

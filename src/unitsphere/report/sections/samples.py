@@ -43,7 +43,7 @@ def fresh_samples(folder: Path, count: int) -> list[Sample]:
         raise UserError(f"{folder} holds no run: --samples needs one")
     loaded = load_run(folder)
     if loaded.model.objective != "clm":
-        raise UserError(f"the model in {folder} writes no text from nothing: leave --samples out")
+        raise UserError(f"the model in {folder} writes no text by itself: leave --samples out")
     return [
         Sample(f"From the last checkpoint, seed {seed}", text_of(loaded, seed))
         for seed in range(count)

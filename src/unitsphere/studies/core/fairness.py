@@ -15,12 +15,19 @@ the refusal becomes a flag:
     precision   another precision of computation
     un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
                 the run: such a loss has yet to fall
+    start       compare: a free arm whose matrices Muon trains starts them far wider than 0.02
+    tied-rates  compare: such an arm gives embedding, head and scales the rate of the matrices
+
+(The last two are known to cost a baseline 0.1 to 0.3 nats: docs/results/baselines.md. They are not
+refused where the study tunes these keys.)
 
 Flagged, shown with the figures:
 
     one-seed    nothing can be said of the spread
     untuned     the rates are those of the recipes
-    edge        the best rate lies at the edge of its grid: a better one may lie beyond
+    edge        the best rate lies at the edge of its grid: a better one may lie beyond; where
+                other keys are tuned, the best value of one
+    fewer-runs  an arm was tuned by fewer runs than another
     borrowed    the rate was tuned at another budget
     no-rate     an arm diverged or failed at every rate of its grid
     diverged    a reported run diverged
@@ -75,7 +82,13 @@ SCHEDULE += ("schedule.fall", "schedule.power", "schedule.rho")
 SPIKES = ("train.on_spike", "train.spike_sigma")
 SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
 SPEED += ("inspect.", "parallel.")
-REFUSALS = (*SAME, "weights", "un-annealed")
+REFUSALS = (*SAME, "weights", "un-annealed", "start", "tied-rates")
+MUON = ("muon", "normuon")
+"""Optimizers whose step has the same size in all directions of a matrix."""
+WIDEST = 0.04
+"""Spread of the start up to which Muon is not known to lose: twice the best, 0.02."""
+RATES = ("optim.rates.", "optim.adam_lr")
+"""Keys that give embedding, head and scales a rate of their own."""
 FLOOR = 0.1
 """Last rate divided by the peak up to which a run counts as annealed."""
 FALL = 0.05
@@ -97,15 +110,19 @@ def check_fair(
     baseline: str,
     allow: Sequence[str],
     annealed: bool = True,
+    tuned: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Finding]:
     """The refusals that `allow` lets through, as flags; a UserError for any other.
 
     configs: each arm's, at its smallest budget, everything decided. annealed: whether runs must be.
+    tuned: the keys that are tuned of each arm; None: arms may be mis-set.
     """
     for name in allow:
         if name not in REFUSALS:
             raise UserError(f"'allow' knows no {name!r}{did_you_mean(name, REFUSALS)}")
     found = list(unfair(configs, baseline, annealed))
+    if tuned is not None:
+        found += [f for arm, config in configs.items() for f in mis_set(arm, config, tuned[arm])]
     refused = [finding for finding in found if finding.name not in allow]
     if refused:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
@@ -127,8 +144,8 @@ def check_lossless(configs: Mapping[str, RunConfig]) -> None:
     for arm, config in configs.items():
         if lost := source_text_lost(config.data, config.objective == "seq2seq"):
             raise UserError(
-                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which nothing of another "
-                "tokenizer can be compared with: give all arms one tokenizer"
+                f"{arm}: its tokenizer loses text ({lost_share(lost)}), which cannot be "
+                "compared with another tokenizer: give all arms one tokenizer"
             )
 
 
@@ -145,6 +162,22 @@ def unfair(
         why = un_annealed(config)
         if why:
             yield Finding("un-annealed", f"{arm}: {why}")
+
+
+def mis_set(arm: str, config: RunConfig, tuned: Iterable[str]) -> Iterator[Finding]:
+    """What is known to be wrong with an arm without constraints, unless it is tuned."""
+    optim, tuned = config.optim, tuple(tuned)
+    start = getattr(config.model, "init_std", None)
+    if start is None or optim.name not in MUON or optim.constraint.kind not in ("declared", "none"):
+        return
+    if start > WIDEST and "model.init_std" not in tuned:
+        text = f"{arm} starts Muon's matrices at model.init_std {start:.3g}"
+        yield Finding("start", f"{text}: 0.02 is known to be 0.1 to 0.3 nats better")
+    tied = {optim.rates.embedding, optim.rates.head, optim.rates.scale} == {1.0}
+    tied = tied and optim.adam_lr in (None, optim.lr)
+    if tied and not any(key.startswith(RATES) for key in tuned):
+        text = f"{arm} trains embedding, head and scales at the rate of Muon's matrices"
+        yield Finding("tied-rates", f"{text}: optim.rates of 2.5 to 4 are known to be better")
 
 
 def un_annealed(config: RunConfig) -> str:
@@ -210,7 +243,7 @@ def run_flags(
     """Seeds, rates, runs that did not finish, repeated data, and what the runs were made on."""
     if len(seeds) == 1:
         yield Finding("one-seed", f"only seed {seeds[0]}: nothing is known of the spread")
-    if not any(rate.rates for rate in rates.values()):
+    if not any(rate.rates or rate.trials for rate in rates.values()):
         yield Finding("untuned", "the rates are as the recipes or the study give them")
     yield from rate_flags(rates)
     for (arm, tokens, seed), record in records.items():
@@ -229,11 +262,18 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
     for (arm, tokens), rate in grids.items():
         if rate.lr is None:
             yield Finding("no-rate", f"{arm} at {tokens:,} tokens: no rate of its grid trained")
+        elif rate.point:
+            for key in rate.point.edges:
+                text = f"{key} {rate.point.params[key]} is the last of its values"
+                yield Finding("edge", f"{arm} at {tokens:,} tokens: {text}")
         elif rate.at_edge:
             tried = ", ".join(f"{lr:g}" for lr in rate.rates)
             yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
         for error in rate.errors:
             yield Finding("failed", error)
+        if len(rate.trials) < (most := max(len(other.trials) for other in rates.values())):
+            text = f"{len(rate.trials)} points tried, of another arm {most}"
+            yield Finding("fewer-runs", f"{arm} at {tokens:,} tokens: {text}")
     for (arm, tokens), rate in rates.items():
         if rate.tokens != tokens:
             yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")

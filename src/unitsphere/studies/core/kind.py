@@ -167,6 +167,13 @@ def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Pa
     """The runs that tune the rates of some arms at some budgets; none where rates are given."""
     if study.tune.points == 1:
         return []
+    if study.tune.keys:
+        runs = (study.tune.trials or 0) * len(study.tune.seeds)
+        return [
+            Part(f"{arm} {short(tokens)} tune", runs, at_budget(study, arm, tokens))
+            for tokens in budgets
+            for arm in arms
+        ]
     return [
         searched(study, f"{arm} {short(tokens)} tune", at_budget(study, arm, tokens))
         for tokens in budgets

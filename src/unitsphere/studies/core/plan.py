@@ -2,6 +2,8 @@
 
 runs/<arm>/<tokens>/lr-<rate>-seed-<seed>          reported: on the validation split
 runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tune.py
+
+Where more than a rate is tuned (points.py), point-<hash of its keys> is in the place of the rate.
 """
 
 import dataclasses
@@ -154,26 +156,44 @@ def arm_config(study: Study, arm: str) -> RunConfig:
         raise UserError(f"arm {arm}: {error}") from error
 
 
+def of_length(config: RunConfig, tokens: int) -> RunConfig:
+    """A config with the steps of a budget, and so the rate that optim.transfer has for it."""
+    return with_overrides(config, {"train.steps": steps_for(tokens, config.train.batch_tokens)})
+
+
+def own_rate(study: Study, arm: str, tokens: int) -> float:
+    """An arm's rate at a budget, before any is tuned."""
+    return float(of_length(arm_config(study, arm), tokens).optim.lr)
+
+
 def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
     """An arm's config at a budget, everything decided."""
-    config = arm_config(study, arm)
-    keys = run_keys(study, arm, tokens, config.optim.lr, study.seeds[0])
-    return resolve(with_overrides(config, keys), None)
+    keys = run_keys(study, arm, tokens, own_rate(study, arm, tokens), study.seeds[0])
+    return resolve(with_overrides(arm_config(study, arm), keys), None)
 
 
-def final_run(out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int) -> Planned:
-    """A run over the whole budget whose validation is reported."""
+def final_run(
+    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, point: str | None = None
+) -> Planned:
+    """A run over the whole budget whose validation is reported; `point` names more than a rate."""
     name = f"{arm} {short(tokens)} {lr:g} #{seed}"
-    folder = out / RUNS / arm / str(tokens) / f"lr-{lr:g}-seed-{seed}"
+    folder = out / RUNS / arm / str(tokens) / f"{point or f'lr-{lr:g}'}-seed-{seed}"
     return plan(name, study.arms[arm].recipe, run_keys(study, arm, tokens, lr, seed), folder)
 
 
 def tuning_run(
-    out: Path, study: Study, arm: str, tokens: int, lr: float, seed: int, data: Path
+    out: Path,
+    study: Study,
+    arm: str,
+    tokens: int,
+    lr: float,
+    seed: int,
+    data: Path,
+    point: str | None = None,
 ) -> Planned:
     """The same on `data`, a prepared folder with the tuning split."""
     name = f"{arm} {short(tokens)} {lr:g} #{seed} tune"
-    folder = out / RUNS / arm / f"tune-{tokens}" / f"lr-{lr:g}-seed-{seed}"
+    folder = out / RUNS / arm / f"tune-{tokens}" / f"{point or f'lr-{lr:g}'}-seed-{seed}"
     changed: dict[str, object] = {"data.source": str(data)}
     if arm_config(study, arm).data.validation is not None:
         changed["data.validation"] = None
@@ -189,9 +209,8 @@ def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
 
 def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
     """What a run sets in its arm's recipe."""
-    config = arm_config(study, arm)
-    steps = steps_for(tokens, config.train.batch_tokens)
-    own = {"train.steps": steps, "train.seed": seed}
+    config = of_length(arm_config(study, arm), tokens)
+    own = {"train.steps": config.train.steps, "train.seed": seed}
     return {**study.keys(arm), **own, **rate_keys(config, lr)}
 
 

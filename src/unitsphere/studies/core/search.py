@@ -114,7 +114,7 @@ def choices_of(values: list[object], key: str) -> Choices:
     """A list of scalars, none of them twice."""
     found = [value for value in values if isinstance(value, bool | int | float | str)]
     if not values or len(found) < len(values) or len(set(map(repr, found))) < len(found):
-        raise UserError(f"'{key}' must list different numbers, texts, true or false: {values!r}")
+        raise UserError(f"'{key}' must list different numbers, strings, true or false: {values!r}")
     return Choices(tuple(found))
 
 
@@ -134,11 +134,11 @@ def range_of(entry: Mapping[str, object], key: str) -> Range:
     return Range(keys.low, keys.high, keys.log, keys.points, whole)
 
 
-def grid_values(space: Space) -> list[list[Value]]:
+def grid_values(space: Space, where: str = "search") -> list[list[Value]]:
     """The values of each key in a grid."""
     for key, choice in space.items():
         if isinstance(choice, Range) and choice.points is None:
-            raise UserError(f"a grid needs 'search.{key}.points', or a list of values")
+            raise UserError(f"a grid needs '{where}.{key}.points', or a list of values")
     return [choice.grid() for choice in space.values()]
 
 
@@ -151,6 +151,88 @@ def grid_points(space: Space) -> list[Params]:
     """Every combination; the last key changes fastest."""
     values = grid_values(space)
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
+
+
+def edges(space: Space, best: Params) -> list[str]:
+    """The keys whose best value is the lowest or highest of those to try, not of two."""
+    found = []
+    for key, choice in space.items():
+        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
+        if enough and best[key] in (min(numbers), max(numbers)):
+            found.append(key)
+    return found
+
+
+def own_point(space: Space, own: Mapping[str, object]) -> Params:
+    """The point of the grid nearest to some values; the first value of a key that has none."""
+    return {
+        key: nearest_value(values, own.get(key))
+        for key, values in zip(space, grid_values(space), strict=True)
+    }
+
+
+def nearest_value(values: Sequence[Value], own: object) -> Value:
+    """The nearest of some values: of positive numbers by ratio, of others by difference."""
+    if own in values or not isinstance(own, int | float):
+        return next((value for value in values if value == own), values[0])
+    numbers = [value for value in values if isinstance(value, int | float)]
+    positive = own > 0 and min(numbers, default=0) > 0
+    gaps = [abs(math.log(n / own) if positive else n - own) for n in numbers]
+    return numbers[gaps.index(min(gaps))] if gaps else values[0]
+
+
+def neighbours(space: Space, point: Params) -> dict[str, list[Params]]:
+    """By key, the points of the grid beside one: the next numbers, or all other values."""
+    found = {}
+    for key, values in zip(space, grid_values(space), strict=True):
+        near = [value for value in values if abs(distance(values, point[key], value)) == 1]
+        found[key] = [{**point, key: value} for value in near]
+    return found
+
+
+def distance(values: Sequence[Value], one: Value, other: Value) -> int:
+    """Steps from one of the values to another; between any two of them 1 unless all are numbers."""
+    if any(isinstance(value, str | bool) for value in values):
+        return int(one != other)
+    order = sorted(values, key=float)
+    return order.index(other) - order.index(one)
+
+
+def next_coordinates(
+    space: Space, start: Params, tried: Sequence[tuple[Params, float]]
+) -> list[Params]:
+    """The next points of a coordinate search, by the losses of those that were tried.
+
+    It follows a key as long as a neighbour is better, then the next key. Where no neighbour of the
+    best is better, it takes the untried point that is the fewest steps away. None are left: empty.
+    """
+    losses = {tuple(point.values()): loss for point, loss in tried}
+
+    def loss(point: Params) -> float:
+        return losses[tuple(point.values())]
+
+    best, stuck, keys = start, 0, list(space)
+    if tuple(start.values()) not in losses:
+        return [start]
+    while stuck < len(space):
+        around = neighbours(space, best)[keys[0]]
+        untried = [point for point in around if tuple(point.values()) not in losses]
+        if untried:
+            return untried
+        lower = min([best, *around], key=loss)
+        if loss(lower) < loss(best):
+            best, stuck = lower, 0
+            continue
+        keys, stuck = [*keys[1:], keys[0]], stuck + 1
+        lowest = min((point for point, _ in tried), key=loss)
+        if stuck == len(space) and loss(lowest) < loss(best):
+            best, stuck = lowest, 0
+    values = dict(zip(space, grid_values(space), strict=True))
+    rest = [point for point in grid_points(space) if tuple(point.values()) not in losses]
+    rest.sort(key=lambda p: sum(abs(distance(values[k], best[k], p[k])) for k in space))
+    return rest[:1]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,10 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class Tune:
-    """How each arm's learning rate is tuned: on documents that are not the reported ones."""
+    """How each arm's learning rate is tuned: on documents that are not the reported ones.
+
+    With `keys` any keys of each arm are tuned in its place, by as many points for each arm.
+    """
 
     ratio: float = 2.0
     """each rate of the grid divided by the one below it"""
@@ -61,6 +64,15 @@ class Tune:
     """budgets at which rates are tuned, the others take that of the nearest; none: at each"""
     fraction: float = 0.05
     """share of the training documents that becomes the split that rates are tuned on"""
+    keys: dict[str, dict[str, object]] = field(default_factory=dict)
+    """compare: arm -> key -> a list of values, or a range (core/search.py); a key that ends with .*
+    stands for all below it, which then have one value"""
+    method: Literal["coordinate", "optuna"] = "coordinate"
+    """with keys; coordinate: from the arm's own values, one key after the other; optuna: TPE"""
+    trials: int | None = None
+    """with keys: points of each arm at each budget that is tuned at"""
+    transfer: str = "none"
+    """with keys and budgets: the law that carries rates to the other budgets (none yet)"""
 
     def __post_init__(self) -> None:
         if not 1 < self.ratio < 1e3:
@@ -75,6 +87,25 @@ class Tune:
         check_numbers("tune.seeds", self.seeds, least=0)
         if self.budgets:
             check_numbers("tune.budgets", self.budgets, least=1)
+        self.check_keys()
+
+    def check_keys(self) -> None:
+        """Raise UserError unless `keys` and what belongs to them go together."""
+        if self.transfer != "none":
+            raise UserError(
+                f"tune.transfer {self.transfer!r} is not built yet: leave it out, and tune at each "
+                "budget"
+            )
+        if not self.keys and (self.trials is not None or self.method != "coordinate"):
+            raise UserError("tune.trials and tune.method are for tune.keys: name the keys to tune")
+        if self.keys and not (self.trials and self.trials > 0):
+            raise UserError("tune.keys needs tune.trials, the points of each arm: at least 1")
+        grid = (self.ratio, self.points, self.growths)
+        if self.keys and grid != (Tune.ratio, Tune.points, Tune.growths):
+            raise UserError(
+                "tune.ratio, tune.points and tune.growths are not for tune.keys: list the rates "
+                'under "optim.lr" of each arm'
+            )
 
 
 @dataclass(frozen=True)
@@ -101,6 +132,8 @@ class Study:
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("run.",)
     """how the keys begin that may change when a study resumes: they change none of its runs"""
+    TUNES_KEYS: ClassVar[bool] = False
+    """whether it takes `tune.keys`"""
 
     arms: dict[str, ArmSpec]
     set: dict[str, object] = field(default_factory=dict)
@@ -118,6 +151,8 @@ class Study:
                     f"the arm {name!r} must have a name of letters, digits, '-', '.', '+' and '_'"
                 )
         check_numbers("seeds", self.seeds, least=0)
+        if self.tune.keys and not self.TUNES_KEYS:
+            raise UserError("tune.keys is for compare: leave it out")
 
     def keys(self, arm: str) -> dict[str, object]:
         """What an arm sets in its recipe, those of all arms first."""
@@ -181,7 +216,7 @@ def _settings(table: object, where: str) -> dict[str, object]:
     for key, value in flat.items():
         if not isinstance(value, bool | int | float | str):
             raise UserError(
-                f"'{where}.{key}' must be a number, a text, true or false, not {value!r}"
+                f"'{where}.{key}' must be a number, a string, true or false, not {value!r}"
             )
         if key in OWN_KEYS:
             raise UserError(f"'{where}.{key}' cannot be set: {OWN_KEYS[key]}")
@@ -225,7 +260,7 @@ def _value(key: str, value: object) -> str:
         return _string(value)
     if isinstance(value, int | float):
         return repr(value)
-    raise UserError(f"'{key}' must be a number, a text, true or false, not {value!r}")
+    raise UserError(f"'{key}' must be a number, a string, true or false, not {value!r}")
 
 
 def _string(text: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.plan import (
     Planned,
     arm_config,
+    own_rate,
     tuning_run,
 )
 from unitsphere.studies.core.spec import Study
@@ -151,6 +153,23 @@ def mean_loss(records: Sequence[Record]) -> float:
 
 
 @dataclass(frozen=True)
+class Point:
+    """The best point of a search of several keys.
+
+    name: of its folders. params: as declared. keys: what it sets in its arm. edges: the keys whose
+    value is the first or last of those to try. neighbours: the loss of each point of the grid that
+    differs in one key by one step, None where it was not tried.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    loss: float
+    edges: Sequence[str]
+    neighbours: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The rate of an arm at a budget (None: at none did it train) and how it was come by.
 
@@ -164,6 +183,10 @@ class Tuned:
     rates: Mapping[float, float | None]
     at_edge: bool
     errors: tuple[str, ...] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
+    """where several keys were tuned (points.py): each point with its loss"""
+    point: Point | None = None
+    """the best of them"""
 
 
 def tuned_rates(
@@ -179,7 +202,7 @@ def tuned_rates(
     """
     if study.tune.points == 1:
         return {
-            (arm, tokens): Tuned(arm_config(study, arm).optim.lr, tokens, {}, at_edge=False)
+            (arm, tokens): Tuned(own_rate(study, arm, tokens), tokens, {}, at_edge=False)
             for arm in study.arms
             for tokens in budgets
         }
@@ -202,7 +225,7 @@ def arm_search(out: Path, study: Study, arm: str, tokens: int) -> Search:
     def runs(rate: float) -> list[Planned]:
         return [tuning_run(out, study, arm, tokens, rate, s, data) for s in study.tune.seeds]
 
-    rates = grid(config.optim.lr, study.tune.points, study.tune.ratio)
+    rates = grid(own_rate(study, arm, tokens), study.tune.points, study.tune.ratio)
     return Search(f"{arm} {short(tokens)}", rates, runs)
 
 

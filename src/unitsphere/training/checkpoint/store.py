@@ -66,7 +66,7 @@ def load_state(folder: Path) -> State:
     state = from_dict(State, found, f"{folder}: ")
     counts = (state.tokens, state.samples, state.losses_seen)
     if folder != folder_of(folder.parent, state.step) or min(counts) < 0:
-        raise UserError(f"{folder / STATE} is not that of this checkpoint")
+        raise UserError(f"{folder / STATE} belongs to another checkpoint")
     return state
 
 

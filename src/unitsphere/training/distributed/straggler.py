@@ -91,7 +91,7 @@ class Stragglers:
         slow = ratio > SLOW and costs > COSTS * seconds
         if slow and rank != self.told:
             self.say(
-                f"rank {rank} of {self.layout.world} is slow: by itself it needs {ratio:.1f} times "
+                f"rank {rank} of {self.layout.world} is slow: it needs {ratio:.1f} times "
                 f"as long as the others, which wait for it {costs / seconds:.0%} of the time"
             )
         self.told = rank if slow else None

@@ -21,6 +21,7 @@ from unitsphere.training.optim.registry import (
     section_key,
 )
 from unitsphere.training.optim.roles import RatesConfig, RolesConfig
+from unitsphere.training.optim.transfer import BaseConfig, Transfer
 
 if TYPE_CHECKING:
     Name = str
@@ -73,6 +74,12 @@ class OptimConfig:
     """what is kept of the weights after every step"""
     average: AverageConfig = field(default_factory=AverageConfig)
     """an average of the weights, kept beside them"""
+    transfer: Transfer = "none"
+    """rates, starts and branch factors of this size from those of optim.base, where the user gives
+    none; nu: by νGPT's laws (arXiv 2604.27077); hyperp: by HyperP's (arXiv 2603.28743), as its code
+    has them; hyperp-paper: as its Table 1"""
+    base: BaseConfig = BaseConfig()
+    """the run whose rates were tuned"""
 
     def __post_init__(self) -> None:
         positive = {"lr": self.lr, "adam_lr": self.adam_lr, "ns_steps": self.ns_steps}

@@ -1,0 +1,172 @@
+"""One rate for every size: the laws by which the rates of a tuned run become those of another.
+
+`optim.base` is the tuned run: width d₀, depth L₀, tokens T₀, batch B₀. With m_w = d/d₀, m_L = L/L₀,
+m_T = T/T₀ and m_B = B/B₀, a peak rate is the base's times
+
+    rate_by_tokens · rate_by_batch · rate_by_depth · rate_by_width
+
+and what multiplies a sublayer's output, α or `model.branch`, is the base's times `branch_by_depth`.
+
+`nu` is νGPT's (arXiv 2604.27077, §3.1 and Table 1), written for nGPT with Adam. `hyperp` is
+HyperP's as its code has it (arXiv 2603.28743, microsoft/ArchScale `pretrain.py`), for a constant
+Frobenius norm (MuonH, AdamH); `hyperp-paper` is its Table 1, where the horizon acts on the layers'
+matrices only. What neither paper covers is a proposal of this project, marked [P], or is derived
+from a paper's rule by the size of an update, marked [D]; docs/how-to/transfer.md says which.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from unitsphere.errors import UserError
+
+Law = Literal["nu", "hyperp", "hyperp-paper"]
+Transfer = Literal["none", "nu", "hyperp", "hyperp-paper"]
+Group = Literal["matrix", "embedding", "head", "scale"]
+"""Parameters of one rate: those of `optim.rates`, and the layers' matrices."""
+Moved = Literal["adam", "muon", "muon-original", "hyperball"]
+"""How far a step moves a matrix: as Adam's entries; as Muon's with adjust_lr match_rms_adamw, or
+original; or by a share of its Frobenius norm."""
+Weights = Literal["bound", "free"]
+"""bound: vectors of length 1, or at most 1 (nGPT, anGPT); free: entries of one size at any width
+(GPT, GPT+)."""
+
+
+@dataclass(frozen=True)
+class BaseRatesConfig:
+    """The tuned run's `optim.rates`."""
+
+    embedding: float | None = None
+    """of the input embedding; none: as optim.rates"""
+    head: float | None = None
+    """of the output head; none: as optim.rates"""
+    scale: float | None = None
+    """of scaling parameters, gains and biases; none: as optim.rates"""
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The run whose rates were tuned."""
+
+    width: int | None = None
+    """its model.d_model"""
+    depth: int | None = None
+    """its model.n_layers"""
+    tokens: float | None = None
+    """its training tokens"""
+    batch_tokens: int | None = None
+    """its train.batch_tokens"""
+    lr: float | None = None
+    """its peak rate, optim.lr"""
+    adam_lr: float | None = None
+    """its optim.adam_lr; none: as optim.adam_lr"""
+    rates: BaseRatesConfig = BaseRatesConfig()
+    """its optim.rates"""
+
+    def __post_init__(self) -> None:
+        table = asdict(self)
+        rates = table.pop("rates")
+        for key, value in {**table, **{f"rates.{k}": v for k, v in rates.items()}}.items():
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"optim.base.{key} must be a number above 0: {value}")
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """A run's sizes, each divided by the base's."""
+
+    width: float
+    depth: float
+    tokens: float
+    batch: float
+
+
+TOKENS: dict[Law, float] = {"nu": -1 / 3, "hyperp": -0.32, "hyperp-paper": -0.32}
+DEPTH: dict[Law, float] = {"nu": 0.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
+BATCH = 1 / 2
+BRANCH: dict[Law, float] = {"nu": -1.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
+S_Z = 1 / 2
+
+WIDTH: dict[tuple[Law, Weights], dict[Group, float]] = {
+    ("nu", "bound"): {"matrix": -3 / 4, "head": -3 / 4, "embedding": -1 / 2, "scale": 0.0},
+    ("nu", "free"): {"matrix": -3 / 4, "head": -1 / 2, "embedding": -1 / 2, "scale": 0.0},
+    **{
+        ("hyperp", weights): {"matrix": -1 / 2, "head": 0.0, "embedding": 0.0, "scale": 0.0}
+        for weights in get_args(Weights)
+    },
+    **{
+        ("hyperp-paper", weights): {
+            "matrix": -1 / 2,
+            "head": -1 / 2,
+            "embedding": -1 / 2,
+            "scale": 0.0,
+        }
+        for weights in get_args(Weights)
+    },
+}
+"""Exponents of m_w in the rates of what Adam moves.
+
+nu, bound: νGPT's Table 1; −3/4 comes of measured alignment. nu, free: the same −3/4 for the layers'
+matrices [P]; embedding and head −1/2 as in nanochat (`optim.py`: aux rates × (d/768)^−1/2).
+hyperp: no width term, as coded; for matrices that Adam moves by entries, −1/2 keeps the step
+relative to the matrix, whose entries are of size 1/√d, constant [D]."""
+
+WIDTH_BY_STEP: dict[Moved, float] = {"muon": -1 / 2, "muon-original": 0.0, "hyperball": 0.0}
+"""Exponents of m_w in the rates of matrices that Adam does not move, by any law [D].
+
+match_rms_adamw gives an update singular values of 0.2·lr·√max(out, in), so −1/2 keeps them
+constant, as "original" does by itself; a relative step has no width (HyperP)."""
+
+
+def rate_by_tokens(law: Law, group: Group, m_T: float) -> float:
+    """m_T^(−1/3) (νGPT §3.1) or m_T^(−0.32) (HyperP's fit, 10 to 166 billion tokens).
+
+    νGPT counts steps at one batch, which is the same. HyperP's Table 1 has it on matrices only.
+    """
+    on_all = law != "hyperp-paper" or group == "matrix"
+    return m_T ** TOKENS[law] if on_all else 1.0
+
+
+def rate_by_batch(m_B: float) -> float:
+    """√m_B at equal tokens: HyperP's code (measured: m_B^0.558); [P] for nu."""
+    return m_B**BATCH
+
+
+def rate_by_depth(law: Law, m_L: float) -> float:
+    """1 (νGPT: m_L^(−1/2) breaks transfer, Figure 8) or m_L^(−1/2) (HyperP's code, √(8/L))."""
+    return m_L ** DEPTH[law]
+
+
+def rate_by_width(law: Law, weights: Weights, group: Group, moved: Moved, m_w: float) -> float:
+    """m_w to the exponent of WIDTH or WIDTH_BY_STEP."""
+    exponent = WIDTH[law, weights][group] if moved == "adam" else WIDTH_BY_STEP[moved]
+    return m_w**exponent
+
+
+def rate_factor(law: Law, weights: Weights, group: Group, moved: Moved, m: Ratios) -> float:
+    """A group's peak rate divided by the base run's."""
+    return (
+        rate_by_width(law, weights, group, moved, m.width)
+        * rate_by_depth(law, m.depth)
+        * rate_by_tokens(law, group, m.tokens)
+        * rate_by_batch(m.batch)
+    )
+
+
+def branch_by_depth(law: Law, m_L: float) -> float:
+    """m_L^(−1) (νGPT: α = 0.05/m_L) or m_L^(−1/2) (HyperP: branch outputs × 1/√(2L)).
+
+    For α and for GPT's `model.branch`: νGPT has α only, and CompleteP (arXiv 2505.01618) has the
+    same 1/L on a GPT's branches [P].
+    """
+    return m_L ** BRANCH[law]
+
+
+def s_z_by_width(m_w: float) -> float:
+    """√m_w (νGPT, Lemma 6.8): the logits of unit vectors keep their standard deviation."""
+    return m_w**S_Z
+
+
+def stored_scale(width: int) -> float:
+    """1/√d₀, the base's, at any width: a raw vector moves at the plain rate (νGPT §6.1)."""
+    return 1 / math.sqrt(width)

@@ -1,0 +1,252 @@
+"""A run's config at the rates of its size (`optim.transfer`); the laws are in optim/transfer.py.
+
+What a recipe of the package or a default says is open: the law sets it. What the user says, in a
+recipe of their own, a study or on the command line, is not, nor is anything in a config.json. So a
+config that was resolved once is the same when it is read again.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, Self, TypeVar, cast
+
+from unitsphere.errors import UserError
+from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.roles import OTHERS
+from unitsphere.training.optim.transfer import (
+    Group,
+    Moved,
+    Ratios,
+    Weights,
+    branch_by_depth,
+    rate_by_batch,
+    rate_by_depth,
+    rate_by_tokens,
+    rate_by_width,
+    rate_factor,
+    s_z_by_width,
+    stored_scale,
+)
+from unitsphere.training.sized import BySize, sizes
+
+C = TypeVar("C")
+
+WEIGHTS: dict[str, Weights] = {"ngpt": "bound", "angpt": "bound", "gpt": "free"}
+"""Architectures that the laws cover, by what holds their matrices."""
+OPTIMIZERS = ("adam", "adamw", "muon", "normuon", "muonh", "adamh")
+"""Optimizers that the laws cover."""
+KEYS = (
+    "optim.lr",
+    "optim.adam_lr",
+    *(f"optim.rates.{group}" for group in OTHERS),
+    "model.alpha.init",
+    "model.s_z.init",
+    "model.alpha.scale",
+    "model.s_qk.scale",
+    "model.s_z.scale",
+    "model.branch",
+)
+"""The keys that a law may set, of those that an architecture has."""
+
+
+class Open(float):
+    """A number that the user did not give; `own` is what it is without a law."""
+
+    own: float | None
+
+    def __new__(cls, value: float, own: float | None) -> Self:
+        """The present value, beside the own one."""
+        self = super().__new__(cls, value)
+        self.own = own
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getnewargs__(self) -> Any:
+        return float(self), self.own
+
+
+def opened(config: C, given: Collection[str]) -> C:
+    """A run's config whose numbers are open but for those of the keys `given` by the user."""
+    found = {key: value for key in KEYS if key not in given and (value := at(config, key))}
+    return put(config, {key: Open(value, value) for key, value in found.items()})
+
+
+def closed(config: C) -> C:
+    """A run's config in which no number is open any longer, for good."""
+    return put(config, {key: plain(config, value) for key, value in open_numbers(config).items()})
+
+
+def plain(config: Any, value: Open) -> float | None:
+    """What an open number is: its own, which may have a form, or what the law has made of it."""
+    return float(value) if config.optim.transfer != "none" else now(config, value.own)
+
+
+def transferred(config: Any) -> tuple[Any, OptimConfig]:
+    """The model and the optimizer of a run's config with every open number at its value.
+
+    Raises UserError for a law without a base run, or for what it does not cover.
+    """
+    if config.optim.transfer == "none":
+        present = {key: now(config, value.own) for key, value in open_numbers(config).items()}
+    else:
+        check(config)
+        present = {k: v for k, v in by_law(config).items() if is_open(at(config, k))}
+    owns = {key: own_of(at(config, key)) for key in present}
+    values = {
+        key: None if value is None else Open(value, owns[key]) for key, value in present.items()
+    }
+    optim, model = (below(values, name) for name in ("optim", "model"))
+    return put(config.model, model), put(config.optim, optim)
+
+
+def by_law(config: Any) -> dict[str, float | None]:
+    """What the law makes of each key that the config's architecture has."""
+    law, base, m = config.optim.transfer, config.optim.base, ratios(config)
+    matrix = group_factor(config, "matrix", m)
+    adam_lr = base.adam_lr or own_of(config.optim.adam_lr)
+    found: dict[str, float | None] = {
+        "optim.lr": base.lr * matrix,
+        "optim.adam_lr": None if adam_lr is None else adam_lr * matrix,
+    }
+    for group in OTHERS:
+        tuned = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
+        found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
+    factors = {
+        "model.alpha.init": branch_by_depth(law, m.depth),
+        "model.branch": branch_by_depth(law, m.depth),
+        "model.s_z.init": s_z_by_width(m.width),
+    }
+    for key, factor in factors.items():
+        own = own_of(at(config, key))
+        if isinstance(own, BySize):
+            own = BySize(own.form, base.width, base.depth)
+        if own is not None:
+            found[key] = own * factor
+    for name in ("alpha", "s_qk", "s_z"):
+        key = f"model.{name}.scale"
+        if hasattr(config.model, name) and own_of(at(config, key)) is None:
+            found[key] = None if m.width == 1 else stored_scale(base.width)
+    return found
+
+
+def ratios(config: Any) -> Ratios:
+    """The sizes of a config, each divided by those of its base run."""
+    base, train = config.optim.base, config.train
+    width, depth = sizes(config.model)
+    return Ratios(
+        width / base.width,
+        depth / base.depth,
+        train.steps * train.batch_tokens / base.tokens,
+        train.batch_tokens / base.batch_tokens,
+    )
+
+
+def group_factor(config: Any, group: Group, m: Ratios) -> float:
+    """A group's rate divided by the base run's."""
+    optim = config.optim
+    return rate_factor(optim.transfer, WEIGHTS[config.architecture], group, moved(optim, group), m)
+
+
+def moved(optim: OptimConfig, group: Group) -> Moved:
+    """How far a step of this optimizer moves the parameters of a group."""
+    held = optim.constrained
+    if held.kind == "hyperball" and (group == "matrix" or (group == "head" and held.head)):
+        return "hyperball"
+    by_muon = group == "matrix" or (group == "head" and optim.muon_head)
+    if not by_muon or optim.name not in ("muon", "normuon", "muonh"):
+        return "adam"
+    return "muon" if optim.adjust_lr == "match_rms_adamw" else "muon-original"
+
+
+def check(config: Any) -> None:
+    """Raise UserError for a law without a base run, or for what it does not cover."""
+    optim, law = config.optim, config.optim.transfer
+    base = {key: getattr(optim.base, key) for key in ("width", "depth", "tokens", "batch_tokens")}
+    missing = [f"optim.base.{k}" for k, v in {**base, "lr": optim.base.lr}.items() if v is None]
+    if missing:
+        raise UserError(
+            f"optim.transfer {law} needs the run whose rate was tuned: set {', '.join(missing)} "
+            "(docs/how-to/transfer.md), or set optim.transfer none"
+        )
+    covered = {
+        "architecture": (config.architecture, tuple(WEIGHTS)),
+        "optim.name": (optim.name, OPTIMIZERS),
+    }
+    for key, (name, names) in covered.items():
+        if name not in names:
+            raise UserError(
+                f"optim.transfer {law} has no law for {key} {name}, only for {', '.join(names)}: "
+                "set optim.transfer none, and optim.lr"
+            )
+
+
+def reason(config: Any) -> str | None:
+    """A line that says which rate the run takes and why; None without a law."""
+    law, base = config.optim.transfer, config.optim.base
+    if law == "none":
+        return None
+    rate, lr = by_law(config)["optim.lr"], config.optim.lr
+    m, how = ratios(config), moved(config.optim, "matrix")
+    width, depth = sizes(config.model)
+    train = config.train
+    factors = {
+        f"width {base.width:,} → {width:,}": rate_by_width(
+            law, WEIGHTS[config.architecture], "matrix", how, m.width
+        ),
+        f"depth {base.depth:,} → {depth:,}": rate_by_depth(law, m.depth),
+        f"tokens {base.tokens:,.0f} → {train.steps * train.batch_tokens:,}": rate_by_tokens(
+            law, "matrix", m.tokens
+        ),
+        f"batch {base.batch_tokens:,} → {train.batch_tokens:,}": rate_by_batch(m.batch),
+    }
+    steps = "".join(f" × {factor:.4g} ({why})" for why, factor in factors.items() if factor != 1)
+    found = f"{base.lr:g} of the base run{steps or ', at its sizes'}"
+    if lr != rate:
+        return f"optim.lr {lr:.4g} as given; optim.transfer {law} would take {rate:.4g}: {found}"
+    return f"optim.lr {lr:.4g} by optim.transfer {law}: {found}"
+
+
+def open_numbers(config: Any) -> dict[str, Open]:
+    """The keys whose numbers are open."""
+    found = {key: at(config, key) for key in KEYS}
+    return {key: value for key, value in found.items() if isinstance(value, Open)}
+
+
+def is_open(value: Any) -> bool:
+    """Whether a law may set this value; none says that the user named no number."""
+    return value is None or isinstance(value, Open)
+
+
+def own_of(value: float | None) -> float | None:
+    """A number without a law."""
+    return value.own if isinstance(value, Open) else value
+
+
+def now(config: Any, number: float | None) -> float | None:
+    """A number that may have a form, at the config's sizes."""
+    return BySize(number.form, *sizes(config.model)) if isinstance(number, BySize) else number
+
+
+def at(config: Any, key: str) -> Any:
+    """The value at a dotted key; None where the config has no such key."""
+    for name in key.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def put(config: C, values: Mapping[str, Any]) -> C:
+    """A config with the values at dotted keys replaced."""
+    if not values:
+        return config
+    names = dict.fromkeys(key.partition(".")[0] for key in values)
+    changed = {
+        name: values[name] if name in values else put(getattr(config, name), below(values, name))
+        for name in names
+    }
+    return dataclasses.replace(cast(Any, config), **changed)
+
+
+def below(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The values of one section, by their keys within it."""
+    return {k.removeprefix(f"{name}."): v for k, v in values.items() if k.startswith(f"{name}.")}

@@ -1,0 +1,178 @@
+"""Tuning of several keys by arm: a tiny comparison, what it tries, reports and refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies.inprocess import InProcess
+from studies.tiny import recipes
+
+from unitsphere.config import read_json
+from unitsphere.errors import UserError
+from unitsphere.report.registry import page_of
+from unitsphere.report.render.markdown import markdown
+from unitsphere.studies.compare import KIND, CompareStudy, checked
+from unitsphere.studies.core.kind import run_study
+from unitsphere.studies.core.plan import arm_config
+from unitsphere.studies.core.points import PointSearch, keys_of
+from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
+
+KEYS = {
+    "gpt": {"optim.lr": [5e-3, 1e-2, 2e-2], "optim.rates.*": [1.0, 2.0]},
+    "ngpt": {"optim.lr": [1e-2, 2e-2], "schedule.warmup": [0.0]},
+}
+
+
+def toy(folder: Path, **changes) -> CompareStudy:
+    """Two tiny arms, of which one has more points than are tried, the other fewer."""
+    gpt, ngpt, _ = recipes(folder)
+    settings = {
+        "arms": {"gpt": ArmSpec(gpt), "ngpt": ArmSpec(ngpt)},
+        "budgets": [192, 384],
+        "seeds": [0],
+        "tune": Tune(keys=KEYS, trials=4, seeds=[7], budgets=[192], fraction=0.3),
+    }
+    return CompareStudy(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished study: its folder, its own, its figures, the runs it made."""
+    folder = tmp_path_factory.mktemp("points")
+    executor = InProcess()
+    found = run_study(KIND, toy(folder), folder / "out", executor).document
+    return folder, folder / "out", found, executor.ran
+
+
+def test_each_arm_gets_its_points_and_the_best_is_reported(finished):
+    _, out, found, ran = finished
+    assert len([name for name in ran if name.endswith("tune")]) == 4 + 2
+    assert found["tuning"]["trials"] == 4
+    for arm, tried in (("gpt", 4), ("ngpt", 2)):
+        for budget in found["arms"][arm]["budgets"]:
+            tuned = budget["tuned"]
+            assert (tuned["tokens"], tuned["tried"], len(tuned["trials"])) == (192, tried, tried)
+            losses = {tuple(t["params"].values()): t["loss"] for t in tuned["trials"]}
+            best = tuple(tuned["best"]["params"].values())
+            assert tuned["best"]["loss"] == losses[best] == min(losses.values())
+            for near in tuned["neighbours"]:
+                point = {**tuned["best"]["params"], near["key"]: near["value"]}
+                assert near["loss"] == losses.get(tuple(point.values()))
+            config = read_json(Path(budget["seeds"][0]["run"]) / "config.json")
+            assert config["optim"]["lr"] == budget["lr"] == best[0]
+            if arm == "gpt":
+                assert set(config["optim"]["rates"].values()) == {best[1]}
+    first = found["arms"]["gpt"]["budgets"][0]["tuned"]["trials"][0]
+    assert first["params"] == {"optim.lr": 1e-2, "optim.rates.*": 1.0}
+    sources = {
+        read_json(config)["data"]["source"] for config in out.glob("runs/*/tune-192/*/config.json")
+    }
+    assert all("tuning" in Path(source).name for source in sources)
+
+
+def test_it_flags_fewer_runs_edges_and_borrowed_points(finished):
+    flags = {(flag["name"], flag["text"].split(" ")[0]) for flag in finished[2]["flags"]}
+    assert ("fewer-runs", "ngpt") in flags
+    assert {("borrowed", "gpt"), ("borrowed", "ngpt")} <= flags
+    assert not any(name == "untuned" for name, _ in flags)
+    edges = [flag["text"] for flag in finished[2]["flags"] if flag["name"] == "edge"]
+    best = finished[2]["arms"]["gpt"]["budgets"][0]["tuned"]["best"]
+    assert best["at_edge"] == (["optim.lr"] if best["params"]["optim.lr"] != 1e-2 else [])
+    assert len(edges) == len(best["at_edge"])
+
+
+def test_the_page_says_the_budget_the_best_points_and_their_neighbours(finished):
+    page = markdown(page_of(finished[1]))
+    assert "Each arm was tuned by 4 points at most" in page
+    tuned = finished[2]["arms"]["gpt"]["budgets"][0]["tuned"]
+    assert f"{tuned['best']['loss']:.4f}" in page
+    near = tuned["neighbours"][0]
+    word = "not tried" if near["loss"] is None else f"{near['loss'] - tuned['best']['loss']:+.4f}"
+    assert f"lr {near['value']}: {word}" in page
+
+
+def test_it_resumes_and_its_record_is_the_study(finished):
+    folder, out, found, _ = finished
+    assert load_study(CompareStudy, out / "study.toml") == toy(folder)
+    executor = InProcess()
+    again = run_study(KIND, toy(folder), out, executor).document
+    assert executor.ran == []
+    assert again["arms"] == found["arms"]
+
+
+def test_optuna_s_points_are_kept_and_come_back(finished):
+    folder, out, _, _ = finished
+    study = toy(folder)
+    study = replace(study, tune=replace(study.tune, method="optuna"))
+    search = PointSearch(out, study, "gpt", 384)
+    points = search.next(turn=2)
+    assert len(points) == 2
+    assert PointSearch(out, study, "gpt", 384).next(turn=2) == points
+    assert len(PointSearch(out, study, "gpt", 384).next(turn=9)) == 2
+
+
+def test_a_tuned_rate_takes_adam_s_own_with_it(tmp_path):
+    muon = {"optim.name": "muon", "optim.adam_lr": 0.03}
+    study = toy(
+        tmp_path, arms={"muon": ArmSpec(recipes(tmp_path)[0], muon, lr=0.02)} | toy(tmp_path).arms
+    )
+    config = arm_config(study, "muon")
+    assert keys_of({"optim.lr": 0.04}, config) == {"optim.lr": 0.04, "optim.adam_lr": 0.06}
+    both = {"optim.lr": 0.04, "optim.adam_lr": 0.01}
+    assert keys_of(both, config) == both
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"gpt": KEYS["gpt"]}, "tune.keys has no 'ngpt'"),
+        (KEYS | {"gtp": KEYS["gpt"]}, "'tune.keys.gtp' is not an arm"),
+        (KEYS | {"gpt": {}}, "'tune.keys.gpt' names no key"),
+        (KEYS | {"gpt": {"train.steps": [3, 6]}}, "'tune.keys.gpt.train.steps' cannot be tuned"),
+        (KEYS | {"gpt": {"train.batch_tokens": [64, 128]}}, "unfair: batch"),
+        (KEYS | {"gpt": {"schedule.final": [0.0, 0.5]}}, "unfair: un-annealed"),
+        (KEYS | {"gpt": {"optim.rate": [1.0]}}, "unknown key 'optim.rate'"),
+        (KEYS | {"gpt": {"optim.rate.*": [1.0]}}, "unknown key 'optim.rate.*': nothing is below"),
+        (KEYS | {"gpt": {"optim.lr": {"low": 0.1, "high": 1.0}}}, "tune.keys.gpt.optim.lr.points"),
+    ],
+)
+def test_mistakes_in_the_keys(tmp_path, keys, message):
+    tune = Tune(keys=keys, trials=2)
+    with pytest.raises(UserError, match=message):
+        checked(toy(tmp_path, tune=tune))
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ({"keys": KEYS}, "tune.keys needs tune.trials"),
+        ({"trials": 3}, "tune.trials and tune.method are for tune.keys"),
+        ({"keys": KEYS, "trials": 3, "points": 5}, "are not for tune.keys"),
+        ({"keys": KEYS, "trials": 3, "transfer": "nu"}, "tune.transfer 'nu' is not built yet"),
+    ],
+)
+def test_mistakes_in_what_belongs_to_the_keys(tmp_path, tune, message):
+    with pytest.raises(UserError, match=message):
+        study_from(
+            CompareStudy,
+            {"arms": {"a": recipes(tmp_path)[0], "b": "x"}, "budgets": [64], "tune": tune},
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"model.init_std": 0.1, "optim.rates.head": 2.5}, "start"),
+        ({"model.init_std": 0.02}, "tied-rates"),
+    ],
+)
+def test_a_baseline_known_to_be_mis_set_is_refused_unless_allowed_or_tuned(tmp_path, change, name):
+    gpt, ngpt, _ = recipes(tmp_path)
+    arms = {"gpt": ArmSpec(gpt, {"optim.name": "muon", **change}), "ngpt": ArmSpec(ngpt)}
+    study = toy(tmp_path, arms=arms, tune=Tune(points=1))
+    with pytest.raises(UserError, match=f"unfair: {name}: gpt .*set allow = ..{name}.."):
+        checked(study)
+    checked(replace(study, allow=[name]))
+    keys = {"model.init_std": [0.02, 0.1], "optim.rates.*": [1.0, 2.5]}
+    tune = Tune(keys={"gpt": keys, "ngpt": {"optim.lr": [0.01, 0.02]}}, trials=2)
+    checked(replace(study, tune=tune))
