@@ -7,7 +7,7 @@
 | `unit_norm(x)`, `UnitNorm` | x/‖x‖ along an axis, the length in fp32 | any -> the same |
 | `UnitLinear` | y = x Wᵀ, the rows (or columns) of W unit vectors | [..., d_in] -> [..., d_out] |
 | `UnitEmbedding` | rows of a table of unit vectors | [...] int64 -> [..., d] |
-| `Scale` | a learned scale with a learning rate of its own (§2.5) | () -> shape |
+| `Scale` | a learned scale with its own learning rate (§2.5) | () -> shape |
 | `SphereResidual` | Norm(h + α ⊙ (Norm(x) − h)), eq. 10, 11 | [..., d] twice -> [..., d] |
 | `NormalizedAttention` | eq. 12–16 | [batch, time, d] -> the same |
 | `NormalizedMLP` | eq. 17–21 | [..., d] -> the same |

@@ -38,7 +38,7 @@ class Head:
 
 
 def bench_loss(head: Head, rounds: int) -> dict[str, Any]:
-    """Everything that the verb reports, as plain values; a path that does not serve says why."""
+    """Everything that the verb reports, as plain values; a path that cannot be used says why."""
     calls, refused = serving(head)
     times = take_turns(
         list(calls), rounds, lambda path, number: timed(calls[path], 1, head.device)[0], tell=True
@@ -70,7 +70,7 @@ def bench_loss(head: Head, rounds: int) -> dict[str, Any]:
 
 
 def serving(head: Head) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
-    """Forward and backward by each path that serves, and why the others do not."""
+    """Forward and backward by each path that can be used, and why the others cannot."""
     g = torch.Generator().manual_seed(0)
     h = torch.randn(head.tokens, head.d, generator=g).to(head.device)
     weight = (torch.randn(head.vocab_size, head.d, generator=g) / head.d**0.5).to(head.device)

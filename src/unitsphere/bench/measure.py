@@ -245,7 +245,7 @@ def kernels_of(call: Callable[[], object], device: torch.device) -> int | None:
 def _profiled(
     call: Callable[[], object], activities: list[ProfilerActivity], memory: bool
 ) -> profile:
-    # The profiler's library announces its start and its end on stderr unless told not to.
+    # The profiler's library announces its start and its end on stderr unless it is turned off.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=activities, profile_memory=memory) as profiler:
         call()

@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
 
 
 def command(line: str, texts: list[str]) -> list[str]:
-    """What a line that begins with / makes of the texts before each turn, and says of it."""
+    """Apply a line that begins with / to the texts before each turn, and say what it did."""
     if line == "/new":
         texts = [""]
     elif line == "/undo":

@@ -177,7 +177,7 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
 
 
 def _is_truth(rest: collections.deque[str], takes_words: bool) -> bool:
-    """Whether the next word is a boolean's value, rather than an option or a word of its own."""
+    """Whether the next word is a boolean's value, rather than an option or another word."""
     if not rest or rest[0].startswith("-"):
         return False
     return not takes_words or rest[0].lower() in ("true", "false")

@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
 
 
 def tell(written: "Written") -> None:
-    """The answer, and where the page lies."""
+    """The answer, and the page's path."""
     print(harmless(written.page.answer))
     if written.page.unfinished:
         print(harmless(written.page.unfinished))

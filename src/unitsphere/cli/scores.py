@@ -150,7 +150,7 @@ def pair_figures(
 def bleu_figures(
     run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
 ) -> dict[str, Any]:
-    """BLEU of what the model writes for the sources, and how it was come by."""
+    """BLEU of what the model writes for the sources, and its settings."""
     from unitsphere.inference.translate import bleu, write_targets
 
     sources = (pair.source.tolist() for pair in source.pairs())

@@ -107,7 +107,7 @@ def check_extra() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; a `UserError` if there is none to be had."""
+    """A socket that listens; a `UserError` if there is none."""
     try:
         return socket.create_server((host, port))
     except (OSError, OverflowError) as error:

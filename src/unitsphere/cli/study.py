@@ -118,7 +118,7 @@ def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     finished = f", {found['finished']} of them finished in {out}" if found["finished"] else ""
     print(f"\n{found['runs']} runs{finished}, {found['workers']} at a time")
     if found["may_grow_by"]:
-        print(f"up to {found['may_grow_by']} more where a best rate lies at an edge of its grid")
+        print(f"up to {found['may_grow_by']} more where a best rate is at an edge of its grid")
     print(f"{hours(found['hours'])} of training, {found['flops']:.3e} FLOPs in all")
     print(f"  ({found['throughput']})")
     print(f"{size(found['disk'])} of checkpoints on the disk, in {out}")

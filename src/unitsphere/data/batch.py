@@ -84,7 +84,7 @@ class Window(NamedTuple):
 
 
 class Form(Protocol):
-    """What an objective makes of windows.
+    """How an objective turns windows into inputs and targets.
 
     stride: tokens from the start of a window to the start of the next. overlap: tokens that two
     neighbours share, so a window has stride + overlap tokens (the last of the stream may have

@@ -6,7 +6,7 @@ end, are cut into batches of `rows` windows. So a row's content does not depend 
 and any number of processes may share a batch. `Prefetch` reads them ahead in a thread.
 
 `stretches` are for measuring at several context lengths on the same tokens: each context divides
-the stretch. No stretch lies across two documents, and what is left of a document after its last
+the stretch. No stretch spans two documents, and what is left of a document after its last
 stretch is not used.
 """
 
@@ -74,7 +74,7 @@ def window(shards: Shards, form: Form, index: int, epoch: int = 0) -> Window:
     return Window(shards[start : start + form.stride + form.overlap], index, epoch)
 
 
-@lru_cache(maxsize=2)  # A batch may lie across two epochs.
+@lru_cache(maxsize=2)  # A batch may span two epochs.
 def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order of an epoch: the numbers below `size`, int64; depends only on (seed, epoch)."""
     import numpy as np

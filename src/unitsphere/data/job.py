@@ -59,7 +59,7 @@ class Job:
         object.__setattr__(self, "_seen", self._look())
 
     def fingerprint(self) -> str:
-        """Equal for equal contents and settings, wherever the files lie."""
+        """Equal for equal contents and settings, wherever the files are."""
         named = is_name(self.tokenizer)
         tokenizer = self.tokenizer if named else load_tokenizer(self.tokenizer).fingerprint
         content = content_fingerprint(self.files)

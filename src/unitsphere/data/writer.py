@@ -116,7 +116,7 @@ class SplitWriter:
             self._flush()
 
     def close(self) -> tuple[Counts, list[FileEntry]]:
-        """Flush everything to the disk; returns what the manifest says of the split."""
+        """Flush everything to the disk; returns the split's part of the manifest."""
         self._flush()
         self._close_shard()
         self._starts.close()

@@ -1,4 +1,4 @@
-"""What a fine-tuning is told, and its examples: train, tune (chooses the rate), test (reported)."""
+"""The settings of a fine-tuning, and its examples: train, tune (for the rate), test (reported)."""
 
 import hashlib
 import math

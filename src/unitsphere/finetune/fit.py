@@ -205,5 +205,5 @@ class Trials:
 
 
 def weights_tag(lr: float, seed: int) -> str:
-    """What a file of weights says of itself."""
+    """The metadata of a file of weights."""
     return f"lr {lr!r}, seed {seed}"

@@ -127,7 +127,7 @@ def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
 
 
 def edge(best: float, rates: Sequence[float]) -> str | None:
-    """Which end of several rates the best is, "lowest" or "highest"; None if it lies within."""
+    """Which end of several rates the best is, "lowest" or "highest"; None if it is neither."""
     if len(rates) < 2 or min(rates) < best < max(rates):
         return None
     return "lowest" if best == min(rates) else "highest"

@@ -19,7 +19,7 @@ from unitsphere.models.trunk import Transformer
 MOST_TOKENS = 1 << 20
 """Most tokens that are added to a prompt: memory for all of them is taken at once."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of bytes that are not (yet) a character."""
+"""How a tokenizer decodes bytes that are not (yet) a character."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ CODE = (
     "unsafe_code",
     "use_prompt",
 )
-"""Keys of the harness that run code, or read what lies elsewhere."""
+"""Keys of the harness that run code, or read files outside the folder."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def run_tasks(
     `data` and `rename` are those of `lm_eval_data.local`. `shots` examples before each item, and
     the first `limit` items, both as the task says if None. With `samples` the document has
     every item's request and answer. With `trusted` the harness itself reads the task files, which
-    may then run code. Nothing is fetched: HF_HUB_OFFLINE is set, for good. Raises UserError for a
+    may then run code. Nothing is fetched: HF_HUB_OFFLINE stays set. Raises UserError for a
     task that is not there or cannot be read, and for an item that cannot be scored.
     """
     check_lm_eval()

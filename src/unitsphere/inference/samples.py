@@ -35,7 +35,7 @@ def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200)
 
 @torch.no_grad()
 def show_targets(model: Transformer, tokenizer: Tokenizer, example: Batch) -> str:
-    """The sources of a batch, what the model makes of them, and what it should."""
+    """The sources of a batch, the model's targets, and the right ones."""
     assert example.source is not None
     assert example.source_mask is not None
     sources = [

@@ -47,7 +47,7 @@ def layers_of(model: Transformer) -> list[Layer]:
 class Matrix:
     """A matrix of a layer: of a sublayer's input, or of what makes its output.
 
-    heads: into how many parts of its own an attention divides it; 1 in an MLP. order: among those
+    heads: the number of heads that an attention divides it into; 1 in an MLP. order: among those
     of its sublayer and place.
     """
 

@@ -24,7 +24,7 @@ Reads = Literal["weights", "moments", "gradients", "update", "states", "records"
 class Probe:
     """A probe: what its figure shows and in which unit, against layers or steps, log or not.
 
-    relative: the figure shows each value over the sum of its own over all steps. live: whether a
+    relative: the figure shows each value divided by its sum over all steps. live: whether a
     run can take it while it trains (`inspect.probes`), which must be cheap.
     """
 
@@ -283,6 +283,6 @@ def inspect(subject: Subject, names: Iterable[str] = ()) -> dict[str, Values | s
 
 
 def described(name: str) -> dict[str, Any]:
-    """What a document says of a probe besides what it found."""
+    """The description of a probe in a document, without its values."""
     probe = PROBES[name]
     return {"title": probe.title, "source": probe.source}

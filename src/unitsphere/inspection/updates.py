@@ -174,7 +174,7 @@ def moment_variance(model: Transformer, moments: ByName) -> Values:
 
 
 def relative_variance(history: Sequence[Values]) -> list[Values]:
-    """Each value over the sum of its own over all steps, as anGPT's Figure B.1 draws them."""
+    """Each value divided by its sum over all steps, as anGPT's Figure B.1 draws them."""
     totals: dict[tuple[str, str], float] = {}
     for values in history:
         for name, label, value in points_of(values):

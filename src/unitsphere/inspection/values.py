@@ -15,7 +15,7 @@ Values = dict[str, Series]
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 BINS = 41
-"""Of a histogram at most; fewer for fewer values. Odd: what is all alike lies within the middle."""
+"""Of a histogram at most; fewer for fewer values. Odd: equal values fill the middle bin."""
 DIGITS = 6
 
 

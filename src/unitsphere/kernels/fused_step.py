@@ -29,7 +29,7 @@ class Bounded(Protocol):
 
     @property
     def dim(self) -> int:
-        """the axis along which the vectors lie"""
+        """the vectors' axis"""
         ...
 
     @property

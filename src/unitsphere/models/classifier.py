@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """The device of the parameters."""
         return self.body.device
 
     def forward(self, tokens: Tensor, real: Tensor) -> Tensor:

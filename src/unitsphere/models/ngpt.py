@@ -82,7 +82,7 @@ class NGPTConfig(ModelConfig):
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
-    """The constraint of a matrix whose vectors of length d lie along `dim`."""
+    """The constraint of a matrix whose vectors of length d are along `dim`."""
     return Bound(dim, config.bound, in_forward=config.normalize_in_forward)
 
 

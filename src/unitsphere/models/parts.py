@@ -21,7 +21,7 @@ class Resets(Protocol):
     """A module that sets the parameters it owns to their start."""
 
     def reset(self, generator: torch.Generator) -> None:
-        """Set the parameters, on whatever device they lie; random ones from the generator."""
+        """Set the parameters, on whatever device they are; random ones from the generator."""
         ...
 
 

@@ -100,7 +100,7 @@ class Transformer(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def forward(
@@ -125,7 +125,7 @@ class Transformer(nn.Module, ABC):
         return self.logits(self.features(tokens, cache, left_padding, mask, memory, documents))
 
     def logits(self, h: Tensor) -> Tensor:
-        """What the head makes of features [..., d]: [..., V]."""
+        """The head's logits of features [..., d]: [..., V]."""
         head = self.head()
         made = gathered_linear if is_cut(head.weight) else scaled_linear
         return soft_capped(made(h, head.weight, head.scale), head.softcap)
@@ -159,7 +159,7 @@ class Transformer(nn.Module, ABC):
         across = None if memory is None else CrossContext(memory)
         h = self.embed(tokens, context.positions)
         for n, block in enumerate(self.blocks):
-            if cache is not None:  # each layer has a state of its own
+            if cache is not None:  # each layer has its own state
                 context = context.of(cache.layers[n])
                 across = None if memory is None else CrossContext(memory, cache.layers[n])
             h = block(h, context, across)

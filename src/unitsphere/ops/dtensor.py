@@ -57,7 +57,7 @@ def part_of(value: Tensor, target: Tensor) -> Tensor:
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors in groups that lie on the same mesh, ordinary ones in a group of their own.
+    """The tensors in groups of the same mesh, ordinary ones in one more group.
 
     torch's foreach functions take one mesh at a time.
     """

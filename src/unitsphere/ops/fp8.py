@@ -111,7 +111,7 @@ class _Linear(torch.autograd.Function):
 def rounded(x: Tensor, dtype: torch.dtype, bound: Tensor | float | None) -> Rounded:
     """x in an FP8 type: static for a bound on |x|, else by its largest element.
 
-    What lies beyond the type's largest number is clamped to it; NaN stays NaN.
+    What is beyond the type's largest number is clamped to it; NaN stays NaN.
     """
     largest = torch.finfo(dtype).max
     if bound is None:

@@ -70,7 +70,7 @@ class Film:
         }
 
     def probe(self, name: str) -> dict[str, Any]:
-        """What the document says of a probe."""
+        """The probe's part of the document."""
         probe, last = PROBES[name], self.scenes[-1].found[name]
         shown = {s.step: v for s in self.scenes if not isinstance(v := s.found[name], str)}
         live = self.live.get(name, {})

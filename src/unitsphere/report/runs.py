@@ -1,4 +1,4 @@
-"""A run folder as it lies there, whatever of it is missing: for the page, never for training."""
+"""A run folder as it is, even incomplete: for the page, never for training."""
 
 import dataclasses
 import itertools
@@ -172,7 +172,7 @@ def runs_below(folder: Path) -> list[Path]:
 def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
     """Runs by (name, folder): those whose configs differ only in the seed are one arm.
 
-    Every other run is an arm of its own, called as the run is.
+    Every other run is a separate arm with the run's name.
     """
     runs = [Run(name, name, folder) for name, folder in named]
     alike: dict[str, list[Run]] = {}
@@ -252,7 +252,7 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def found_in(study: Path, told: str) -> Path | None:
-    """A run of a study by the path it was told by, wherever the study's folder lies now."""
+    """A run of a study by its recorded path, wherever the study's folder is now."""
     parts = Path(told).parts
     places = [Path(told), *(study.joinpath(*parts[start:]) for start in range(1, len(parts)))]
     return next((place for place in places if is_run(place)), None)

@@ -1,6 +1,6 @@
 """`unitsphere compare`: arms × token budgets × seeds, and how much faster each arm is.
 
-Each budget is a run of its own, annealed over exactly that budget. All arms see the same tokens,
+Each budget is a separate run, annealed over exactly that budget. All arms see the same tokens,
 and for a seed in the same order. Each arm's rate is tuned on documents that are not reported.
 """
 
@@ -42,7 +42,7 @@ class CompareStudy(Comparing):
     TUNES_KEYS: ClassVar[bool] = True
 
     budgets: list[int]
-    """training tokens; each a run of its own"""
+    """training tokens; each is a separate run"""
     baseline: str | None = None
     """the arm that the others are measured against; none: the first"""
 

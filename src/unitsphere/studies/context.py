@@ -39,7 +39,7 @@ class ContextStudy:
     chunk: int
     device: str
     progress: Callable[[Path], After] = lambda run: lambda tokens: None
-    """Run -> what is told of the tokens that have been scored."""
+    """Run -> the figures of the tokens that have been scored."""
 
 
 def context_study(study: ContextStudy) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from unitsphere.training.config import steps_for
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3
-"""Batches, and rates of each, that an optimum can lie between."""
+"""The least batches, and rates of each, for an optimum between them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ and C = 6·N·D operations of compute (Kaplan et al., arXiv 2001.08361):
     L(C) = A0·C^−α        the lowest losses; the paper's form, without an irreducible loss
     N_opt(C), D_opt(C)    size and data of the lowest loss at a compute (Table I.1)
 
-All are power laws (powerlaw.py). What lies at an edge of what was tried is a bound and no optimum:
+All are power laws (powerlaw.py). An optimum at an edge of the grid is a bound and no optimum:
 the fits leave it out.
 """
 
@@ -60,7 +60,7 @@ class Optimum:
 
     @property
     def bracketed(self) -> bool:
-        """Whether it lies within the grid, so that it is an optimum."""
+        """Whether it is within the grid, so that it is an optimum."""
         return self.batch_edge is None and self.lr_edge is None
 
 
@@ -240,7 +240,7 @@ class Suggestion:
 
 
 def suggest(laws: Laws, parameters: float) -> Suggestion | None:
-    """What the laws say of a size; None where rate or batch has no law."""
+    """What the laws predict for a size; None where rate or batch has no law."""
     if laws.lr is None or laws.batch is None:
         return None
     return Suggestion(

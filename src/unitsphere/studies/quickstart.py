@@ -1,7 +1,7 @@
 """`unitsphere quickstart`: a comparison with its own settings and layout.
 
 Four matched arms on the standard library's source text, one budget, one seed, the recipes' own
-rates. Each arm is an ordinary run in a folder of its own name. Calling it again resumes the arms
+rates. Each arm is an ordinary run in a folder of its name. Calling it again resumes the arms
 that were interrupted, and reuses those that finished.
 """
 
@@ -123,7 +123,7 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
 
 
 def planned_arm(study: QuickstartStudy, name: str, run: Path) -> Planned:
-    """An arm's run, with all that its recipe says; tells what is known of it already."""
+    """An arm's run, with all that its recipe says; says what is known of it already."""
     recipe, keys = study.recipes[name], study.set
     config = wanted(recipe, keys, run)
     if is_finished(run):

@@ -31,7 +31,7 @@ BY_SIZE: dict[str, Callable[[int, int, int], float]] = {
     "1/n_layers": lambda d, n_layers, context: 1 / n_layers,
     "2*context": lambda d, n_layers, context: 2 * context,
 }
-"""What a row says of values that go with the size, by width, depth and context."""
+"""The values of a row that depend on the size, by width, depth and context."""
 SIZES_OF = ("model.d_model", "model.n_layers", "data.context")
 """the keys of those three"""
 

@@ -47,7 +47,7 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def told_of(trial: Trial) -> Told | None:
-    """A trial as Optuna is told of it; not of one that failed."""
+    """A trial as Optuna stores it; none for one that failed."""
     if trial.status == "failed":
         return None
     if trial.status == "stopped":

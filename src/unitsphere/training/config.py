@@ -62,7 +62,7 @@ class TrainConfig:
     keep_last: int = 2
     """checkpoints to keep"""
     keep_every: int | None = None
-    """steps between checkpoints that are saved and kept for good"""
+    """steps between checkpoints that are saved and always kept"""
     async_save: bool = True
     """train on while a copy of the state is written; it takes as much of the host's memory"""
     hang_timeout: str | None = "30m"

@@ -263,7 +263,7 @@ def replay(run: Path | str, step: int, device: str = "auto") -> list[Row]:
     """The rows of the batch that made update number `step` (from 1 on, as in metrics.jsonl).
 
     The losses are those of the run's newest complete checkpoint, without dropout. Raises UserError
-    for a step that the run does not have, or if its data are not to be had.
+    for a step that the run does not have, or if its data cannot be read.
     """
     model, tokenizer, config = load_run(run, device)
     if not 1 <= step <= config.train.steps:

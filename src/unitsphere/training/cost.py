@@ -234,7 +234,7 @@ def pretended(world: int) -> Iterator[None]:
 
 
 def shards(model: Transformer) -> list[Shard]:
-    """Those of the first block and of what lies outside the blocks; all blocks are alike."""
+    """Those of the first block and of everything outside the blocks; all blocks are alike."""
     return [
         Shard(name, tuple(p.shape), tuple(local(p).shape), describe(p))
         for name, p in model.named_parameters()

@@ -186,7 +186,7 @@ KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    """Where the user's key lies: in $XDG_STATE_HOME, or ~/.local/state."""
+    """The path of the user's key: in $XDG_STATE_HOME, or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state, "unitsphere", "key")
 

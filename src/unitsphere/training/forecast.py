@@ -221,7 +221,7 @@ class Repeated(TorchDispatchMode):
 def head_bytes(
     config: RunConfig, model: Transformer, layout: Layout, rows: int, device: torch.device
 ) -> int:
-    """Bytes of what the loss makes of `rows` sequences, at the higher of its two peaks.
+    """Bytes of what the loss allocates for `rows` sequences, at the higher of its two peaks.
 
     In its forward pass: gradients of h and W, the scaled W, its copy in 16 bits, a chunk's logits.
     In its backward pass: these gradients twice, and again for a scaled W.

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl, TensorBoard events, samples.txt, and a line for the eye."""
+"""What a run records: metrics.jsonl, TensorBoard events, samples.txt, and a line for the eye."""
 
 import json
 import os

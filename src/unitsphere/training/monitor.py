@@ -215,7 +215,7 @@ class RunMonitor:
     def read_pending(self, records: bool) -> dict[str, float]:
         """Read the figures that are still on the device, and the clock; those of the last step.
 
-        A spike gets a record of its own, unless it is the last step and that has one anyway.
+        A spike gets a separate record, unless it is the last step and that has one anyway.
         Raises RunFailed for a spike if the run is to stop or has had too many, RolledBack if it is
         to go back.
         """

@@ -76,7 +76,7 @@ def load_recipe(name: str | Path) -> RunConfig:
         return saved_config(read_json(Path(name)), name)
     table: dict[str, Any] = {}
     given: set[str] = set()  # by the user: not what a recipe of the package sets
-    # Each base is a recipe too: a mistake is told of the file that makes it.
+    # Each base is a recipe too: an error names the file with the mistake.
     config = None
     for label, own in layers(name):
         table = merged(table, one_length(own, label))

@@ -61,7 +61,7 @@ learns: what optim.transfer makes of optim.base is in the keys that it sets. (`m
 `compile` and `device` change results by rounding, and dropout's draws.)"""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
-"""Keys that name where data lie: a run resumes from another place if the same contents are there.
+"""Keys that name where data are: a run resumes from another place if the same contents are there.
 """
 
 LENGTH_KEYS = frozenset(

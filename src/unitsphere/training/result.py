@@ -1,4 +1,4 @@
-"""What a run says of itself: a headline when it begins, a result when it is done."""
+"""What a run prints: a headline when it begins, a result when it is done."""
 
 import math
 import shlex

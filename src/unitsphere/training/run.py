@@ -185,7 +185,7 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
 def begin_folder(
     out: Path, trainer: Trainer, corpus: Corpus, state: State, start: dict[str, Any] | None
 ) -> None:
-    """Write what a run folder says of itself; `start` says where its first weights come from."""
+    """Write the files that describe a run; `start` says where its first weights come from."""
     kept = keep_end(out, state.step)
     if kept is not None:
         print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)

@@ -80,7 +80,7 @@ def train_step(
     step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
     clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
     watched: entered with the gradients as they came, left when the weights have moved.
-    cooled: cool-down -> the schedule's factor, for groups that have a cool-down of their own.
+    cooled: cool-down -> the schedule's factor, for groups that have their own cool-down.
     """
     loss = gradients()
     with watched or nullcontext():
@@ -100,7 +100,7 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
     """Scale all gradients so that their norm, as one vector over all processes, is at most `limit`.
 
     Returns the norm before that, a plain tensor that is the same in every process. The tensors may
-    lie on several meshes (FSDP's shards, what tensor parallel cut, gains that are whole
+    be on several meshes (FSDP's shards, what tensor parallel cut, gains that are whole
     everywhere), and torch's foreach functions take one mesh at a time.
     """
     groups = by_mesh(p for p in model.parameters() if p.grad is not None)
@@ -260,6 +260,6 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether FSDP has cut it, be it that tensor parallel has too."""
+    """Whether FSDP shards it, also together with tensor parallel."""
     mesh = getattr(parameter, "device_mesh", None)
     return mesh is not None and "dp_shard" in (mesh.mesh_dim_names or ())

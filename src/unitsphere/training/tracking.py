@@ -1,7 +1,7 @@
 """Records sent to Weights & Biases, if asked for; the run continues whatever goes wrong there.
 
-A thread of its own does all that concerns W&B, so that neither its service nor the network can
-hold up a step. The first error is told in one line and ends the sending, never the run.
+A separate thread does all that concerns W&B, so that neither its service nor the network can
+hold up a step. The first error is one line and ends the sending, never the run.
 """
 
 import importlib
@@ -74,7 +74,7 @@ class Tracker:
 
 
 class Told:
-    """Within: an error is told in one line on stderr, and goes no further."""
+    """Within: an error becomes one line on stderr, and does not propagate."""
 
     def __enter__(self) -> "Told":
         return self
@@ -97,9 +97,9 @@ def tell(why: str) -> None:
 
 
 def begin(project: str, out: Path, name: str, config: Mapping[str, Any]) -> Any:
-    """Returns the W&B run `name`, started or continued; its files lie in the run folder.
+    """Returns the W&B run `name`, started or continued; its files are in the run folder.
 
-    Never asks for a key: whoever has none is told so by the error.
+    Never asks for a key: without one, the error says so.
     """
     wandb = importlib.import_module("wandb")
     if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):

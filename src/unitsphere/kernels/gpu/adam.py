@@ -17,7 +17,7 @@ from unitsphere.kernels.gpu.library import blocks, covering, kernel_op, reciproc
 from unitsphere.ops.project import AdamSettings, Target
 
 LONGEST_TILE = 4096  # elements of one contiguous vector that a tile holds
-COLUMNS = 16  # vectors side by side, if each lies across the rows
+COLUMNS = 16  # vectors side by side, if each spans the rows
 ROWS = 128  # of their elements that a tile holds
 
 

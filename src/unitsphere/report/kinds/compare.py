@@ -29,7 +29,7 @@ SPEEDUPS = ("arm", "tokens", "steps", "FLOPs", "time")
 MEASURES = ("tokens", "steps", "flops", "time")
 TUNED = ("arm", "tokens", "points", "best point", "loss", "loss at its neighbours")
 HOW = (
-    "Each budget is a run of its own, annealed over it. All arms see the same tokens, and for a "
+    "Each budget is a separate run, annealed over it. All arms see the same tokens, and for a "
     "seed in the same order. Losses are in nats per token on the validation split: mean and "
     "standard error over the seeds."
 )
@@ -273,7 +273,7 @@ def facts(found: Json) -> list[tuple[str, str]]:
 
 
 def budget_figure(found: Json) -> Figure:
-    """Loss over budgets; each point is a run of its own, annealed over its tokens."""
+    """Loss over budgets; each point is a separate run, annealed over its tokens."""
     lines = [
         line
         for colour, (name, arm) in enumerate(found["arms"].items())
@@ -332,7 +332,7 @@ def speedup_marks(found: Json) -> list[Mark]:
 
 
 def study_runs(folder: Path, found: Json, largest: bool) -> list[Run]:
-    """The runs of all budgets, or of the largest, wherever the study lies now."""
+    """The runs of all budgets, or of the largest, wherever the study is now."""
     runs = []
     for name, arm in found["arms"].items():
         for budget in arm["budgets"][-1:] if largest else arm["budgets"]:

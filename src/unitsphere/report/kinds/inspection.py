@@ -13,12 +13,12 @@ from unitsphere.inspection.values import QUANTILES, Values
 from unitsphere.report.document import Figure, Figures, Frame, Number, Page, Section, Series, Table
 
 FOLDER = "inspect"
-"""Where the pictures lie in the run's folder."""
+"""The folder of the pictures, in the run's folder."""
 COLUMNS = ("probe", "of", "first", "last", "lowest layer", "highest layer")
 SERIES_SHOWN = 2
 """Series of a probe that the table shows; the others are in the figure and the JSON."""
 LINES = 8
-"""Steps or layers that are lines of their own; of more, so many evenly spaced ones."""
+"""The most steps or layers that are drawn as lines; of more, this many evenly spaced ones."""
 DOTTED = {" unit": "unit vectors", " if uniform": "all keys alike"}
 """Ends of the names of series that are dotted in the panel of another, and what they mean."""
 OVER_ONE = ("gradient_ratio", "mean_gradient_ratio", "mean_gradients_by_layer")

@@ -17,7 +17,7 @@ LEAST = 120
 """Points that a line keeps, however many lines there are."""
 
 MOST_TOLD = 8
-"""Last values that a caption tells."""
+"""Last values that a caption names."""
 
 
 class Measure(NamedTuple):

@@ -91,7 +91,7 @@ def layer_line(
 
 
 def in_panel(line: Series, began: str, ended: str) -> Series:
-    """A series' line in a panel of its own, where the legend names the steps."""
+    """A series' line in its own panel, where the legend names the steps."""
     first = line.style == "dashed"
     return dataclasses.replace(
         line,
@@ -136,7 +136,7 @@ def overlay_figure(
     labels: Sequence[str],
     spread: bool,
 ) -> Figure:
-    """The panels as one figure; a single one has no name of its own."""
+    """The panels as one figure; a single panel has no name."""
     probe = next(iter(arms.values()))[1]
     values, first = probe["values"], next(iter(panels))
     several = len(panels) > 1

@@ -1,6 +1,6 @@
 """Probes on the page: what `unitsphere inspect` left in a run's folder, and the run's live records.
 
-The form of both is told in `unitsphere.inspection`.
+The form of both is described in `unitsphere.inspection`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

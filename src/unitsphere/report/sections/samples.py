@@ -34,7 +34,7 @@ def samples_section(samples: Sequence[Sample]) -> Section:
 
 
 def fresh_samples(folder: Path, count: int) -> list[Sample]:
-    """Texts by the newest checkpoint of a run, each from a seed of its own.
+    """Texts by the newest checkpoint of a run, each with another seed.
 
     Raises UserError for a folder without a run, a run without a checkpoint, or one that writes no
     text from nothing.

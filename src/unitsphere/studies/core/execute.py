@@ -150,7 +150,7 @@ def early_stop(folder: Path) -> Path:
 
 
 def is_settled(folder: Path) -> bool:
-    """Whether a run has come to its end, be it that it diverged or was stopped early."""
+    """Whether a run has ended: finished, diverged, or stopped early."""
     ended = divergence(folder).exists() or early_stop(folder).exists()
     return ended or finished(folder)
 

@@ -25,7 +25,7 @@ Flagged, shown with the figures:
 
     one-seed    nothing can be said of the spread
     untuned     the rates are those of the recipes
-    edge        the best rate lies at the edge of its grid: a better one may lie beyond; where
+    edge        the best rate is at the edge of its grid: a better one may be beyond; where
                 other keys are tuned, the best value of one
     fewer-runs  an arm was tuned by fewer runs than another
     borrowed    the rate was tuned at another budget
@@ -257,7 +257,7 @@ def run_flags(
 
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
-    """How rates were come by."""
+    """How rates were chosen."""
     grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
     for (arm, tokens), rate in grids.items():
         if rate.lr is None:

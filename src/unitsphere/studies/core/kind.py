@@ -17,7 +17,7 @@ A study's folder, which other studies are kept out by, and in which one call wor
     runs/<arm>/…            the run folders, their logs beside them
     results.json, …         what was found
 
-The dry run counts runs as the study starts: a grid of rates that grows while its best lies at an
+The dry run counts runs as the study starts: a grid of rates that grows while its best is at an
 edge adds some, and a rule that stops trials early saves time.
 """
 
@@ -57,7 +57,7 @@ class Part:
     runs: int
     config: RunConfig
     growth: int = 0
-    """runs that may be added while the best rate lies at an edge of its grid"""
+    """runs that may be added while the best rate is at an edge of its grid"""
 
 
 S = TypeVar("S")

@@ -134,7 +134,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A session of its own: the terminal's Ctrl-C reaches it once, through `close`.
+                # A separate session: the terminal's Ctrl-C reaches it once, through `close`.
                 start_new_session=True,
             )
         state.status = "running"

@@ -29,7 +29,7 @@ RUNS = "runs"
 """The run folders' place in the study's."""
 
 DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}
-"""What a study sets unless it is told otherwise: only a run's end is of interest."""
+"""What a study sets by default: only a run's end is of interest."""
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def runs_table(states: Sequence[State]) -> "Table":
 
 
 def arms_table(states: Sequence[State]) -> "Table":
-    """A row for each arm: the bar of all its steps, and its runs by what became of them."""
+    """A row for each arm: the bar of all its steps, and its runs by their state."""
     arms: dict[str, list[State]] = {}
     for state in states:
         arms.setdefault(state.job.arm or state.job.name, []).append(state)
@@ -282,7 +282,7 @@ def _speed(state: State) -> str:
 
 
 def remaining(state: State) -> str:
-    """What the last column says of a job."""
+    """The last column of a job."""
     if state.status == "running" and state.step and state.step == state.job.steps:
         return "finishing"
     if state.status == "running":

@@ -7,7 +7,7 @@
 "train.z_loss" = { low = 0.0, high = 1e-3, points = 3 }      # in a grid: 3 values
 
 Random points and those of TPE are Optuna's (a grid is `itertools.product`: Optuna's visits the
-same points in another order). Optuna stores nothing: each time it is told the results of the
+same points in another order). Optuna stores nothing: each time it gets the results of the
 trials, from their own folders, so that a search that was interrupted resumes as if it had not been.
 """
 
@@ -268,7 +268,7 @@ def next_points(
 
 
 def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
-    """Points of a sampler that is told the results of earlier trials."""
+    """Points of a sampler that uses the results of earlier trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

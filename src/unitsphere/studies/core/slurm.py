@@ -52,7 +52,7 @@ MANY = 1000
 
 
 class Queue(Protocol):
-    """Tells of jobs by their numbers ("77_3")."""
+    """Describes jobs by their numbers ("77_3")."""
 
     def look(self, numbers: Iterable[str]) -> Mapping[str, str] | None:
         """Number -> state ("RUNNING") of those that are in the queue; None: it does not answer."""

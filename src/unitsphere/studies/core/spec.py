@@ -57,7 +57,7 @@ class Tune:
     points: int = 3
     """rates to begin with, around the arm's own; 1: that one is taken as it is"""
     growths: int = 4
-    """rates that are added at most, while the best lies at an edge of the grid"""
+    """rates that are added at most, while the best is at an edge of the grid"""
     seeds: list[int] = field(default_factory=lambda: [100])
     """of the tuning runs; the rate of the lowest mean loss is taken"""
     budgets: list[int] = field(default_factory=list)

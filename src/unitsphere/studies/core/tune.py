@@ -103,7 +103,7 @@ def rounded(rate: float) -> float:
 
 
 def grown(rates: Sequence[float], best: float | None, ratio: float) -> float | None:
-    """The rate to add when the best lies at an edge of the grid; None when it is bracketed."""
+    """The rate to add when the best is at an edge of the grid; None when it is bracketed."""
     if best is None:
         return None
     if best == min(rates):
@@ -171,7 +171,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The rate of an arm at a budget (None: at none did it train) and how it was come by.
+    """The rate of an arm at a budget (None: at none did it train) and how it was chosen.
 
     tokens: the budget at which it was tuned. rates: each rate of the grid with its mean loss on the
     tuning split, None where it diverged or failed; empty if nothing was tuned. errors: why tuning

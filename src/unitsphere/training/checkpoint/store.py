@@ -54,7 +54,7 @@ class State:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Returns where the checkpoint of `step` lies."""
+    """Returns the folder of the checkpoint of `step`."""
     return root / f"step-{step:08d}"
 
 

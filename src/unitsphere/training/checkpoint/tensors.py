@@ -37,7 +37,7 @@ def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGL
     """Write what `named_tensors` gave, or a copy of it: the model's into one safetensors file, the
     optimizer's into another.
 
-    Of several processes each writes its shards into two files of its own: call it in all of them.
+    Of several processes each writes its shards into two files: call it in all of them.
     """
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
     several = layout.world > 1

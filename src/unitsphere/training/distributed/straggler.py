@@ -68,7 +68,7 @@ class LocalTime:
 
 
 class Stragglers:
-    """Compares the processes whenever a record is due; `say` tells of one that is slow."""
+    """Compares the processes whenever a record is due; `say` reports one that is slow."""
 
     def __init__(self, layout: Layout, local: LocalTime, say: Callable[[str], None]) -> None:
         self.layout, self.local, self.say = layout, local, say

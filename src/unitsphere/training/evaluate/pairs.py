@@ -25,7 +25,7 @@ from unitsphere.training.evaluate.text import Evaluation, score, summary
 
 @dataclass(frozen=True)
 class PairEvaluation(Evaluation):
-    """What a model makes of pairs; bytes are those of the targets."""
+    """A model's figures on pairs; bytes are those of the targets."""
 
     pairs: int = 0
     cut_sources: int = 0

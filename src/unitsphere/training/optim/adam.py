@@ -44,7 +44,7 @@ def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
 def grouped(
     parameters: Parameters, settings: Callable[[Role], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Groups of the parameters that have the same settings by role and lie on the same mesh."""
+    """Groups of the parameters that have the same settings by role and are on the same mesh."""
     alike: dict[tuple[Any, ...], list[Parameter]] = {}
     for parameter, role in parameters.items():
         alike.setdefault(tuple(settings(role).items()), []).append(parameter)

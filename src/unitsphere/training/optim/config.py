@@ -153,7 +153,7 @@ class OptimConfig:
                 )
 
     def group(self, role: Role) -> dict[str, Any]:
-        """What groups of `role` have of their own: peak rate, weight decay, perhaps cool-down."""
+        """The settings of groups of `role`: peak rate, weight decay, perhaps cool-down."""
         own, decay = self.roles.of(role), self.weight_decay if role in MATRICES else 0.0
         numbers = {
             "lr": self.lr * self.rates.of(role),

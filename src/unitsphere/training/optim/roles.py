@@ -106,7 +106,7 @@ class RolesConfig:
 
     @property
     def decayed(self) -> list[Other]:
-        """The kinds with a weight decay of their own."""
+        """The kinds with their own weight decay."""
         return [key for key in OTHERS if getattr(self, key).weight_decay]
 
     @property

@@ -94,7 +94,7 @@ def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
     """Call `hook` around every step of `optimizer`, and of its deep copies; handles that undo it.
 
     Deep copies of optimizer and model must be made together, `copy.deepcopy((model, optimizer))`,
-    as without any hook: an optimizer copied by itself gets parameters of its own.
+    as without any hook: an optimizer copied by itself gets new parameters.
     """
     optimizer.__deepcopy__ = lambda memo: _deep_copy(optimizer, memo)  # pyright: ignore[reportAttributeAccessIssue]
     return [
