@@ -12,10 +12,12 @@ from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.markdown import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
+from unitsphere.studies.core.fairness import rate_flags
 from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.plan import arm_config
-from unitsphere.studies.core.points import PointSearch, keys_of
+from unitsphere.studies.core.points import PointSearch, carried, keys_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
+from unitsphere.studies.core.tune import Point, Tuned
 
 KEYS = {
     "gpt": {"optim.lr": [5e-3, 1e-2, 2e-2], "optim.rates.*": [1.0, 2.0]},
@@ -122,6 +124,29 @@ def test_a_tuned_rate_takes_adam_s_own_with_it(tmp_path):
     assert keys_of(both, config) == both
 
 
+def test_the_study_that_tunes_the_baselines_is_fair_and_its_spaces_hold_the_recipes():
+    study = load_study(CompareStudy, Path(__file__).parents[2] / "benchmarks" / "tune-1m.toml")
+    checked(study)
+    for arm in study.arms:
+        lr = arm_config(study, arm).optim.lr
+        assert min(study.tune.keys[arm]["optim.lr"]) <= lr <= max(study.tune.keys[arm]["optim.lr"])
+
+
+def test_a_law_carries_rates_to_the_other_budgets(tmp_path):
+    study = toy(tmp_path)
+    study = replace(study, tune=replace(study.tune, transfer="nu"))
+    keys = {"optim.lr": 0.02, "optim.rates.head": 2.0}
+    point = Point("point-1", {}, keys, 2.0, (), ())
+    found = Tuned(0.02, 192, {}, False, point=point)
+    assert carried(study, "gpt", found, 192) is found
+    moved = carried(study, "gpt", found, 8 * 192)
+    assert moved.lr == pytest.approx(0.01)  # eight times the steps: 8^(-1/3)
+    assert moved.point.keys == {**keys, "optim.lr": moved.lr}
+    assert moved.law == "nu"
+    (flag,) = rate_flags({("gpt", 8 * 192): moved})
+    assert flag.text == "gpt at 1,536 tokens: tuned at 192, its rates carried by the law nu"
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -148,7 +173,8 @@ def test_mistakes_in_the_keys(tmp_path, keys, message):
         ({"keys": KEYS}, "tune.keys needs tune.trials"),
         ({"trials": 3}, "tune.trials and tune.method are for tune.keys"),
         ({"keys": KEYS, "trials": 3, "points": 5}, "are not for tune.keys"),
-        ({"keys": KEYS, "trials": 3, "transfer": "nu"}, "tune.transfer 'nu' is not built yet"),
+        ({"keys": KEYS, "trials": 3, "transfer": "nu"}, "set tune.keys and tune.budgets"),
+        ({"keys": KEYS, "trials": 3, "budgets": [1], "transfer": "mu"}, "tune.transfer"),
     ],
 )
 def test_mistakes_in_what_belongs_to_the_keys(tmp_path, tune, message):

@@ -249,6 +249,7 @@ def tuning_figures(study: CompareStudy) -> dict[str, Any]:
         "trials": tune.trials,
         "seeds": tune.seeds,
         "budgets": tune.budgets or study.budgets,
+        "transfer": tune.transfer,
         "keys": tune.keys,
     }
 

@@ -276,7 +276,8 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
             yield Finding("fewer-runs", f"{arm} at {tokens:,} tokens: {text}")
     for (arm, tokens), rate in rates.items():
         if rate.tokens != tokens:
-            yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}")
+            law = f", its rates carried by the law {rate.law}" if rate.law else ""
+            yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}{law}")
 
 
 def version_flags(records: Iterable[Record]) -> Iterator[Finding]:

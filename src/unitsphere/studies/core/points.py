@@ -25,7 +25,17 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.local import available_slots
-from unitsphere.studies.core.plan import RUNS, Planned, arm_config, at_budget, rate_keys, tuning_run
+from unitsphere.studies.core.plan import (
+    RUNS,
+    Planned,
+    arm_config,
+    at_budget,
+    of_length,
+    own_rate,
+    rate_keys,
+    tuning_run,
+    with_overrides,
+)
 from unitsphere.studies.core.search import (
     MOST_POINTS,
     Choices,
@@ -46,11 +56,14 @@ from unitsphere.studies.core.search import (
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study
 from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest, tuning_data
 from unitsphere.training.config import RunConfig
+from unitsphere.training.sized import sizes
+from unitsphere.training.transfer import by_law
 
 ALL = ".*"
 """End of a key that stands for all below it."""
 ASKED = "asked.json"
-FIXED = {key: why for key, why in OWN_KEYS.items() if key != "optim.lr"}
+LR = "optim.lr"
+FIXED = {key: why for key, why in OWN_KEYS.items() if key != LR}
 """Keys that are never tuned, and why."""
 
 
@@ -81,7 +94,7 @@ def keys_of(point: Params, config: RunConfig) -> dict[str, object]:
 
     `optim.adam_lr` keeps its ratio to `optim.lr` unless the point has both.
     """
-    lr = point.get("optim.lr")
+    lr = point.get(LR)
     own = rate_keys(config, lr) if isinstance(lr, int | float) else {}
     return own | {name: value for key, value in point.items() for name in names_below(key, config)}
 
@@ -89,8 +102,8 @@ def keys_of(point: Params, config: RunConfig) -> dict[str, object]:
 def at_point(study: Study, arm: str, keys: Mapping[str, Any]) -> Study:
     """The study with an arm as it is at a point; its rate is `lr`, as every arm's."""
     spec = study.arms[arm]
-    rest = {key: value for key, value in keys.items() if key != "optim.lr"}
-    changed = ArmSpec(spec.recipe, {**spec.set, **rest}, keys.get("optim.lr", spec.lr))
+    rest = {key: value for key, value in keys.items() if key != LR}
+    changed = ArmSpec(spec.recipe, {**spec.set, **rest}, keys.get(LR, spec.lr))
     return replace(study, arms={**study.arms, arm: changed})
 
 
@@ -175,7 +188,7 @@ class PointSearch:
         """The runs of a point, one for each of tune.seeds."""
         keys = keys_of(params, self.config)
         at = at_point(self.study, self.arm, keys)
-        lr = arm_config(at, self.arm).optim.lr
+        lr = own_rate(at, self.arm, self.tokens)
         return [
             tuning_run(self.out, at, self.arm, self.tokens, lr, seed, self.data, name_of(keys))
             for seed in self.study.tune.seeds
@@ -195,7 +208,7 @@ class PointSearch:
         point = Point(
             name_of(keys), best.params, keys, best.loss, at_edge, self.around(best.params)
         )
-        lr = arm_config(at_point(self.study, self.arm, keys), self.arm).optim.lr
+        lr = own_rate(at_point(self.study, self.arm, keys), self.arm, self.tokens)
         return Tuned(lr, self.tokens, {}, bool(at_edge), errors, rows, point)
 
     def around(self, best: Params) -> list[dict[str, Any]]:
@@ -234,10 +247,45 @@ def tuned_points(
         for (one, params), runs in zip(due, plans, strict=True):
             one.trials.append(Trial(len(one.trials), params, [next(records) for _ in runs]))
     found = {(one.arm, one.tokens): one.tuned() for one in searches}
-    # A law that carries rates to other budgets (tune.transfer) belongs here: until then they are
-    # those of the nearest budget, which is flagged as borrowed.
     return {
-        (arm, tokens): found[arm, nearest(tokens, at)] for arm in study.arms for tokens in budgets
+        (arm, tokens): carried(study, arm, found[arm, nearest(tokens, at)], tokens)
+        for arm in study.arms
+        for tokens in budgets
+    }
+
+
+def carried(study: Study, arm: str, found: Tuned, tokens: int) -> Tuned:
+    """What was tuned at one budget as it is used at another: with the rates of `tune.transfer`."""
+    point, law = found.point, study.tune.transfer
+    if point is None or law == "none" or tokens == found.tokens:
+        return found
+    at = at_point(study, arm, point.keys)
+    keys = {**point.keys, **transferred(at, arm, found.tokens, tokens)}
+    return replace(found, lr=keys[LR], law=law, point=replace(point, keys=keys, name=name_of(keys)))
+
+
+def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str, float]:
+    """The rates of an arm at a budget, by the law from its rates at another; four digits of each.
+
+    Raises UserError for an arm that the law does not cover.
+    """
+    config = of_length(arm_config(study, arm), tuned_at)
+    width, depth = sizes(config.model)
+    base = {
+        "width": width,
+        "depth": depth,
+        "tokens": float(config.train.steps * config.train.batch_tokens),
+        "batch_tokens": config.train.batch_tokens,
+        "lr": float(config.optim.lr),
+    }
+    keys = {f"optim.base.{key}": value for key, value in base.items()}
+    law = {"optim.transfer": study.tune.transfer}
+    found = by_law(of_length(with_overrides(config, law | keys), tokens))
+    own = flatten(to_dict(config))
+    return {
+        key: float(f"{value:.4g}")
+        for key, value in found.items()
+        if key.startswith("optim.") and value is not None and (key == LR or value != own[key])
     }
 
 
@@ -258,6 +306,8 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
             for name in names_below(key, config):
                 if name in FIXED:
                     raise UserError(f"'tune.keys.{arm}.{name}' cannot be tuned: {FIXED[name]}")
+            if study.tune.transfer != "none":
+                transferred(study, arm, tokens, tokens)  # refuses what the law does not cover
             values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
             for value in values:
                 keys = keys_of({key: value}, config)

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, TypeVar
 from unitsphere.config import flatten, from_dict, read_toml
 from unitsphere.errors import UserError
 from unitsphere.studies.core.cluster import Resources
+from unitsphere.training.optim.transfer import Transfer
 
 S = TypeVar("S", bound="Study")
 
@@ -71,8 +72,9 @@ class Tune:
     """with keys; coordinate: from the arm's own values, one key after the other; optuna: TPE"""
     trials: int | None = None
     """with keys: points of each arm at each budget that is tuned at"""
-    transfer: str = "none"
-    """with keys and budgets: the law that carries rates to the other budgets (none yet)"""
+    transfer: Transfer = "none"
+    """with keys and budgets: the law (optim.transfer) by which the other budgets get their rates
+    from those of the nearest; none: they are taken as they are"""
 
     def __post_init__(self) -> None:
         if not 1 < self.ratio < 1e3:
@@ -91,10 +93,10 @@ class Tune:
 
     def check_keys(self) -> None:
         """Raise UserError unless `keys` and what belongs to them go together."""
-        if self.transfer != "none":
+        if self.transfer != "none" and not (self.keys and self.budgets):
             raise UserError(
-                f"tune.transfer {self.transfer!r} is not built yet: leave it out, and tune at each "
-                "budget"
+                "tune.transfer carries rates from tune.budgets to the other budgets: set tune.keys "
+                "and tune.budgets, or leave it out"
             )
         if not self.keys and (self.trials is not None or self.method != "coordinate"):
             raise UserError("tune.trials and tune.method are for tune.keys: name the keys to tune")

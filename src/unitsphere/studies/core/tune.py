@@ -187,6 +187,8 @@ class Tuned:
     """where several keys were tuned (points.py): each point with its loss"""
     point: Point | None = None
     """the best of them"""
+    law: str | None = None
+    """by which its rates were carried here from the budget that they were tuned at"""
 
 
 def tuned_rates(
