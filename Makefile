@@ -63,7 +63,7 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
 .PHONY: torture
-torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 30 to 60 minutes
+torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 20 to 60 minutes
 	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
 
 .PHONY: lint

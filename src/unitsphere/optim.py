@@ -14,6 +14,7 @@
 | `by_role(model)` | a model's parameters by what they are: matrix, embedding, head, … | |
 | `build(model, name, …)` | the optimizer of `unitsphere train`, with its groups and constraint | |
 | `constrain`, `project` | keep a model's constraints in every step; move it onto them now | |
+| `ConstraintConfig` | another constraint, Riemannian gradients, a cap on a step's angle | |
 | `Schedule`, `factor`, `area` | the rate's form over a run, its factors, their mean | |
 | `scheduler` | the same as a scheduler of torch's | |
 | `cool_momentum` | the end of Muon's momentum: call it before each step | |
@@ -76,6 +77,7 @@ __all__ = [
 
 OF_THE_LOOP = {
     "clip": "call torch.nn.utils.clip_grad_norm_",
+    "logit_power": "give it to the model's loss",
     "average": "call unitsphere.optim.average",
     "head_by_frequency": "it counts the training data of `unitsphere train`",
 }

@@ -165,3 +165,10 @@ def test_vit_digits():
     model, right = example("vit_digits")(epochs=1)
     assert off(model) < 1e-6
     assert right > 0.15  # a tenth by chance
+
+
+def test_optimizers(capsys):
+    model, optimizer, last, average = example("optimizers")()
+    assert min(last, average) > 0.9
+    assert {len(optimizer.state[p]) for p in model.parameters()} == {3, 5}
+    assert "averaged" in capsys.readouterr().out

@@ -36,6 +36,7 @@ VERBS = {
     "context": ("context", "perplexity of runs by context length and position"),
     "lr-ramp": ("lr_ramp", "how high the learning rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
+    "transfer": ("transfer", "how far the rates of optim.transfer are from each size's best"),
     "report": ("report", "one HTML page of a run or a study; --serve follows it"),
     "chat": ("chat", "write a text in turns with a run"),
     "quantize": ("quantize", "loss against bits: int8, int4, FP8, NVFP4 weights"),

@@ -26,7 +26,7 @@ from unitsphere.models.mixers.attention import attention_flops
 from unitsphere.models.parts import Resets
 from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.linear import scaled_linear
-from unitsphere.ops.loss import linear_cross_entropy
+from unitsphere.ops.loss import linear_cross_entropy, precondition
 from unitsphere.ops.mask import MaskRule, attention_mask, takes_blocks
 from unitsphere.ops.rope import rope_table
 from unitsphere.ops.sharded_loss import gathered_linear, is_cut
@@ -97,6 +97,16 @@ class Transformer(nn.Module, ABC):
     @abstractmethod
     def head(self) -> Head:
         """What makes logits of `norm` of the last h."""
+
+    def logit_scale(self) -> Tensor:
+        """The head's scale of each logit, [V]; UserError for a model that has none."""
+        scale = self.head().scale
+        if not isinstance(scale, Tensor) or scale.dim() != 1:
+            raise UserError(
+                "optim.logit_power is for models with a learned scale of each logit (model.s_z of "
+                "ngpt and angpt): leave it out"
+            )
+        return scale
 
     @property
     def device(self) -> torch.device:
@@ -230,25 +240,31 @@ class Transformer(nn.Module, ABC):
         label_smoothing: float = 0.0,
         documents: Tensor | None = None,
         z_loss: float = 0.0,
+        logit_power: float | None = None,
     ) -> Tensor:
         """Cross-entropy in nats of targets [batch, time]; a target of −100 is not scored.
 
         `mask` and `documents` are those of `forward`, `source` and `source_mask` of `encode`.
         `label_smoothing` ε takes (1 − ε) of the target and ε of the mean over the vocabulary;
-        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5).
+        `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5). `logit_power`
+        is the q of `ops.loss.precondition`, for models whose logits have a scale each.
         """
         memory = None if source is None else self.encode(source, source_mask)
         h = self.features(tokens, mask=mask, memory=memory, documents=documents)
         head = self.head()
+        scale, gradient = head.scale, None
+        if logit_power is not None and torch.is_grad_enabled():
+            scale, gradient = precondition(self.logit_scale(), logit_power)
         return linear_cross_entropy(
             h,
             head.weight,
             targets,
-            head.scale,
+            scale,
             reduction,
             label_smoothing,
             z_loss,
             softcap=head.softcap,
+            logit_gradient=gradient,
         )
 
     def mixing_flops(self, context: int) -> float:

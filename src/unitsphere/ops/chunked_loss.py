@@ -49,10 +49,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         z_loss: float,
         softcap: float | None,
         with_gradients: bool,
+        gradient_V: Tensor | None,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
 
         `targets_N` are within the vocabulary; `scored_N` is 1 for a token that counts, else 0.
+        `gradient_V` multiplies the logits' gradient.
         """
         wide = torch.promote_types(compute, torch.float32)
         W_Vd = weight_Vd.to(compute)
@@ -71,6 +73,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
                 if slope_CV is not None:
                     z_CV.mul_(slope_CV)
+                if gradient_V is not None:
+                    z_CV *= gradient_V
                 z_CV = z_CV.to(compute)
                 made[0][part] = z_CV @ W_Vd
                 add_product_(made[1], z_CV.T, h_Cd)
@@ -87,7 +91,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 8)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 9)
 
 
 def chunk_loss_(

@@ -9,6 +9,7 @@ from torch import Tensor
 from unitsphere.errors import UserError
 from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
+from unitsphere.ops.dtensor import whole
 from unitsphere.ops.linear import product_dtype, scale_rows
 from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
 
@@ -54,13 +55,15 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     path: Path = "auto",
     softcap: float | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits scale ⊙ (weight h), without keeping the logits.
 
     h [..., d], weight [V, d], targets [...] int64, `IGNORE` where not scored; scale [V], one for
     all, or none, is folded into the weight. With `softcap` c the logits z are c·z/√(c² + z²) of
-    these. A scalar, in fp32 or wider. Under autocast the matrix
-    products are in its type, and the weight's gradient still is summed in fp32.
+    these. A scalar, in fp32 or wider. Under autocast the matrix products are in its type, and the
+    weight's gradient still is summed in fp32. `logit_gradient` [V] multiplies the gradient of
+    scale ⊙ (weight h) (`precondition`).
 
     | path | logits in memory | serves |
     |---|---|---|
@@ -77,13 +80,18 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     folded = scale_rows(weight, scale)
     compute = product_dtype(h, folded)
     if is_cut(folded):
-        numbers = reduction, label_smoothing, z_loss, softcap
+        numbers = reduction, label_smoothing, z_loss, softcap, logit_gradient
         return sharded_cross_entropy(h, folded, targets, compute, *numbers)
     if path == "plain":
-        logits = soft_capped(F.linear(h, folded), softcap)
+        logits = F.linear(h, folded)
+        if logit_gradient is not None and logits.requires_grad:
+            logits.register_hook(lambda gradient: gradient * logit_gradient)
+        logits = soft_capped(logits, softcap)
         return cross_entropy(logits, targets, reduction, label_smoothing, z_loss)
     if softcap is not None and path in ("torch", "liger"):
         raise UserError(f"the path {path} has no soft cap: take the path chunked")
+    if logit_gradient is not None and path in ("torch", "liger"):
+        raise UserError(f"the path {path} has no logit_gradient: take the path chunked")
     flat, wanted = h.flatten(0, -2), targets.flatten()
     if path == "torch":
         check_torch(compute, label_smoothing, z_loss)
@@ -91,7 +99,23 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
     numbers = reduction, label_smoothing, z_loss, softcap
-    return chunked(flat, folded, wanted, compute, *numbers)
+    return chunked(flat, folded, wanted, compute, *numbers, logit_gradient=logit_gradient)
+
+
+def precondition(scale: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """The logits' scale s [V], and r [V], which the logits' gradient is to be multiplied by.
+
+    Logit-gradient preconditioning ("Training nGPT", arXiv 2608.01284): of the logits z = s ⊙ u the
+    gradient of u is ∂u = (s/mean s)^q ⊙ ∂z in the place of s ⊙ ∂z, with q = `power`. So
+    r = (s/mean s)^q/s, by absolute values, and s's own gradient, u ⊙ ∂z, is divided by r again.
+    """
+    size = scale.detach().abs()
+    size = size.clamp(min=torch.finfo(size.dtype).tiny)
+    ratio = (size / whole(size.mean())) ** power / size
+    if scale.requires_grad:
+        scale = scale.clone()
+        scale.register_hook(lambda gradient: gradient / ratio)
+    return scale, ratio
 
 
 def chunked(
@@ -104,6 +128,7 @@ def chunked(
     z_loss: float,
     softcap: float | None = None,
     rows: int | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """By `ChunkedCrossEntropy`, `rows` tokens at a time; none: as many as suit the device."""
     scored = targets != IGNORE
@@ -118,6 +143,7 @@ def chunked(
         z_loss,
         softcap,
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
+        logit_gradient,
     )
     assert isinstance(total, Tensor)
     if reduction == "sum":

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from unitsphere.ops.activations import soft_cap_
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
+from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import scale_rows
 
 IGNORE = -100  # a target that is not scored
@@ -50,11 +51,12 @@ def sharded_cross_entropy(
     label_smoothing: float,
     z_loss: float,
     softcap: float | None = None,
+    logit_gradient: Tensor | None = None,
 ) -> Tensor:
     """The loss above over the scored targets, the same number in every process.
 
-    h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows;
-    matrix products in `compute`.
+    h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows.
+    Matrix products in `compute`; `logit_gradient` [V], cut as the weight, multiplies the logits' gradient.
     """
     from torch.distributed.tensor import DTensor
 
@@ -72,6 +74,7 @@ def sharded_cross_entropy(
         softcap,
         mesh.get_group(),
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
+        None if logit_gradient is None else local(logit_gradient),
     )
     assert isinstance(total, Tensor)
     return total if reduction == "sum" else total / scored.sum()
@@ -93,6 +96,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         softcap: float | None,
         group: dist.ProcessGroup,
         with_gradients: bool,
+        gradient_v: Tensor | None,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
 
@@ -114,7 +118,10 @@ class ShardedCrossEntropy(torch.autograd.Function):
             total += (chunk.loss(smoothing, z_loss) * scored_C).sum()
             if made:
                 z_Cv = chunk.gradient_(scored_C, smoothing, z_loss)
-                z_Cv = (z_Cv if slope_Cv is None else z_Cv.mul_(slope_Cv)).to(compute)
+                z_Cv = z_Cv if slope_Cv is None else z_Cv.mul_(slope_Cv)
+                if gradient_v is not None:
+                    z_Cv *= gradient_v
+                z_Cv = z_Cv.to(compute)
                 made[0][part] = z_Cv @ W_vd
                 add_product_(made[1], z_Cv.T, h_Cd)
             del z_Cv, slope_Cv, chunk  # before the next chunk's are made
@@ -131,7 +138,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 8)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 9)
 
 
 class Chunk:

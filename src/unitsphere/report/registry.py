@@ -21,6 +21,7 @@ from unitsphere.report.kinds.quickstart import quickstart_page
 from unitsphere.report.kinds.ramp import ramp_page
 from unitsphere.report.kinds.run import chosen_page, run_page, several_page
 from unitsphere.report.kinds.sweep import sweep_page
+from unitsphere.report.kinds.transfer import transfer_page
 from unitsphere.report.runs import Folders, Json, document, is_run, listed, runs_below
 from unitsphere.training.folder import CONFIG
 
@@ -36,6 +37,7 @@ KINDS: dict[str, Callable[[Json, Path], Page]] = {
     "quickstart": quickstart_page,
     "lr-ramp": ramp_page,
     "sweep": sweep_page,
+    "transfer": transfer_page,
 }
 """Kind of study -> the function that builds its page from its results and its folder."""
 

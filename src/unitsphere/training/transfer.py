@@ -73,7 +73,7 @@ def opened(config: C, given: Collection[str]) -> C:
 
 
 def closed(config: C) -> C:
-    """A run's config in which no number is open any longer, for good."""
+    """A run's config with every number as it is, for good: none is open any longer."""
     return put(config, {key: plain(config, value) for key, value in open_numbers(config).items()})
 
 
@@ -214,7 +214,7 @@ def open_numbers(config: Any) -> dict[str, Open]:
 
 
 def is_open(value: Any) -> bool:
-    """Whether a law may set this value; none says that the user named no number."""
+    """Whether a law may set this value: an open number, or none, which names nothing."""
     return value is None or isinstance(value, Open)
 
 

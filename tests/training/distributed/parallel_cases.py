@@ -79,6 +79,9 @@ VARIANTS = {
     "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
     "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
+    "ngpt-capped": Case(
+        "ngpt", model=SMALL, optim={"angle_cap": 0.5, "logit_power": 0.5, "name": "gated-adamw"}
+    ),
     "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
     "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }
@@ -118,7 +121,10 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
     }
     optim = dict(case.optim)
     kind_of, riemannian = optim.pop("constraint", "declared"), optim.pop("riemannian", False)
-    optim["constraint"] = ConstraintConfig(kind_of, riemannian, CPRConfig(warm_steps=2))
+    cap = optim.pop("angle_cap", 0.0)
+    optim["constraint"] = ConstraintConfig(
+        kind_of, riemannian, CPRConfig(warm_steps=2), angle_cap=cap
+    )
     return kind(
         architecture=case.architecture,
         objective=case.objective,

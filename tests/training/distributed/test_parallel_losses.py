@@ -29,11 +29,11 @@ VARIANTS_ON = {
     "ddp": ["angpt-mlm-accumulated", "ngpt-seq2seq"],
     "fsdp2": [
         "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
-        "gpt-recent",
+        "gpt-recent", "ngpt-capped",
     ],
     "tp": [
         "gpt-plus-seq2seq", "ngpt-tied-scalar", "ngpt-grouped", "ngpt-best", "ngpt-riemannian",
-        "angpt-sphere", "ngpt-frobenius", "gpt-cpr", "gpt-recent",
+        "angpt-sphere", "ngpt-frobenius", "gpt-cpr", "gpt-recent", "ngpt-capped",
     ],
 }  # fmt: skip
 """Where each variant may go wrong."""

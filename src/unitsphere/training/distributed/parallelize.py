@@ -46,7 +46,7 @@ def parallelize(
     recompute: Recompute = "none",
     compiled: bool = False,
     precision: Precision = "fp32",
-    **settings: float,
+    **settings: float | None,
 ) -> Callable[..., Tensor]:
     """Spread `model` over the processes of `layout`, in place; its loss as training calls it.
 

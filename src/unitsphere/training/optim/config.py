@@ -68,6 +68,10 @@ class OptimConfig:
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """muon, soap-muon: rate by shape; match_rms_adamw: an entry moves as far as under adamw, so
     that lr is an adamw rate (arXiv 2502.16982); original: √max(1, out/in)"""
+    logit_power: float | None = None
+    """q of logit-gradient preconditioning, for logits z = s_z ⊙ u: the gradient of u is
+    (s_z/mean s_z)^q times that of z, not s_z times (arXiv 2608.01284). With Adam and Muon 1 differs
+    from none only by eps and clip; none: the plain gradient"""
     clip: float = 1.0
     """largest norm of the whole gradient; 0: unclipped"""
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
@@ -92,6 +96,8 @@ class OptimConfig:
         for key in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"optim.{key} must be from 0 to below 1: {getattr(self, key)}")
+        if self.logit_power is not None and not 0 <= self.logit_power <= 2:
+            raise UserError(f"optim.logit_power must be from 0 to 2: {self.logit_power}")
         self.check_keys()
         self.check_sections()
         self.check_roles()

@@ -14,6 +14,7 @@ kept in the optimizer's state as "radius"; with `norm = "before"` it is ‖W‖_
 instead (MuonH's code, arXiv 2603.28743): the same but for rounding and moves made from outside.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +29,7 @@ from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import MATRICES, Constraint, Role, constraints, overridden, roles
 from unitsphere.ops.dtensor import Axes
 from unitsphere.ops.project import length, project_sphere_, project_tangent_
+from unitsphere.training.optim.angle import AngleCap
 from unitsphere.training.optim.cpr import CPR, CPRConfig
 from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, holds
 
@@ -66,8 +68,18 @@ class ConstraintConfig:
     """hyperball: a matrix keeps its norm at the start, or the one before each step"""
     head: bool = False
     """hyperball: the output head too, unless it is tied to the embedding"""
+    angle_cap: float = 0.0
+    """spheres: largest angle by which a step turns a vector of length d, as a multiple of lr·√d, 1
+    or 2 for example; embeddings are left out; 0: any"""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.angle_cap < math.inf:
+            raise UserError(f"angle_cap must be a number from 0 on: {self.angle_cap}")
+        if self.angle_cap and self.kind not in ("declared", "sphere"):
+            raise UserError(
+                f"angle_cap needs vectors on spheres, and constraint '{self.kind}' has none: "
+                "take declared or sphere"
+            )
         if self.riemannian and self.kind in ("none", "ball", "cpr"):
             raise UserError(
                 f"riemannian needs weights on spheres, and constraint '{self.kind}' has none: "
@@ -209,6 +221,7 @@ def constrain(
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = remembered_roles(config)
+    capped = capped_axes(model, bounds) if config.angle_cap else {}
     names = list(bounds) or [n for n, role in roles(model).items() if role in remembered]
     if config.riemannian and not remembered and not spheres(bounds):
         raise UserError(
@@ -226,7 +239,7 @@ def constrain(
     handles: list[RemovableHandle] = []
     for optimizer in optimizers:
         mine = {name: weight for name, weight in weights.items() if holds(optimizer, weight)}
-        for hook in hooks_for(mine, bounds, config, warmup):
+        for hook in hooks_for(mine, bounds, config, warmup, capped):
             handles += attach(optimizer, hook)
     return handles
 
@@ -255,11 +268,23 @@ def spheres(bounds: Mapping[str, Constraint]) -> dict[str, Axes]:
     return {name: c.dim for name, c in bounds.items() if c.kind == "sphere"}
 
 
+def capped_axes(model: nn.Module, bounds: Mapping[str, Constraint]) -> dict[str, Axes]:
+    """Parameter name -> axis, for those whose steps `angle_cap` limits; UserError if none is."""
+    role = roles(model)
+    found = {name: dim for name, dim in spheres(bounds).items() if role[name] != "embedding"}
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} declares no sphere for angle_cap: take constraint 'sphere'"
+        )
+    return found
+
+
 def hooks_for(
     weights: Mapping[str, Tensor],
     bounds: Mapping[str, Constraint],
     config: ConstraintConfig,
     warmup: int,
+    capped: Mapping[str, Axes],
 ) -> list[StepHook]:
     """What one optimizer does around its steps for the `weights` that it holds of a model's."""
     tensors = list(weights.values())
@@ -274,6 +299,9 @@ def hooks_for(
         hook = Projection([(weight, bounds[name]) for name, weight in weights.items()])
         axes = spheres(bounds)
     found: list[StepHook] = [hook]
+    if config.angle_cap:  # before the projection, which turns nothing
+        held = [(w, capped[name]) for name, w in weights.items() if name in capped]
+        found.insert(0, AngleCap(held, config.angle_cap))
     if config.riemannian:
         found.insert(0, Tangent([(w, axes[name]) for name, w in weights.items() if name in axes]))
     return found

@@ -1,0 +1,95 @@
+"""The page of a transfer: the gap to each cell's best rate, and the exponents that fit."""
+
+from pathlib import Path
+
+from unitsphere.report.document import Block, Page, Section, Table
+from unitsphere.report.numbers import known, within
+from unitsphere.report.runs import Json, Run, data_facts, runs_below
+from unitsphere.report.sections.settings import study_details
+
+CELLS = ("arm", "width", "depth", "tokens", "law's rate", "loss", "best rate", "best loss", "gap")
+EXPONENTS = ("arm", "size", "fitted", "law")
+
+
+def transfer_page(found: Json, folder: Path) -> Page:
+    """What a transfer found."""
+    runs = [
+        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
+        for arm in found["arms"]
+        for cell in sorted(folder.glob(f"runs/{arm}.d*-l*"))
+        for path in runs_below(cell)
+    ]
+    return Page(
+        title=folder.resolve().name,
+        kind="Transfer",
+        answer=answer(found),
+        facts=data_facts(runs),
+        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        sections=[
+            Section("results", "Results", tables(found)),
+            *study_details(runs, found, folder, curves=False),
+        ],
+        provenance=found["provenance"],
+    )
+
+
+def tables(found: Json) -> list[Block]:
+    """The cells, and the exponents if there are any."""
+    cells = Table("Nats per token at the law's rate and at the best", CELLS, cell_rows(found))
+    fits = Table("Exponents of the best rates, 95% intervals", EXPONENTS, exponent_rows(found))
+    return [cells, fits] if fits.rows else [cells]
+
+
+def cell_rows(found: Json) -> list[list[str]]:
+    """Each cell of each arm."""
+    return [
+        [
+            name,
+            f"{cell['width']:,}",
+            f"{cell['depth']:,}",
+            f"{cell['tokens']:,}",
+            f"{cell['lr']:.3g}",
+            known(cell["loss"], ".4f"),
+            known(cell["best_lr"], ".3g") + (" (edge)" if cell["edge"] else ""),
+            known(cell["best_loss"], ".4f"),
+            known(cell["gap"], ".4f"),
+        ]
+        for name, arm in found["arms"].items()
+        for cell in arm["cells"]
+    ]
+
+
+def exponent_rows(found: Json) -> list[list[str]]:
+    """Each exponent of each arm."""
+    return [
+        [
+            name,
+            fit["size"],
+            within(fit["value"], interval(fit), ".3f"),
+            f"{fit['law']:.3f}",
+        ]
+        for name, arm in found["arms"].items()
+        for fit in arm["exponents"]
+    ]
+
+
+def interval(fit: Json) -> tuple[float, float] | None:
+    """The ends of an exponent's interval; None without one."""
+    return None if fit["low"] is None else (fit["low"], fit["high"])
+
+
+def answer(found: Json) -> str:
+    """The largest gap of each arm."""
+    said = []
+    for name, arm in found["arms"].items():
+        gaps = [cell for cell in arm["cells"] if cell["gap"] is not None]
+        if not gaps:
+            said.append(f"{name} has no cell with a loss at the law's rate")
+            continue
+        worst = max(gaps, key=lambda cell: cell["gap"])
+        at = f"{worst['width']}×{worst['depth']}, {worst['tokens']:,} tokens"
+        said.append(
+            f"{name} at the law's rates is at most {worst['gap']:.4f} nats per token above the "
+            f"best rates ({at}), in {len(gaps)} of {len(arm['cells'])} cells"
+        )
+    return f"{'; '.join(said)}."

@@ -1,0 +1,140 @@
+"""`unitsphere.optim` in anyone's loop: any module, groups by role, schedules of torch's."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import unitsphere
+from unitsphere import optim
+from unitsphere.errors import UserError
+from unitsphere.models.registry import build
+from unitsphere.training.optim import build_optimizer, optim_config_type
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.registry import OPTIMIZERS
+from unitsphere.training.optim.schedule import with_decay
+
+SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
+FOR_MATRICES = [
+    optim.AdamH, optim.MuonH, optim.Muon, optim.NorMuon, optim.Soap, optim.SoapMuon,
+    optim.GatedAdamW,
+]  # fmt: skip
+
+
+def digits(seed=0):
+    """Points of four classes that a small network can tell apart."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, 8, generator=generator)
+    return x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+
+
+def test_every_name_is_there_and_documented():
+    assert unitsphere.optim is optim
+    for name in optim.__all__:
+        assert getattr(optim, name).__doc__
+        assert f"`{name}`" in (optim.__doc__ or "") or f"`{name}(" in (optim.__doc__ or ""), name
+
+
+@pytest.mark.parametrize("kind", FOR_MATRICES, ids=lambda kind: kind.__name__)
+def test_each_trains_a_module_of_torch_s_and_resumes(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    loss_of, (x, y) = nn.CrossEntropyLoss(), digits()
+
+    def made(model):
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        rest = [p for p in model.parameters() if p.dim() != 2]
+        return optim.Combined(kind(matrices, lr=0.02), optim.AdamW(rest, lr=0.02))
+
+    def steps(model, optimizer, count):
+        found = []
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    optimizer = made(model)
+    norms = [p.norm() for p in model.parameters()]
+    curve = steps(model, optimizer, 30)
+    assert curve[-1] < curve[0] - 0.1
+    if kind in (optim.AdamH, optim.MuonH):
+        for before, p in zip(norms, model.parameters(), strict=True):
+            assert p.dim() == 1 or torch.allclose(before, p.norm())
+    twin = copy.deepcopy(model)
+    again = made(twin)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert steps(twin, again, 3) == steps(model, optimizer, 3)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_build_is_what_train_has(name):
+    models = [build("ngpt", **SMALL) for _ in range(2)]
+    config = optim_config_type()(name=name, lr=1e-2)
+    expected = build_optimizer(models[0], config)
+    constrain(models[0], expected, config=config.constrained)
+    found = optim.build(models[1], name, lr=1e-2)
+    x = torch.arange(40)[None]
+    for model, optimizer in zip(models, (expected, found), strict=True):
+        for _ in range(2):
+            model.loss(x, x.roll(-1, 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(*(m.parameters() for m in models), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_parameters_by_role_are_all_of_them_once():
+    model = build("ngpt", tied=False, **SMALL)
+    held = optim.by_role(model)
+    assert held["head"] == [model.E_out.weight]
+    assert held["embedding"] == [model.E_in.weight]
+    assert len(held["matrix"]) == 7
+    assert {id(p) for some in held.values() for p in some} == {id(p) for p in model.parameters()}
+
+
+def test_a_scheduler_has_the_factors_of_the_schedule():
+    weight = nn.Parameter(torch.ones(2, 2))
+    schedule = optim.Schedule(kind="wsd", warmup=2, fall="power")
+    optimizer = optim.AdamW([{"params": [weight]}, {"params": [], "cooldown": 0.5}], lr=0.5)
+    rates = optim.scheduler(optimizer, schedule, 10)
+    found = []
+    for _ in range(10):
+        found.append([group["lr"] for group in optimizer.param_groups])
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        rates.step()
+    own = with_decay(schedule, 0.5)
+    for n, row in enumerate(found):
+        expected = [0.5 * optim.factor(schedule, n, 10), 0.5 * optim.factor(own, n, 10)]
+        assert row == pytest.approx(expected)
+
+
+def test_the_page_s_snippets_run(capsys):
+    page = Path(__file__).parents[1] / "docs/how-to/optimizers.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})
+    assert "tensor(" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line():
+    model = build("gpt", **SMALL)
+    with pytest.raises(UserError, match="must be one of adam, adamw, muon"):
+        optim.build(model, "muom")
+    with pytest.raises(UserError, match=r"unknown key 'optim\.rate'"):
+        optim.build(model, "adam", rate=1.0)
+    for key in ("clip", "average", "head_by_frequency", "logit_power"):
+        with pytest.raises(UserError, match=f"{key} is the training loop's work"):
+            optim.build(model, "adam", **{key: 1})
+    for kind, bad in ((optim.AdamH, torch.ones(3)), (optim.MuonH, torch.zeros(3, 2))):
+        with pytest.raises(UserError, match="matrices that are not zero"):
+            kind([nn.Parameter(bad)])
+    with pytest.raises(UserError, match="takes the place of weight_decay"):
+        optim.AdamH([nn.Parameter(torch.ones(3, 2))], weight_decay=0.1)
