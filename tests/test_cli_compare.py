@@ -1,4 +1,4 @@
-"""`unitsphere compare` as it is typed: a toy study in processes, mistakes, exit statuses."""
+"""`unitsphere compare` as it is typed: a toy study, mistakes, exit statuses."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from studies.documents import played
+from studies.inprocess import trained_here
 from studies.tiny import recipes
 
 from unitsphere.cli import main
@@ -35,7 +36,8 @@ def study(folder: Path, changes: str = "") -> Path:
 
 def test_a_toy_study_end_to_end(tmp_path, capsys):
     argv = ["compare", str(study(tmp_path)), "--out", str(tmp_path / "out")]
-    assert main([*argv, "--json"]) == 0
+    with trained_here():
+        assert main([*argv, "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert list(found["arms"]) == ["gpt", "ngpt"]

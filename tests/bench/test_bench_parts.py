@@ -6,14 +6,17 @@ import json
 import pytest
 import torch
 
-from unitsphere.bench import kernels
+from unitsphere.bench import kernels, optimizers
 from unitsphere.bench.arms import ON_CPU
 from unitsphere.bench.data import bench_data
 from unitsphere.bench.generate import Load, bench_generation, built, llama, random_prompts
 from unitsphere.bench.kernels import CASES, Shape, bench_kernels
 from unitsphere.bench.loss import Head, bench_loss
+from unitsphere.bench.optimizers import bench_optimizers
 from unitsphere.cli import main
+from unitsphere.errors import UserError
 from unitsphere.kernels.registry import REGISTRY
+from unitsphere.training.optim.registry import OPTIMIZERS
 
 TINY = dataclasses.replace(
     ON_CPU, d_model=16, n_layers=1, n_heads=2, context=8, tokens=16, vocab_size=32, device="cpu"
@@ -74,6 +77,19 @@ def test_generation_is_reported_by_load():
     assert (len(prompts), len(prompts[0])) == (3, 4)
     assert prompts != random_prompts(Load(3, 4), 32, 1)
     assert not built("ngpt", TINY, torch.device("cpu")).training
+
+
+def test_each_optimizer_s_step_is_reported_beside_the_first():
+    report = bench_optimizers(optimizers.DEFAULT, "gpt-plus", TINY, rounds=2, steps=1)
+    json.dumps(report)
+    assert set(report["optimizers"]) == {*OPTIMIZERS, "muon:muon.batched=true"}
+    assert set(report["ratios"]) == {f"{n}/adamw" for n in optimizers.DEFAULT if n != "adamw"}
+    state = {name: figures["state_bytes"] for name, figures in report["optimizers"].items()}
+    assert state["muon"] < state["adamw"] < state["soap"]
+    assert [row[0] for row in optimizers.rows(report)] == list(optimizers.DEFAULT)
+    assert "gpt-plus with 1 layers of 16" in optimizers.notes(report)[0]
+    with pytest.raises(UserError, match="unknown key 'optim"):
+        bench_optimizers(["adamw:rate=1"], "gpt-plus", TINY, rounds=1, steps=1)
 
 
 def test_data_is_reported_as_a_share_of_a_step(tmp_path):

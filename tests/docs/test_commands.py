@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.inprocess import InProcess
+from studies.inprocess import trained_here
 
 from unitsphere.cli import app, main, parse
 from unitsphere.config import read_toml
@@ -31,9 +31,9 @@ from unitsphere.data.prepare import prepare
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README",
-    *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
+    *("train", "optimizers", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
+    *("transfer", "lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
@@ -56,6 +56,7 @@ PARSED = {
 PLANNED = {
     "ablate": "dozens of runs: tests/studies/test_ablate.py",
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
+    "transfer": "dozens of runs: tests/studies/test_transfer_study.py",
     "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
 }
 """Run with --dry_run instead, which reads the command, its files and recipes."""
@@ -129,9 +130,11 @@ def write_files() -> None:
     Path("lib").mkdir()
     for n in range(12):
         Path(f"lib/m{n}.py").write_text(f"def f{n}():\n    return '{text(80)}'\n")
+    Path("strong.toml").write_text(toml_blocks("optimizers")[0])
     Path("my-study.toml").write_text(toml_blocks("compare")[0])
     Path("my-sweep.toml").write_text(toml_blocks("sweep")[0])
     Path("sweep.toml").write_text(toml_blocks("sweep")[0])
+    Path("my-transfer.toml").write_text(toml_blocks("transfer")[1])
     for name, block in zip(("my-ladder", "toy"), toml_blocks("ladder"), strict=True):
         Path(f"{name}.toml").write_text(block)
     Path("tiny.toml").write_text('architecture = "ngpt"\n')
@@ -161,17 +164,25 @@ def small_study(path: Path) -> dict[str, Any]:
     return table
 
 
+def undrawn(figures: Any, files: list[Path], *_: Any) -> None:
+    """Empty files where pictures would be."""
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
 @contextlib.contextmanager
 def small(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within, everything is small, and a study trains its runs in this process."""
-    with patch.context() as own:
+    with patch.context() as own, trained_here():
         own.setattr("unitsphere.training.recipes.read_toml", small_recipe)
         own.setattr("unitsphere.studies.core.spec.read_toml", small_study)
-        own.setattr("unitsphere.studies.core.local.here", lambda *_: InProcess())
-        own.setattr("unitsphere.studies.core.execute.here", lambda *_: InProcess())
         # Drawing takes longer than all else: tests/report draws every figure.
-        own.setattr("unitsphere.report.render.picture.picture", lambda *_: b"")
         own.setattr("unitsphere.report.write.picture", lambda *_: b"")
+        for module in ("report.write", "studies.quickstart"):
+            own.setattr(f"unitsphere.{module}.write_picture", undrawn)
+        own.setattr("unitsphere.report.write.write_pictures", lambda *_: {})
+        own.setattr("unitsphere.report.write.write_film", lambda frames, path: path.touch())
         library = types.SimpleNamespace(get_path=lambda name: "lib")
         own.setattr("unitsphere.data.sources.sysconfig", library)
         own.setattr(sys, "stdin", io.StringIO("hello\n"))

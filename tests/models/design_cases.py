@@ -23,11 +23,21 @@ DESIGNS: dict[str, tuple[str, dict[str, Any]]] = {
     "post-ln": ("normformer", {**PRE_LN, "norm": "post"}),
 }
 """Design -> architecture and what it sets."""
+EVERY = [(design, objective) for design in DESIGNS for objective in OBJECTIVES]
 
 SIZES = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
 SOURCE, TIME = 7, 6
 SIZE_CASES = {"n_kv_heads": [1], "window": [3], "mixers": []}
 """Sizes that change what attention does: what they are set to. Mixers: tests/protocols."""
+
+
+def in_turn(design: str, case: int) -> Objective:
+    """The objective of a design's case: they take turns, from another one in the next design.
+
+    What a design sets and what its objective adds (a mask, a second stack of the same blocks) are
+    apart in the code, and test_oracles_objectives.py has every switch with every objective.
+    """
+    return OBJECTIVES[(case + [*DESIGNS].index(design)) % len(OBJECTIVES)]
 
 
 def start(config: type, field: dataclasses.Field[Any]) -> Any:

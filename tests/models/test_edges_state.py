@@ -4,16 +4,24 @@ import copy
 
 import pytest
 import torch
-from design_cases import DESIGNS, OBJECTIVES, SIZES, logits, make, source_of, switches, tokens
+from design_cases import (
+    DESIGNS,
+    EVERY,
+    OBJECTIVES,
+    SIZES,
+    logits,
+    make,
+    source_of,
+    switches,
+    tokens,
+)
 from safetensors.torch import load_file, save_file
 
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import build
 from unitsphere.training.optim.constraint import constrain
 
-EVERY = pytest.mark.parametrize(
-    ("design", "objective"), [(d, o) for d in DESIGNS for o in OBJECTIVES]
-)
+OF_EACH = pytest.mark.parametrize(("design", "objective"), EVERY)
 BOUNDED = [d for d in DESIGNS if constraints(make(d))]
 
 
@@ -22,9 +30,10 @@ def results(model):
     return logits(model.eval(), tokens(2, 6), **source_of(model))
 
 
-@EVERY
+@OF_EACH
 def test_built_on_meta_then_materialised_is_the_same_model(design, objective):
-    for numbers in ({}, *switches(design).values()):
+    """With every switch where there is every module: in an encoder and decoder."""
+    for numbers in ({}, *(switches(design).values() if objective == "seq2seq" else ())):
         late = make(design, objective, device="meta", **numbers)
         assert all(p.is_meta for p in late.parameters())
         assert not list(late.buffers())
@@ -36,7 +45,7 @@ def test_built_on_meta_then_materialised_is_the_same_model(design, objective):
         assert torch.equal(results(late), results(make(design, objective, seed=3, **numbers)))
 
 
-@EVERY
+@OF_EACH
 @pytest.mark.parametrize("tied", [True, False])
 def test_safetensors_round_trip_by_names_and_bits(design, objective, tied, tmp_path):
     model, other = (make(design, objective, seed=s, tied=tied) for s in (1, 2))

@@ -1,7 +1,9 @@
 """An executor that trains in this very process: a study of tiny runs takes a second or two."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import pytest
 
 from unitsphere.cli import main
 from unitsphere.studies.core.local import Job, State
@@ -49,3 +51,12 @@ class InProcess:
         with job.log.open("a") as log, contextlib.redirect_stderr(log):
             code = main(list(job.argv[3:]))
         state.end(code)
+
+
+@contextlib.contextmanager
+def trained_here() -> Iterator[None]:
+    """Within, studies train their runs in this process; test_execute.py has real processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("execute", "local"):
+            patch.setattr(f"unitsphere.studies.core.{module}.here", lambda *_: InProcess())
+        yield

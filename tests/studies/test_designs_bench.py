@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from studies.inprocess import InProcess
 from studies.tiny import recipes
 
 from unitsphere.config import read_json
@@ -122,6 +123,7 @@ def tiny(designs, tmp_path, monkeypatch):
 
 def test_it_trains_shows_divergence_and_trains_nothing_twice(designs, tiny, tmp_path, monkeypatch):
     rates = ["--rates", "1e-2", "1e30"]
+    monkeypatch.setattr(designs, "Local", lambda workers: InProcess())
     assert designs.main([*tiny, *rates]) == 0
     found = read_json(tmp_path / "results.json")["arms"][0]
     good, bad = (rate["bits_per_byte"] for rate in found["rates"])

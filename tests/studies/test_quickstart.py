@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from studies.inprocess import trained_here
 from studies.tiny import recipes
 
 from unitsphere.cli import main
@@ -22,6 +23,12 @@ from unitsphere.training.recipes import load_recipe
 
 def quickstart(out, arms, overrides=None, as_json=False) -> int:
     return report(KIND, quickstart_study(arms, overrides), out, as_json)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _here():
+    with trained_here():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from studies.inprocess import trained_here
 from studies.tiny import recipes
 
 from unitsphere.cli import main
@@ -89,7 +90,8 @@ def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
     words += ["--peak", str(PEAK), "--start", str(START), "--out", str(out)]
     words += ["--set", "train.save_every=0"]
     (out / "runs/ngpt/seed-2").rename(out / "aside")
-    assert main([*words, "--workers", "1", "--json"]) == 0
+    with trained_here():
+        assert main([*words, "--workers", "1", "--json"]) == 0
     said = capsys.readouterr()
     assert "runs to train: 1 (5 finished earlier)" in said.err
     found = json.loads(said.out)

@@ -44,6 +44,7 @@ class Bench(Measured):
       unitsphere bench loss       cross-entropy with and without logits in memory
       unitsphere bench generate   tokens per second and latency with the KV cache
       unitsphere bench data       prepare, and the loader as a share of a step
+      unitsphere bench optimizers  a step of each, beside AdamW's
 
     examples:
       unitsphere bench
@@ -149,6 +150,34 @@ class BenchGenerate(Measured):
 
 
 @dataclasses.dataclass(frozen=True)
+class BenchOptimizers(Measured):
+    """What a step of each optimizer costs beside the first, on one model with the same gradients.
+
+    Only the step: neither the forward nor the backward pass. muon:muon.batched=true
+    is Muon with all equal matrices in one batched call.
+
+    example: unitsphere bench optimizers --optimizers adamw muon soap --d_model 512
+    """
+
+    optimizers: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
+    """baseline first, values of optim.name, with :KEY=VALUE,… for keys of optim; none: all"""
+    arm: str = "gpt-plus"
+    """whose model is stepped; see `unitsphere bench --help`"""
+    d_model: int | None = None
+    """width"""
+    layers: int | None = None
+    """blocks, by default 4"""
+    heads: int | None = None
+    """attention heads"""
+    vocab: int | None = None
+    """entries of the vocabulary"""
+    rounds: int = 8
+    """turns of each optimizer"""
+    steps: int = 10
+    """steps of a turn: SOAP's bases are refreshed every 10"""
+
+
+@dataclasses.dataclass(frozen=True)
 class BenchData(Measured):
     """How fast text is prepared, and the loader's part of a training step.
 
@@ -178,6 +207,7 @@ def run(argv: list[str]) -> int:
         "loss": (BenchLoss, run_loss),
         "generate": (BenchGenerate, run_generate),
         "data": (BenchData, run_data),
+        "optimizers": (BenchOptimizers, run_optimizers),
     }
     part = argv[0] if argv and argv[0] in parts else None
     options, measure = parts[part] if part else (Bench, run_training)
@@ -271,6 +301,16 @@ def run_generate(args: BenchGenerate) -> tuple[ModuleType, dict[str, Any]]:
     loads = [generate.Load(batch, context) for batch in args.batch for context in args.context]
     sizes = sizes_of(args, context=None)
     return generate, generate.bench_generation(args.arms, sizes, loads, args.new, args.rounds)
+
+
+def run_optimizers(args: BenchOptimizers) -> tuple[ModuleType, dict[str, Any]]:
+    """Time the optimizers' steps."""
+    from unitsphere.bench import optimizers
+
+    sizes = sizes_of(args, n_layers=args.layers or optimizers.LAYERS)
+    arms = args.optimizers or optimizers.DEFAULT
+    report = optimizers.bench_optimizers(arms, args.arm, sizes, args.rounds, args.steps)
+    return optimizers, report
 
 
 def run_data(args: BenchData) -> tuple[ModuleType, dict[str, Any]]:

@@ -125,16 +125,17 @@ class OptimConfig:
     def check_sections(self) -> None:
         """A `UserError` for a key that is set in the section of an optimizer that is not used."""
         for name in OPTIMIZERS:
-            own, key = getattr(self, section_key(name), None), section_key(name)
-            kind = None if own is None else definition(name).section
-            if kind is None or name == self.name or own == kind():
+            key = section_key(name)
+            own = getattr(self, key, None)
+            if own is None or name == self.name:
                 continue
-            plain = asdict(kind())
-            field = next(field for field, value in asdict(own).items() if value != plain[field])
-            raise UserError(
-                f"optim.{key}.{field} is for optim.name '{name}', not '{self.name}': "
-                "leave it out, or set optim.name"
-            )
+            plain = asdict(type(own)())
+            changed = [field for field, value in asdict(own).items() if value != plain[field]]
+            if changed:
+                raise UserError(
+                    f"optim.{key}.{changed[0]} is for optim.name '{name}', not '{self.name}': "
+                    "leave it out, or set optim.name"
+                )
 
     def check_roles(self) -> None:
         """A `UserError` for a number in `roles` that this optimizer does not read."""
