@@ -56,7 +56,8 @@ def sharded_cross_entropy(
     """The loss above over the scored targets, the same number in every process.
 
     h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows.
-    Matrix products in `compute`; `logit_gradient` [V], cut as the weight, multiplies the logits' gradient.
+    Matrix products are in `compute`. `logit_gradient` [V], cut as the weight, multiplies the
+    logits' gradient.
     """
     from torch.distributed.tensor import DTensor
 
