@@ -15,6 +15,7 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import PREFIX
 from unitsphere.inspection.probes import PROBES, chosen, inspect
 from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.updates import Recorded
@@ -35,8 +36,6 @@ from unitsphere.training.recipes import load_recipe
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""
-LIVE = "probe/"
-"""Begins the keys of a run's live records."""
 
 
 @dataclass(frozen=True)
@@ -264,9 +263,9 @@ def records_of(run: Path) -> Recorded:
         if "loss" in record:
             losses[record["step"]] = record["loss"]
         for key, value in record.items():
-            if not key.startswith(LIVE):
+            if not key.startswith(PREFIX):
                 continue
-            probe, name, label = key.removeprefix(LIVE).split("/")
+            probe, name, label = key.removeprefix(PREFIX).split("/")
             at = found.setdefault(probe, {}).setdefault(record["step"], {})
             series: Series = at.setdefault(name, {"labels": [], "values": []})
             series["labels"].append("" if label == "all" else label)
