@@ -57,6 +57,10 @@ PLANNED = {
     "ablate": "dozens of runs: tests/studies/test_ablate.py",
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
     "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
+    "lr-ramp .* --set": "as the page's first, with a third arm",
+    "compare .* --out": "as with --json, in another folder",
+    "sweep .* --out": "as without it, in another folder",
+    "sweep sweep.toml": "my-sweep.toml by another name",
 }
 """Run with --dry_run instead, which reads the command, its files and recipes."""
 
