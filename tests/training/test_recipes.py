@@ -8,7 +8,7 @@ from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_parameters
 from unitsphere.studies.core.plan import with_overrides
-from unitsphere.training.config import FREE_KEYS, RunConfig, TrainConfig, run_config_type
+from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.recipes import (
     first_sentence,
     grouped_recipes,
@@ -18,6 +18,7 @@ from unitsphere.training.recipes import (
     recipe_names,
     sources,
 )
+from unitsphere.training.resolve import FREE_KEYS
 
 ARMS = ("gpt-plus", "angpt", "ngpt")
 
