@@ -26,7 +26,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 # One thread per worker, and no busy waiting, which would slow down other programs on the core.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 \
+# A worker has the tests of a module together: what they share is made once.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal \
 	--basetemp=$(VENV)/pytest
 
 .PHONY: help
@@ -64,7 +65,8 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 
 .PHONY: torture
 torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 20 to 60 minutes
-	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture $(ARGS)
+	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture \
+		tests/training/distributed/test_parallel_losses.py tests/bench/test_traffic_budget.py $(ARGS)
 
 .PHONY: lint
 lint: $(DEV) ## run ruff, the import contract and the type checks

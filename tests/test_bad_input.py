@@ -5,13 +5,11 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked, wait_for
 from tiny_recipe import tiny_recipe
 from typed import refused
 
@@ -278,24 +276,14 @@ def test_only_half_written_checkpoints(place, capfd):
     assert contents(place) == before
 
 
-def start(*argv: str, **kwargs) -> subprocess.Popen[str]:
-    """The program in a process of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "unitsphere", *argv],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **kwargs,
-    )
+def on_a_small_disk(argv: list[str]) -> int:
+    """The program where no file may be large."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    return main(argv)
 
 
-def test_a_full_disk_while_saving(place, capfd):
-    def no_large_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    out, err = start(*TRAIN, preexec_fn=no_large_files).communicate(timeout=120)
+def test_a_full_disk_while_saving(place, capfd, tmp_path):
+    out, err = Forked(on_a_small_disk, [*TRAIN], folder=tmp_path).communicate(timeout=120)
     last = err.splitlines()[-1]
     assert last.startswith("unitsphere: error: ")
     assert "step-00000002" in last
@@ -308,31 +296,27 @@ def test_a_full_disk_while_saving(place, capfd):
     assert losses("new") == losses("run")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(place, capfd):
-    steps = ("--train.steps", "2000")
-    process = start(*TRAIN, *steps)
-    deadline = time.monotonic() + 60
-    while not (Path("new/metrics.jsonl").exists() and len(losses("new")) > 3):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert "Traceback" not in out + err
-    last = err.splitlines()[-1]
+def test_ctrl_c_saves_and_says_how_to_go_on(place, tmp_path):
+    command = [*TRAIN, "--train.steps", "2000"]
+
+    def interrupted(beyond: int) -> str:
+        """What it says on stderr when it is interrupted some steps later."""
+        process = Forked(main, command, folder=tmp_path)
+        metrics = Path("new/metrics.jsonl")
+        wait_for(lambda: process.poll() or (metrics.exists() and len(losses("new")) > beyond), 60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.poll() == 75, err
+        assert "Traceback" not in out + err
+        return err
+
+    last = interrupted(beyond=3).splitlines()[-1]
     assert "saved" in last
     assert "the same command" in last
     newest = max(path.name for path in Path("new/checkpoints").iterdir())
     step = int(newest.removeprefix("step-"))
     assert f"step {step} of 2000" in last
-    again = start(*TRAIN, *steps)
-    while max(losses("new")) <= step:
-        assert time.monotonic() < deadline + 60
-        assert again.poll() is None, again.communicate()
-        time.sleep(0.05)
-    again.send_signal(signal.SIGINT)
-    assert f"from step {step}" in "".join(again.communicate(timeout=60))
+    assert f"from step {step}" in interrupted(beyond=step)
 
 
 def test_the_home_of_nobody(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Fine-tuning: what it learns, what it keeps, and that the reported part chooses nothing."""
 
-import dataclasses
 import json
 import random
 from pathlib import Path
@@ -15,7 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.finetune import FinetuneConfig, finetune, load_classifier
 from unitsphere.finetune.data import open_parts
 from unitsphere.finetune.fit import Fit, Labelled, class_logits, fit
-from unitsphere.finetune.results import Scored, Tuned, best_rate, edge
+from unitsphere.finetune.results import Scored, Tuned, baseline, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.registry import ARCHITECTURES, build
@@ -41,15 +40,17 @@ def write_tsv(path: Path, rows: list[tuple[str, int]]) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["mlm", "clm"])
-def run(request, tiny, tmp_path_factory) -> str:
-    """The folder of an nGPT trained for a few steps."""
-    folder = tmp_path_factory.mktemp("run") / request.param
-    settings = tiny("ngpt")
-    if request.param != "clm":
-        settings = dataclasses.replace(settings, objective=request.param)
-    train(settings, folder)
-    return str(folder)
+@pytest.fixture(scope="module")
+def runs(tiny, tmp_path_factory) -> dict[str, str]:
+    """Objective -> the folder of an nGPT trained with it for a few steps."""
+    folder = tmp_path_factory.mktemp("run")
+    return {kind: str(train(tiny("ngpt", kind), folder / kind).out) for kind in ("mlm", "clm")}
+
+
+@pytest.fixture
+def run(runs) -> str:
+    """One of them, for what does not depend on the objective."""
+    return runs["mlm"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,9 @@ def config(run: str, files: dict[str, str], **changes) -> FinetuneConfig:
     return FinetuneConfig(run=run, task="sst2", **files, **(quick | changes))
 
 
-def test_an_easy_task_is_learned_to_the_last_example(run, files, tmp_path):
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_an_easy_task_is_learned_to_the_last_example(objective, runs, files, tmp_path):
+    run = runs[objective]
     found = finetune(config(run, files, epochs=8, seed=(0, 1)), tmp_path / "out")
     accuracy = found["test"]["scores"]["accuracy"]
     assert accuracy == {"mean": 1.0, "standard_error": 0.0}
@@ -104,13 +107,13 @@ def test_the_three_parts_are_disjoint_and_stratified(tmp_path):
     assert len(tokens[0] | tokens[1] | tokens[2]) == 200
     for part in (parts.train, parts.tune, parts.test):
         assert sum(part.truth) / len(part) == 0.25
-    assert parts.baseline()["accuracy"] == 0.75
+    assert baseline(parts)["accuracy"] == 0.75
     assert parts.overlap() == 0
 
 
 def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    first = finetune(config(run, files, lr=(1e-2, 1e-6), epochs=4), out)
+    first = finetune(config(run, files, lr=(1e-2, 1e-6)), out)
     trained = []
 
     def counted(classifier, train, how, lr, seed):
@@ -118,10 +121,10 @@ def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch)
         return fit(classifier, train, how, lr, seed)
 
     monkeypatch.setattr("unitsphere.finetune.fit.fit", counted)
-    again = finetune(config(run, files, lr=(1e-2, 1e-6), epochs=4), out)
+    again = finetune(config(run, files, lr=(1e-2, 1e-6)), out)
     assert trained == []
     assert again["test"] == first["test"]
-    finetune(config(run, files, lr=(1e-2, 1e-6, 1e-7), epochs=4, seed=(0, 1)), out)
+    finetune(config(run, files, lr=(1e-2, 1e-6, 1e-7), seed=(0, 1)), out)
     assert set(trained) == {(1e-2, 1), (1e-6, 1), (1e-7, 0), (1e-7, 1)}
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json",
@@ -153,7 +156,9 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_scores(run, files, tmp_path, m
     assert models[0] == models[1]
 
 
-def test_dropped_weights_come_back_the_same(run, files, tmp_path):
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_dropped_weights_come_back_the_same(objective, runs, files, tmp_path):
+    run = runs[objective]
     out = tmp_path / "out"
     finetune(config(run, files, seed=(0, 1)), out)
     model = (out / "model.safetensors").read_bytes()

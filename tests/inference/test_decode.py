@@ -61,7 +61,7 @@ def test_many_shapes_are_no_error():
     """torch refuses the ninth by default; here the third."""
     model = build("ngpt", **SIZES)
     with torch._dynamo.config.patch(recompile_limit=2):
-        for rows in (1, 2, 3, 4):
+        for rows in (1, 2, 3):
             generate(model, PROMPTS[:1] * rows, 2, compile=True)
 
 

@@ -162,7 +162,7 @@ def test_left_padding_changes_nothing(folder, name):
     assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", ["angpt", "windowed"])  # what is cached is moved alike in all
 def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
     batch = tokenizer("The", return_tensors="pt")

@@ -4,13 +4,12 @@ import importlib.util
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from forked import Forked, wait_for
 
 import unitsphere
 from unitsphere.cli import main
@@ -53,15 +52,16 @@ def train(out: str, seed: int = 0) -> None:
 @pytest.fixture(scope="module")
 def server(folder):
     """The process that serves it, and its address."""
-    command = [sys.executable, "-m", "unitsphere", "serve", "runs/cat", "--port", "0"]
-    command += ["--cache", "cache", "--device", "cpu"]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        line = process.stdout.readline()
-        assert line.startswith("cat at http://localhost:"), process.communicate()
-        yield process, line.split()[2]
-        process.kill()
+    command = ["serve", "runs/cat", "--port", "0", "--cache", "cache", "--device", "cpu"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        process = Forked(main, command, folder=folder)
+    said = folder / "stdout"
+    wait_for(lambda: process.poll() is not None or "\n" in said.read_text(), 120)
+    line = said.read_text()
+    assert line.startswith("cat at http://localhost:"), (folder / "stderr").read_text()
+    yield process, line.split()[2]
+    process.kill()
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_an_interruption_ends_it_cleanly(server):
     process, url = server
     process.send_signal(signal.SIGINT)
     _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.poll() == 0
     assert complaints.splitlines()[-1] == "ended"
     assert "Traceback" not in complaints
     with pytest.raises(httpx.ConnectError):

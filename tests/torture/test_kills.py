@@ -2,29 +2,19 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torture.conftest import LONG
+from torture.scripts import run
 
 from unitsphere.config import to_dict
-from unitsphere.training.distributed.config import ParallelConfig
+from unitsphere.training.distributed.layout import ParallelConfig
 
 
 def killed(config: Path, folder: Path, kills: int, processes: int, seed: int) -> dict[str, float]:
     """The counts of `kill_runs.py`."""
-    program = [sys.executable, str(Path(__file__).with_name("kill_runs.py"))]
-    done = subprocess.run(
-        [*program, str(config), str(folder), str(seed), str(kills), str(processes)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    counts = json.loads(done.stdout)
+    counts = run("kill_runs", config, folder, seed, kills, processes, folder=folder)
     assert counts["SIGKILL"] + counts["one"] == kills
     assert counts["slowest_stop"] < 20
     return counts

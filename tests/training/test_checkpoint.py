@@ -5,22 +5,17 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from run_folders import figures
 
-from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import store, tensors
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
-from unitsphere.training.run import train
 
 
 def make(seed=0, steps=1, **numbers):
@@ -218,36 +213,6 @@ def test_whatever_operation_the_disk_refuses_the_earlier_ones_stay(operation, ro
     assert refused
     assert all("step-00000004: No space left on device" in line for line in refused)
     assert checkpoint.newest(root) == (root / "step-00000004", [])
-
-
-def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_later(tiny, tmp_path):
-    """The system itself refuses to write large files in a process of its own."""
-    config, out = tiny("gpt", steps=6, save_every=2, eval_every=0), tmp_path / "run"
-    saved = tmp_path / "config.json"
-    saved.write_text(json.dumps(to_dict(config)), encoding="utf-8")
-    program = (
-        "import resource, sys; from unitsphere.training import run;"
-        "from unitsphere.training.checkpoint import saver;"
-        "from unitsphere.training.recipes import load_recipe;"
-        "from unitsphere.errors import UserError;"
-        "write = saver.write;\n"
-        "def limited(root, state, *rest):\n"
-        "    if state.step == 4: resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
-        "    return write(root, state, *rest)\n"
-        "saver.write = limited\n"
-        "try: run.train(load_recipe(sys.argv[1]), sys.argv[2])\n"
-        "except UserError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, saved, out], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("\n") == 1
-    assert "cannot save checkpoint" in done.stdout
-    assert "step-00000004: File too large" in done.stdout
-    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000002"]
-    train(config, out)
-    train(config, tmp_path / "whole")
-    assert figures(out) == figures(tmp_path / "whole")
 
 
 def test_what_a_file_manager_or_a_network_disk_leaves_in_a_checkpoint_is_ignored(root):

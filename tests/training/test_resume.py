@@ -5,15 +5,12 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from run_folders import figures, weights
 
-from unitsphere.config import to_dict
 from unitsphere.errors import Preempted
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.run import train
@@ -27,9 +24,11 @@ def die(*_):
     raise KilledError
 
 
+# Every architecture once; the precision and the objective are the trainer's, not a model's.
 CASES = [
-    *itertools.product(ARCHITECTURES, ["clm"], ["fp32", "bf16"]),
-    *itertools.product(["normformer", "angpt"], ["mlm"], ["fp32"]),
+    *itertools.product(ARCHITECTURES, ["clm"], ["fp32"]),
+    *itertools.product(["ngpt", "normformer"], ["clm"], ["bf16"]),
+    ("angpt", "mlm", "bf16"),
 ]
 
 
@@ -116,32 +115,3 @@ def test_a_second_ctrl_c_stops_at_once(tiny, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tiny(sample_every=5), tmp_path / "run", sampler=ask_twice)
     assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000003"]
-
-
-def test_sigkill_of_a_process_loses_nothing(tiny, tmp_path):
-    config = tiny("ngpt", steps=40, save_every=5)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(config, whole)
-    saved = tmp_path / "config.json"
-    saved.write_text(json.dumps(to_dict(config)), encoding="utf-8")
-    program = (
-        "import sys, time; from unitsphere.training.run import train;"
-        "from unitsphere.training.recipes import load_recipe;"
-        "import unitsphere.training.step as step; rate = step.set_rates;"
-        "step.set_rates = lambda *a: (time.sleep(0.02), rate(*a))[1];"
-        "train(load_recipe(sys.argv[1]), sys.argv[2])"
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", program, saved, broken], env=environment)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(broken.glob("checkpoints/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    assert 5 <= len(figures(broken)) < 40
-    train(config, broken)
-    assert figures(broken) == figures(whole)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(weights(broken)[name], tensor), name

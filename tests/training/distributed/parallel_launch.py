@@ -1,11 +1,10 @@
 """Runs a function in several processes that are one process group on gloo, once a layout.
 
-Importing takes far longer than what is then computed, so one launch does all cases, and processes
-are forked from a server that has imported once (this process has threads that no fork survives). A
-function is called as `function(rank, folder)` and leaves what it found in files.
+Importing takes far longer than what is then computed, so one launch does all cases, in processes
+that are forked from one that has imported once. A function is called as `function(rank, folder)`
+and leaves what it found in files.
 """
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked import server
 
-IMPORTS = ["unitsphere.training.run", "torch._dynamo", "torch.distributed.fsdp"]
 SECONDS = 280
 """After which a collective, and the launch as a whole, gives up."""
 
@@ -27,7 +26,7 @@ def launch(function: Callable[[int, Path], None], processes: int, folder: Path) 
     Raises if one of them raised or they do not end.
     """
     port = free_port()
-    multiprocessing.set_forkserver_preload(IMPORTS)
+    server()
     context = mp.start_processes(
         _enter,
         (function, processes, port, folder),

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from functools import partial
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from forked import Forked
 from parallel_launch import launch
 from run_folders import figures, weights
 
@@ -130,24 +129,23 @@ def test_two_processes_are_one_run(tiny, tmp_path):
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
 
 
+def agent(command: list[str]) -> None:
+    """What the program torchrun does."""
+    from torch.distributed.run import main
+
+    main(command)
+
+
 def test_torchrun_starts_them(tiny, tmp_path):
     config = tiny("gpt", steps=4, eval_every=0, save_every=0)
     write_config(tmp_path, config)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--standalone",
-    ]
-    command += ["-m", "unitsphere", "train", str(tmp_path / "config.json"), "--parallel.tp", "2"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("step 4/4") == 1
-    assert "predicted memory of each process" in done.stderr
+    command = ["--nproc-per-node", "2", "--standalone", "-m", "unitsphere", "train"]
+    command += [str(tmp_path / "config.json"), "--parallel.tp", "2", "--out", str(tmp_path / "run")]
+    torchrun = Forked(agent, command, folder=tmp_path)
+    _, said = torchrun.communicate(timeout=120)
+    assert torchrun.poll() == 0, said
+    assert said.count("step 4/4") == 1
+    assert "predicted memory of each process" in said
     train(config, tmp_path / "alone")
     alone = figures(tmp_path / "alone")
     for record, expected in zip(figures(tmp_path / "run"), alone, strict=True):
