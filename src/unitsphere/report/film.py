@@ -25,9 +25,8 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
-from unitsphere.training.corpus import open_corpus
+from unitsphere.training.corpus import given_rows, open_corpus
 from unitsphere.training.device import pick_device
-from unitsphere.training.evaluate.documents import given_rows
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
