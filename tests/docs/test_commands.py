@@ -31,9 +31,9 @@ from unitsphere.data.prepare import prepare
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README",
-    *("train", "optimizers", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
+    *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
+    *("transfer", "lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
@@ -56,7 +56,12 @@ PARSED = {
 PLANNED = {
     "ablate": "dozens of runs: tests/studies/test_ablate.py",
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
+    "transfer": "dozens of runs: tests/studies/test_transfer_study.py",
     "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
+    "lr-ramp .* --set": "as the page's first, with a third arm",
+    "compare .* --out": "as with --json, in another folder",
+    "sweep .* --out": "as without it, in another folder",
+    "sweep sweep.toml": "my-sweep.toml by another name",
 }
 """Run with --dry_run instead, which reads the command, its files and recipes."""
 
@@ -133,6 +138,7 @@ def write_files() -> None:
     Path("my-study.toml").write_text(toml_blocks("compare")[0])
     Path("my-sweep.toml").write_text(toml_blocks("sweep")[0])
     Path("sweep.toml").write_text(toml_blocks("sweep")[0])
+    Path("my-transfer.toml").write_text(toml_blocks("transfer")[1])
     for name, block in zip(("my-ladder", "toy"), toml_blocks("ladder"), strict=True):
         Path(f"{name}.toml").write_text(block)
     Path("tiny.toml").write_text('architecture = "ngpt"\n')

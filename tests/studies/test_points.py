@@ -90,7 +90,7 @@ def test_the_page_says_the_budget_the_best_points_and_their_neighbours(finished)
     assert f"{tuned['best']['loss']:.4f}" in page
     near = tuned["neighbours"][0]
     word = "not tried" if near["loss"] is None else f"{near['loss'] - tuned['best']['loss']:+.4f}"
-    assert f"lr {near['value']}: {word}" in page
+    assert f"its neighbours: lr {near['value']} {word}" in page
 
 
 def test_it_resumes_and_its_record_is_the_study(finished):

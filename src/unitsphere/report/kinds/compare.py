@@ -8,7 +8,6 @@ from unitsphere.report.document import (
     Block,
     Figure,
     Figures,
-    Folded,
     Mark,
     Page,
     Section,
@@ -23,16 +22,24 @@ from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.probes import probe_sections
 from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.tuning import tuning_section
 
 LOSSES = ("arm", "tokens", "rate", "loss", "±", "bits/byte")
+
+
 SPEEDUPS = ("arm", "tokens", "steps", "FLOPs", "time")
+
+
 MEASURES = ("tokens", "steps", "flops", "time")
-TUNED = ("arm", "tokens", "points", "best point", "loss", "loss at its neighbours")
+
+
 HOW = (
     "Each budget is a separate run, annealed over it. All arms see the same tokens, and for a "
     "seed in the same order. Losses are in nats per token on the validation split: mean and "
     "standard error over the seeds."
 )
+
+
 SPEEDUP = (
     "Speedup: how many times fewer tokens, steps, operations and seconds an arm needs to reach the "
     "baseline's last loss."
@@ -158,79 +165,6 @@ def reasons(row: Mapping[str, Any]) -> list[str]:
         if "reason" in row[key]:
             said.setdefault(row[key]["reason"], []).append(key)
     return [f"{', '.join(keys)}: {reason}" for reason, keys in said.items()]
-
-
-def tuning_lines(found: Json) -> list[str]:
-    """The rates that were tried for each arm and budget."""
-    lines = []
-    for name, arm in found["arms"].items():
-        for budget in arm["budgets"]:
-            tuned = budget["tuned"]
-            tried = ", ".join(f"{r['lr']:g}: {known(r['loss'], '.4f')}" for r in tuned["rates"])
-            if tried:
-                lines.append(f"{name} at {tuned['tokens']:,}: {tried}")
-    return list(dict.fromkeys(lines))
-
-
-def tuning_section(found: Json) -> Section:
-    """The rates, or the points of several keys, that were tried for each arm."""
-    if "tuning" not in found:
-        rates = tuning_lines(found) or ["not tuned"]
-        tuned = "Rates that were tried on documents that are not reported (loss there)"
-        return Section("rates", "Rates", [Folded(tuned, [Text(rates, listed=True)])])
-    tuning = found["tuning"]
-    said = (
-        f"Each arm was tuned by {tuning['trials']} points at most at each budget tuned at, "
-        f"{len(tuning['seeds'])} run{'s' * (len(tuning['seeds']) > 1)} each, on documents that are "
-        f"not reported ({tuning['method']}). Losses are of those documents."
-    )
-    searched = {
-        (name, budget["tuned"]["tokens"]): budget["tuned"]
-        for name, arm in found["arms"].items()
-        for budget in arm["budgets"]
-        if "trials" in budget["tuned"]
-    }
-    rows = [
-        [name, f"{tokens:,}", str(one["tried"]), *best_cells(one)]
-        for (name, tokens), one in searched.items()
-    ]
-    every = [
-        f"{name} at {tokens:,}: {values(trial['params'])}: {known(trial['loss'], '.4f')}"
-        for (name, tokens), one in searched.items()
-        for trial in sorted(one["trials"], key=lambda t: (t["loss"] is None, t["loss"] or 0.0))
-    ]
-    return Section(
-        "tuning",
-        "Tuning",
-        [
-            Text([said]),
-            Table("Best point of each arm", TUNED, rows),
-            Folded("All points, the best first", [Text(every, listed=True)]),
-        ],
-    )
-
-
-def best_cells(one: Mapping[str, Any]) -> list[str]:
-    """The best point of a search, its loss, and what is lost at its neighbours."""
-    best = one["best"]
-    if best is None:
-        return ["no point trained", "–", "–"]
-    near = [
-        f"{short_key(n['key'])} {n['value']}: "
-        + ("not tried" if n["loss"] is None else f"{n['loss'] - best['loss']:+.4f}")
-        for n in one["neighbours"]
-    ]
-    return [values(best["params"]), f"{best['loss']:.4f}", ", ".join(near) or "–"]
-
-
-def values(params: Mapping[str, Any]) -> str:
-    """The values of a point, each key without its section."""
-    return ", ".join(f"{short_key(key)} {value}" for key, value in params.items())
-
-
-def short_key(key: str) -> str:
-    """A key without its section."""
-    return key.partition(".")[2] or key
 
 
 def answer(found: Json) -> str:
