@@ -21,8 +21,7 @@ from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.device import emulated_fp8
-from unitsphere.training.environment import commit, cpu_model
+from unitsphere.training.device import commit, cpu_model, emulated_fp8
 from unitsphere.training.load import load_run
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train

@@ -129,7 +129,8 @@ def _in_child(folder: str, file: str) -> str:
         plugin = FirstFailure(LIKELY.get(file, Path(file).stem))
         sys.path.insert(0, folder)
         with open(os.devnull, "w") as void, contextlib.redirect_stdout(void):
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)]
+            options = ["-x", "-q", "-m", "not gpu", "-p", "no:cacheprovider"]
+            options += ["--rootdir", str(REPOSITORY)]
             code = pytest.main([*options, *suite(file)], plugins=[plugin])
         name = plugin.name or ("" if code == 0 else f"pytest ended with {code}")
         os.write(write, name.encode())

@@ -38,7 +38,7 @@ MINE = ["--data", "mine.tsv", "--text", "body", "--label", "kind"]
 def test_the_table_and_the_folder(capfd):
     assert main(["finetune", "run", *MINE, *QUICK]) == 0
     printed = capfd.readouterr()
-    for words in ("learning rate", "tune accuracy", "12 test examples", "2 seeds", "majority"):
+    for words in ("Tune part, by rate", "12 examples at 0.0", "2 seeds", "majority class"):
         assert words in printed.out
     assert "rate tried: a better one may lie beyond" in printed.out
     assert "2 classes; examples: 39 to train, 9 to tune, 12 to test" in printed.err

@@ -99,6 +99,9 @@ def test_params_shows_each_setting_with_its_source(capsys):
     assert shown["train.steps"] == (100000, "command line")
     assert shown["model.s_u.init"] == (0.5, 'derived: "1/L" (command line)')
     assert shown["model.bound"] == ("sphere", "default of ngpt")
+    rates = {one["role"]: (one["optimizer"], one["lr"]) for one in found["roles"]}
+    assert rates.keys() == {"embedding", "matrix", "scale", "head"}
+    assert set(rates.values()) == {("Adam", shown["optim.lr"][0])}
     assert shown["train.seed"] == (0, "default")
     assert shown["train.precision"][1] == "derived (recipe ngpt2024/ngpt-0.5b)"
     assert main(["params", "quickstart/ngpt", "--show"]) == 0

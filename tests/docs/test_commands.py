@@ -31,7 +31,7 @@ from unitsphere.data.prepare import prepare
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README",
-    *("train", "optimizers", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
+    *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
     *("transfer", "lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
 ]
@@ -58,6 +58,10 @@ PLANNED = {
     "ladder": "dozens of runs: tests/studies/test_ladder.py",
     "transfer": "dozens of runs: tests/studies/test_transfer_study.py",
     "lr-ramp normformer2021": "thousands of steps: tests/studies/test_ramp.py",
+    "lr-ramp .* --set": "as the page's first, with a third arm",
+    "compare .* --out": "as with --json, in another folder",
+    "sweep .* --out": "as without it, in another folder",
+    "sweep sweep.toml": "my-sweep.toml by another name",
 }
 """Run with --dry_run instead, which reads the command, its files and recipes."""
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
-from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
 import unitsphere
@@ -96,6 +94,8 @@ def test_hf_trainer(tmp_path):
 
 
 def test_lightning_module(tmp_path):
+    from pytorch_lightning import Trainer  # seconds, which each worker that collects would spend
+
     names = runpy.run_path(str(EXAMPLES[0].parent / "lightning_module.py"))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     module, trainer = example("lightning_module")(steps=3, enable_checkpointing=False, **quiet)
@@ -128,6 +128,8 @@ def test_accelerate_loop(tmp_path):
 
 @pytest.mark.parametrize("constrained_first", [True, False])
 def test_accelerate_s_optimizer_with_a_scaler_that_skips(constrained_first):
+    from accelerate.optimizer import AcceleratedOptimizer
+
     example("accelerate_loop")(steps=1, cpu=True)  # Accelerate's own state
     model = unitsphere.build("ngpt", vocab_size=40, d_model=32, n_layers=1, n_heads=2)
     inner = torch.optim.Adam(model.parameters(), lr=0.1)

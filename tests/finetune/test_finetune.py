@@ -14,7 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.finetune import FinetuneConfig, finetune, load_classifier
 from unitsphere.finetune.data import open_parts
 from unitsphere.finetune.fit import Fit, Labelled, class_logits, fit
-from unitsphere.finetune.results import Scored, Tuned, best_rate, edge
+from unitsphere.finetune.results import Scored, Tuned, baseline, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.registry import ARCHITECTURES, build
@@ -107,7 +107,7 @@ def test_the_three_parts_are_disjoint_and_stratified(tmp_path):
     assert len(tokens[0] | tokens[1] | tokens[2]) == 200
     for part in (parts.train, parts.tune, parts.test):
         assert sum(part.truth) / len(part) == 0.25
-    assert parts.baseline()["accuracy"] == 0.75
+    assert baseline(parts)["accuracy"] == 0.75
     assert parts.overlap() == 0
 
 

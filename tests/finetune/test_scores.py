@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unitsphere.finetune.scores import accuracy, f1, matthews, mean_of, scores
+from unitsphere.finetune.results import accuracy, f1, matthews, mean_of, scores
 
 # A busy machine generates slowly.
 relaxed = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 from unitsphere.ops import attention as attentions
-from unitsphere.ops.attention import attention, takes_blocks
-from unitsphere.ops.mask import MaskRule, attention_mask, keys_seen
+from unitsphere.ops.attention import attention
+from unitsphere.ops.mask import MaskRule, attention_mask, keys_seen, takes_blocks
 
 CPU = torch.device("cpu")
 TIME = 9

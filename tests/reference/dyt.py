@@ -126,7 +126,7 @@ def block(
         h_X = gpt.attention(x, under(p, "cross"), s.trunk(), positions, see_memory, memory)
         states.append(states[-1] + h_X)
     x = dyt(states[-1], p, "DyT_M", s.bias)
-    states.append(states[-1] + gpt.mlp(x, p))
+    states.append(states[-1] + gpt.mlp(x, p, s.trunk()))
     return states
 
 

@@ -118,7 +118,7 @@ def block(
         h_X = gpt.attention(x, under(p, "cross"), s.trunk(), positions, see_memory, memory)
         states.append(states[-1] + h_X)
     x = scaled_norm(states[-1], p["gain_M"], s.eps, layer)
-    states.append(states[-1] + gpt.mlp(x, p))
+    states.append(states[-1] + gpt.mlp(x, p, s.trunk()))
     return states
 
 

@@ -90,7 +90,7 @@ def block(
         cross = under(p, "cross")
         h_X = gpt.attention(states[-1], cross, s.trunk(), positions, see_memory, memory)
         states.append(states[-1] + p["a"] * h_X)
-    states.append(states[-1] + p["a"] * gpt.mlp(states[-1], p))
+    states.append(states[-1] + p["a"] * gpt.mlp(states[-1], p, s.trunk()))
     return states
 
 

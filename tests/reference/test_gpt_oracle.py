@@ -131,5 +131,6 @@ def test_two_tokens_share_attention_by_the_logistic_of_their_scaled_difference()
 def test_the_gate_is_w_nu() -> None:
     eye = torch.eye(4, dtype=torch.float64)
     x = torch.randn(3, 4, dtype=torch.float64)
-    got = gpt.mlp(x, {"W_u": 2 * eye, "W_nu": eye, "W_oMLP": eye})
+    p = {"W_u": 2 * eye, "W_nu": eye, "W_oMLP": eye}
+    got = gpt.mlp(x, p, gpt.Settings(n_layers=1, n_heads=1))
     close(got, 2 * x * x / (1 + torch.exp(-x)))

@@ -9,7 +9,7 @@ from torture.conftest import LONG
 from torture.scripts import run
 
 from unitsphere.config import to_dict
-from unitsphere.training.distributed.config import ParallelConfig
+from unitsphere.training.distributed.layout import ParallelConfig
 
 
 def killed(config: Path, folder: Path, kills: int, processes: int, seed: int) -> dict[str, float]:

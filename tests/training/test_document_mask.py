@@ -9,10 +9,9 @@ from unitsphere.data.batch import NextToken
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training.config import FREE_KEYS
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.evaluate.text import evaluate
-from unitsphere.training.resolve import resolve
+from unitsphere.training.resolve import FREE_KEYS, resolve
 from unitsphere.training.run import train
 
 TEXTS = ["Grüße, world.\n" * 3, "", "ü", "a" * 50]

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from unitsphere.training import plan as planning
+from unitsphere.training import device
 from unitsphere.training.distributed.layout import SINGLE
 from unitsphere.training.forecast import shapes_of
-from unitsphere.training.plan import make_plan, plan_run
+from unitsphere.training.plan import make_plan, plan_run, rows_at_once
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def test_a_plan_is_decided_once(config):
 def test_on_a_gpu_as_many_sequences_go_at_once_as_fit(free, rows, config, monkeypatch):
     gpu = torch.device("cuda")
     weights = sum(p.numel() * p.element_size() for p in shapes_of(config).parameters())
-    monkeypatch.setattr(planning, "local_device", lambda name: gpu)
+    monkeypatch.setattr(device, "local_device", lambda name: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + free, 0))
-    assert plan_run(config, SINGLE).micro_batch == rows
+    assert rows_at_once(config, plan_run(config, SINGLE)) == rows
     given = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=2))
-    assert plan_run(given, SINGLE).micro_batch == 2
+    assert rows_at_once(given, plan_run(given, SINGLE)) == 2

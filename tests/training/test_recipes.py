@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_parameters
 from unitsphere.studies.core.plan import with_overrides
-from unitsphere.training.config import FREE_KEYS, RunConfig, TrainConfig, run_config_type
+from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.recipes import (
     first_sentence,
     grouped_recipes,
@@ -19,6 +18,7 @@ from unitsphere.training.recipes import (
     recipe_names,
     sources,
 )
+from unitsphere.training.resolve import FREE_KEYS
 
 ARMS = ("gpt-plus", "angpt", "ngpt")
 
@@ -187,8 +187,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(key):
 
 def test_the_keys_that_may_change_on_resume_exist():
     config = run_config_type("gpt")()
-    for section, name in (key.split(".") for key in FREE_KEYS):
-        assert name in {field.name for field in dataclasses.fields(getattr(config, section))}
+    assert set(flatten(to_dict(config))) >= FREE_KEYS
 
 
 ANGPT = [n for n in recipe_names() if n.startswith("angpt2025/")]

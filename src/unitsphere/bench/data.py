@@ -17,7 +17,7 @@ from unitsphere.data.batch import NextToken
 from unitsphere.data.batches import Batches
 from unitsphere.data.prepare import prepare
 from unitsphere.data.shards import Shards
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment
 
 COLUMNS = ("what", "figure")
 

@@ -30,7 +30,7 @@ from unitsphere.inference.generate import generate
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment
 
 LLAMA = "llama"
 """The name of the arm that is transformers' own model."""

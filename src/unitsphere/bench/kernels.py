@@ -18,7 +18,7 @@ from unitsphere.bench.measure import clock_name, copy_rate, say, si, take_turns,
 from unitsphere.kernels.registry import REGISTRY, Kernel, mode, serves
 from unitsphere.ops.project import AdamSettings, Target
 from unitsphere.ops.rope import rope_table
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment
 
 COLUMNS = ("function", "pass", "by", "ms", "rate", "÷ copy")
 COPIED = {"cuda": 2**32, "cpu": 2**28}

@@ -20,8 +20,7 @@ from unitsphere.bench.measure import (
 )
 from unitsphere.errors import UserError
 from unitsphere.ops.loss import Path, linear_cross_entropy
-from unitsphere.training.device import autocast
-from unitsphere.training.environment import environment
+from unitsphere.training.device import autocast, environment
 
 COLUMNS = ("path", "ms", "÷ plain", "95%", "peak")
 BASELINE: Path = "plain"

@@ -29,7 +29,7 @@ from unitsphere.bench.measure import (
 from unitsphere.models.registry import build_from
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment
 from unitsphere.training.optim import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import constrain
 from unitsphere.training.optim.registry import OPTIMIZERS

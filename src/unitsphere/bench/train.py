@@ -38,8 +38,7 @@ from unitsphere.bench.measure import (
 from unitsphere.bench.steps import Stepper, check_arm, first_losses
 from unitsphere.errors import UserError
 from unitsphere.files import aside
-from unitsphere.training.device import peak_flops
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment, peak_flops
 from unitsphere.training.forecast import flops_per_token
 
 if TYPE_CHECKING:

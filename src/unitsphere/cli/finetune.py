@@ -2,11 +2,11 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.data.tasks import TaskName
 from unitsphere.errors import UserError
@@ -65,6 +65,8 @@ def run(argv: list[str]) -> int:
     from torch import OutOfMemoryError
 
     from unitsphere.finetune import FinetuneConfig, finetune
+    from unitsphere.report.kinds.finetune import finetune_page
+    from unitsphere.report.render.terminal import print_page
 
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(FinetuneConfig)}
     for name in ("run", "data", "test"):
@@ -79,7 +81,8 @@ def run(argv: list[str]) -> int:
     if args.json:
         print_json(results)
     else:
-        show(results, out)
+        print_page(finetune_page(results, out))
+        print(f"\nin {out}")
     return 0
 
 
@@ -87,38 +90,3 @@ def default_out(args: Finetune) -> Path:
     """`RUN/finetune/NAME`, the control beside it."""
     name = args.task or args.data.stem
     return args.run / "finetune" / (f"{name}-scratch" if args.scratch else name)
-
-
-def show(results: dict[str, Any], out: Path) -> None:
-    """The rates on the tune part, the scores on the test part, and what to know of them."""
-    metric, best, test = results["metric"], results["best_lr"], results["test"]
-    print_table(
-        ("learning rate", f"tune {metric}", "tune loss"),
-        [[f"{one['lr']:g}", *tune_cells(one)] for one in results["rates"]],
-    )
-    if results["edge"]:
-        print(f"\n{best:g} is the {results['edge']} rate tried: a better one may lie beyond (--lr)")
-    seeds, size = len(test["seeds"]), results["examples"]["test"]
-    print(f"\n{size:,} test examples at {best:g}, {seeds} seed{'s' * (seeds > 1)}:\n")
-    print_table(
-        ("score × 100", "mean ± standard error", "majority class"),
-        [
-            [name, cell(mean), f"{100 * test['majority'][name]:.1f}"]
-            for name, mean in test["scores"].items()
-            if mean is not None
-        ],
-    )
-    print(f"\nin {out}")
-
-
-def tune_cells(rate: dict[str, Any]) -> tuple[str, str]:
-    """A rate's score and loss on the tune part."""
-    if rate["tune"] is None:
-        return "loss is NaN or infinite", ""
-    return cell(rate["tune"]), f"{rate['tune_loss']:.4f}"
-
-
-def cell(mean: dict[str, Any]) -> str:
-    """A mean and its standard error, in hundredths."""
-    error = mean["standard_error"]
-    return f"{100 * mean['mean']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

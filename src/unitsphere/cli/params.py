@@ -89,7 +89,7 @@ def count(name: str) -> dict[str, Any]:
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
     from unitsphere.models.registry import count_parameters
-    from unitsphere.training.corpus import model_vocabulary
+    from unitsphere.training.resolve import model_vocabulary
 
     numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
     by_role = count_parameters(config.architecture, numbers, config.objective)
@@ -132,10 +132,10 @@ def show(name: str, argv: list[str]) -> int:
 
 def trained_roles(config: "RunConfig") -> list[dict[str, Any]]:
     """Which optimizer trains each kind of parameter, and with which numbers."""
-    from unitsphere.training.corpus import model_vocabulary
     from unitsphere.training.forecast import shapes_of
     from unitsphere.training.optim import build_optimizer
     from unitsphere.training.optim.roles import trained
+    from unitsphere.training.resolve import model_vocabulary
 
     sized = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
     model = shapes_of(dataclasses.replace(config, model=sized))

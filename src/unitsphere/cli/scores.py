@@ -89,8 +89,7 @@ def context_evaluations(
 
     name: the run's, for lines of progress.
     """
-    from unitsphere.training.by_position import CHUNK, losses_by_position
-    from unitsphere.training.evaluate.documents import open_documents
+    from unitsphere.training.by_position import CHUNK, losses_by_position, open_documents
 
     check_positive(chunk=chunk, per_document=per_document)
     with open_documents(run, data, field) as documents:

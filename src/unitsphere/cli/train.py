@@ -243,7 +243,7 @@ def print_dry_run(found: "DryRun") -> None:
         f"{degrees.dp_shard} · tp {degrees.tp}; {found.rows} sequences of each batch a process"
     )
     cost = found.cost
-    print(f"{cost.parameters:,} parameters, {found.forecast.flops:.3e} FLOPs per step")
+    print(f"{cost.parameters:,} parameters, {found.step_flops:.3e} FLOPs per step")
     print(f"{cost.tokens:,} tokens, {cost.flops:.3e} FLOPs in all")
     print(f"mean learning rate {found.schedule_area:.4f} of its peak (schedule.area)")
     print(f"{hours(found.hours)} of training ({found.speed.how})")
@@ -252,8 +252,7 @@ def print_dry_run(found: "DryRun") -> None:
     print_table(("parameter (of one block)", "whole", "first process", "cut"), rows)
     print()
     memory = found.forecast
-    parts = {name: value for name, value in vars(memory).items() if name != "flops"}
-    lines = [[name, size(value)] for name, value in parts.items()]
+    lines = [[name, size(value)] for name, value in vars(memory).items()]
     print_table(("predicted memory", "each process"), [*lines, ["total", size(memory.memory)]])
 
 

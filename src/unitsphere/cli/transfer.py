@@ -18,7 +18,8 @@ class Transfer(StudyOptions):
     beside the law's. The same command resumes.
 
     a study is a file like this (docs/how-to/transfer.md explains each key):
-      arms.ngpt = { recipe = "quickstart/ngpt", set = { optim = { transfer = "nu" } } }
+      arms.ngpt = "quickstart/ngpt"
+      set.optim.transfer = "nu"
       [cells.small]
       width = [64, 128]
       depth = [4, 8]

@@ -23,7 +23,6 @@ from unitsphere.data.tasks import TASKS, Fields, Metric, TaskName
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import open_given
-from unitsphere.finetune.scores import Scores, scores
 from unitsphere.models.classifier import Pool
 
 TEST_FRACTION = 0.2
@@ -110,10 +109,6 @@ class Parts:
     def majority(self) -> int:
         """The class that is most frequent in the training part."""
         return Counter(self.train.truth).most_common(1)[0][0]
-
-    def baseline(self) -> Scores:
-        """Scores on the test part of always answering that class."""
-        return scores(self.test.truth, [self.majority()] * len(self.test), len(self.classes))
 
 
 def open_parts(

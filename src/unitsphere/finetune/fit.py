@@ -19,12 +19,10 @@ from unitsphere.data.labelled import padded_rows, shuffled_batches
 from unitsphere.files import own_folder, write_text
 from unitsphere.finetune.data import Labelled, Parts
 from unitsphere.finetune.folder import MODEL, load_weights, save_weights, weights_of
-from unitsphere.finetune.results import Scored, Tuned
-from unitsphere.finetune.scores import scores
+from unitsphere.finetune.results import Scored, Tuned, scores
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
-from unitsphere.training.device import Precision, autocast, pick_precision
-from unitsphere.training.environment import commit
+from unitsphere.training.device import Precision, autocast, commit, pick_precision
 from unitsphere.training.load import LoadedRun
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import constrain

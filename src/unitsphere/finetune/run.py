@@ -24,7 +24,7 @@ from unitsphere.finetune.folder import (
 )
 from unitsphere.finetune.results import Tuned, best_rate, document
 from unitsphere.models.classifier import Pool
-from unitsphere.training.environment import environment
+from unitsphere.training.device import environment
 from unitsphere.training.folder import disk_errors, locked
 from unitsphere.training.load import LoadedRun, load_run
 

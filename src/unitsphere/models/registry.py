@@ -59,16 +59,7 @@ def build_from(
 
     It is laid out on the meta device first, so nothing is allocated or drawn twice.
     """
-    if config.n_layers < 1:
-        raise UserError(f"model.n_layers must be at least 1: {config.n_layers}")
-    if config.n_layers > MOST_LAYERS:
-        raise UserError(f"model.n_layers must be at most {MOST_LAYERS:,}: {config.n_layers}")
-    try:
-        with torch.device("meta"):
-            model = architecture(name).model(config, objective)
-    except RuntimeError as error:  # a tensor of more than 2^63 bytes
-        first = str(error).partition("\n")[0]
-        raise UserError(f"a model of these sizes cannot be built: {first}") from error
+    model = lay_out(name, config, objective)
     if torch.device(device).type == "meta":
         return model
     try:
@@ -80,9 +71,23 @@ def build_from(
     return model
 
 
+def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer:
+    """The model of a config on the meta device, where its tensors have only a shape."""
+    if config.n_layers < 1:
+        raise UserError(f"model.n_layers must be at least 1: {config.n_layers}")
+    if config.n_layers > MOST_LAYERS:
+        raise UserError(f"model.n_layers must be at most {MOST_LAYERS:,}: {config.n_layers}")
+    try:
+        with torch.device("meta"):
+            return architecture(name).model(config, objective)
+    except RuntimeError as error:  # a tensor of more than 2^63 bytes
+        first = str(error).partition("\n")[0]
+        raise UserError(f"a model of these sizes cannot be built: {first}") from error
+
+
 def count_parameters(name: str, config: Any, objective: Objective = "clm") -> dict[Role, int]:
     """Exact number of parameters by role, of the model laid out on the meta device."""
-    model = build_from(name, config, "meta", objective=objective)
+    model = lay_out(name, config, objective)
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     found: dict[Role, int] = {}
     for key, role in roles(model).items():

@@ -78,9 +78,10 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve.
     """
     folded = scale_rows(weight, scale)
+    compute = product_dtype(h, folded)
     if is_cut(folded):
         numbers = reduction, label_smoothing, z_loss, softcap, logit_gradient
-        return sharded_cross_entropy(h, folded, targets, *numbers)
+        return sharded_cross_entropy(h, folded, targets, compute, *numbers)
     if path == "plain":
         logits = F.linear(h, folded)
         if logit_gradient is not None and logits.requires_grad:
@@ -91,7 +92,6 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
         raise UserError(f"the path {path} has no soft cap: take the path chunked")
     if logit_gradient is not None and path in ("torch", "liger"):
         raise UserError(f"the path {path} has no logit_gradient: take the path chunked")
-    compute = product_dtype(h, folded)
     flat, wanted = h.flatten(0, -2), targets.flatten()
     if path == "torch":
         check_torch(compute, label_smoothing, z_loss)

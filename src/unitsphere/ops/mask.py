@@ -77,6 +77,15 @@ def dense(
     return function(row, torch.zeros_like(row), keys[n_keys - n_queries :, None], keys)
 
 
+def takes_blocks(device: torch.device, d_k: int, dtype: torch.dtype) -> bool:
+    """Whether `attention` takes a `BlockMask`: FlexAttention's kernels are for GPUs.
+
+    They need heads of at least 16, and do not multiply fp64. (On a CPU FlexAttention has no
+    backward pass.)
+    """
+    return device.type == "cuda" and d_k >= 16 and dtype != torch.float64
+
+
 def attention_mask(
     rule: MaskRule,
     n_queries: int,

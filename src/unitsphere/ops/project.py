@@ -16,17 +16,12 @@ NO_LENGTH = 1e-30  # vectors no longer than this count as zero
 
 def length(weight: Tensor, dim: Axes) -> Tensor:
     """‖w‖ for every vector along `dim`, that axis kept with size 1; of those held here."""
-    if not placements(weight):  # the usual case, and small matrices wait for Python
-        return _norm(weight, dim)
-    if not is_cut(weight, dim):
-        return _norm(local(weight), dim)
     wide = torch.promote_types(weight.dtype, torch.float32)
-    return local(complete(torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)))
-
-
-def _norm(weight: Tensor, dim: Axes) -> Tensor:
-    """`length` of an ordinary tensor."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    if placements(weight):  # rarely, and small matrices wait for Python
+        if is_cut(weight, dim):
+            norm = torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
+            return local(complete(norm))
+        weight = local(weight)
     if dim == 0 and weight.device.type == "cpu":  # where vector_norm takes 5 to 10 times as long
         return weight.to(wide).square().sum(0, keepdim=True).sqrt_()
     return torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)

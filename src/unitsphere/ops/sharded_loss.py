@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from unitsphere.ops.activations import soft_cap_
 from unitsphere.ops.chunked_loss import add_product_, chunk_rows
 from unitsphere.ops.dtensor import local
-from unitsphere.ops.linear import product_dtype, scale_rows
+from unitsphere.ops.linear import scale_rows
 
 IGNORE = -100  # a target that is not scored
 
@@ -46,6 +46,7 @@ def sharded_cross_entropy(
     h: Tensor,
     weight: Tensor,
     targets: Tensor,
+    compute: torch.dtype,
     reduction: Literal["mean", "sum"],
     label_smoothing: float,
     z_loss: float,
@@ -55,14 +56,14 @@ def sharded_cross_entropy(
     """The loss above over the scored targets, the same number in every process.
 
     h [..., d] and targets [...], the same everywhere; weight [V, d], a DTensor cut evenly by rows.
-    `logit_gradient` [V], cut as it, multiplies the logits' gradient.
+    Matrix products are in `compute`. `logit_gradient` [V], cut as the weight, multiplies the
+    logits' gradient.
     """
     from torch.distributed.tensor import DTensor
 
     assert isinstance(weight, DTensor)
     mesh, own = weight.device_mesh, weight.to_local()
     scored = targets.flatten() != IGNORE
-    compute = product_dtype(h, own)
     total = ShardedCrossEntropy.apply(
         h.flatten(0, -2),
         own,

@@ -15,6 +15,7 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import PREFIX
 from unitsphere.inspection.probes import PROBES, chosen, inspect
 from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.updates import Recorded
@@ -24,9 +25,8 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
-from unitsphere.training.corpus import open_corpus
+from unitsphere.training.corpus import given_rows, open_corpus
 from unitsphere.training.device import pick_device
-from unitsphere.training.evaluate.documents import given_rows
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
@@ -36,8 +36,6 @@ from unitsphere.training.recipes import load_recipe
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""
-LIVE = "probe/"
-"""Begins the keys of a run's live records."""
 
 
 @dataclass(frozen=True)
@@ -265,9 +263,9 @@ def records_of(run: Path) -> Recorded:
         if "loss" in record:
             losses[record["step"]] = record["loss"]
         for key, value in record.items():
-            if not key.startswith(LIVE):
+            if not key.startswith(PREFIX):
                 continue
-            probe, name, label = key.removeprefix(LIVE).split("/")
+            probe, name, label = key.removeprefix(PREFIX).split("/")
             at = found.setdefault(probe, {}).setdefault(record["step"], {})
             series: Series = at.setdefault(name, {"labels": [], "values": []})
             series["labels"].append("" if label == "all" else label)

@@ -8,8 +8,12 @@ from typing import Any
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor
 from unitsphere.studies.core.kind import Kind, provenance
-from unitsphere.training.by_position import ContextLoss, check_contexts, losses_by_position
-from unitsphere.training.evaluate.documents import open_documents
+from unitsphere.training.by_position import (
+    ContextLoss,
+    check_contexts,
+    losses_by_position,
+    open_documents,
+)
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
 

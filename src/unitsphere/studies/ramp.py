@@ -2,7 +2,7 @@
 
 NormFormer's Figure 5 (arXiv 2110.09456): the rate starts from 0 and rises by the same amount at
 each step until training destabilises; the median of the seeds. What has diverged is defined in
-training/divergence.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
+training/guard.py. Each run is an ordinary one, in runs/<arm>/seed-<seed>.
 """
 
 import math

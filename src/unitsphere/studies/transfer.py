@@ -246,17 +246,17 @@ def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
 def cell_figures(cell: Cell) -> dict[str, Any]:
     """A cell: every rate with its loss, the law's rate, the best, and the gap between them."""
     best, losses = cell.best, cell.search.losses()
-    known = best is not None and math.isfinite(cell.loss)
+    gap = None if best is None or not math.isfinite(cell.loss) else cell.loss - best.value
     return {
         "width": cell.width,
         "depth": cell.depth,
         "tokens": cell.tokens,
         "lr": cell.rate,
-        "loss": cell.loss if known else None,
+        "loss": None if gap is None else cell.loss,
         "best_lr": None if best is None else best.at,
         "best_loss": None if best is None else best.value,
         "edge": None if best is None else best.edge,
-        "gap": cell.loss - best.value if known else None,
+        "gap": gap,
         "rates": {
             f"{rate:g}": loss if math.isfinite(loss) else None
             for rate, loss in sorted(losses.items())

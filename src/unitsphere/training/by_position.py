@@ -8,7 +8,8 @@ the cache: only the cache grows with the context, and the mask of one chunk.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.data.batches import DocumentTokens, stretches
+from unitsphere.data.batches import DocumentTokens, ShardTokens, TextTokens, stretches
+from unitsphere.data.documents import read_documents
+from unitsphere.data.prepare import scored_split
+from unitsphere.data.sources import source_files
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.evaluate.text import evaluating, perplexity
+from unitsphere.training.load import LoadedRun
 
 CHUNK = 1024
 """Tokens that go through the model at a time, unless the caller says otherwise."""
@@ -186,3 +191,23 @@ def edges(context: int) -> list[tuple[int, int]]:
         power *= 2
     last = sorted(end for end in ends | {context} if end <= context)
     return [(before + 1, end) for before, end in zip([0, *last], last, strict=False)]
+
+
+@contextmanager
+def open_documents(
+    run: LoadedRun, data: str | None, field: str
+) -> Iterator[Callable[[], DocumentTokens]]:
+    """A source of documents that can be asked for again and again; data None: validation.
+
+    Raises UserError for an empty text, and for a split that another tokenizer made.
+    """
+    shards = scored_split(data, run.config.data)
+    if shards is not None:
+        shards.check_tokenizer(run.tokenizer)
+        yield lambda: ShardTokens(shards)
+        return
+    assert data is not None  # that means a split
+    with source_files(data) as files:
+        if not any(path.stat().st_size for path in files):
+            raise UserError(f"{data} is empty: there is no text to evaluate")
+        yield lambda: TextTokens(read_documents(files, field), run.tokenizer)

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from unitsphere.config import check_seed, field_types, flatten, from_dict, to_dict
+from unitsphere.config import check_seed, field_types, flatten, from_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
-from unitsphere.training.distributed.config import ParallelConfig, Recompute
+from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import (
     OptimConfig,
@@ -23,7 +23,6 @@ from unitsphere.training.optim import (
     with_sections,
 )
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
-from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
 from unitsphere.training.transfer import opened, transferred
@@ -75,7 +74,7 @@ class TrainConfig:
     """a loss is a spike above the mean of the last 100 by this many standard deviations, 6 for
     example; none: only what is not finite is one"""
     stop_at_divergence: bool = False
-    """the run is over when its loss diverges (training/divergence.py), without being an error"""
+    """the run is over when its loss diverges (training/guard.py), without being an error"""
     time_limit: str | None = None
     """wall-clock time of a session, such as 90m, 2h30m or seconds: the run saves and exits with
     status 75 before it is over"""
@@ -149,49 +148,6 @@ def one_length(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**table, "train": {**train, "tokens": None}}
 
 
-FREE_KEYS = frozenset(
-    {
-        "data.cache",
-        *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig)),
-        "data.prefetch",
-        "data.verify",
-        *(f"inspect.{field.name}" for field in dataclasses.fields(InspectConfig)),
-        "optim.transfer",
-        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
-        "train.async_save",
-        "train.compile",
-        "train.kernels",
-        "train.device",
-        "train.eval_every",
-        "train.eval_tokens",
-        "train.keep_every",
-        "train.keep_last",
-        "train.hang_timeout",
-        "train.log_every",
-        "train.micro_batch",
-        "train.recompute",
-        "train.on_spike",
-        "train.sample_every",
-        "train.save_every",
-        "train.spike_sigma",
-        "train.time_limit",
-        "train.wandb",
-    }
-)
-"""Keys that may change when a run resumes: where it computes and what it writes, nothing that it
-learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
-`compile` and `device` change results by rounding, and dropout's draws.)"""
-
-PLACES = ("data.source", "data.validation", "data.tokenizer")
-"""Keys that name where data are: a run resumes from another place if the same contents are there.
-"""
-
-LENGTH_KEYS = frozenset(
-    {"train.steps", *(f"schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig))}
-)
-"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of a run. `run_config_type` gives the type with an architecture's own model."""
@@ -227,6 +183,11 @@ class RunConfig:
                 "optim.head_by_frequency is for a head of its own: set model.tied false, or leave "
                 "it out"
             )
+
+    @property
+    def special_ids(self) -> int:
+        """Ids that the model needs beyond its tokenizer's: the mask token."""
+        return 1 if self.objective == "mlm" else 0
 
     def check_roles(self) -> None:
         """A `UserError` for numbers in `optim.roles` that neither schedule nor model reads."""

@@ -1,39 +1,45 @@
 """What a run reads: batches to learn from, a way to be validated, and the tokenizer behind both.
 
-`OPENERS` has one function an objective.
+`OPENERS` has one function an objective. `given_rows` takes rows of any other data in the same form;
+`replay` shows the rows of one of the run's batches.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count_windows
 from unitsphere.data.batches import Batches, ByStep, window
+from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
 from unitsphere.data.pairs import PairBatches, Pairs
-from unitsphere.data.prepare import prepared, tokenizer_spec
+from unitsphere.data.prepare import prepared, scored_split
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import Tokenizer, vocab_size_of
+from unitsphere.data.sources import source_files
+from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Objective, Transformer
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split
+from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split, text_pairs
 from unitsphere.training.evaluate.text import (
     Evaluation,
     evaluate_shards,
     evaluating,
     scoring_form,
     spread,
+    stream_windows,
 )
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import load_run
+
+Found = TypeVar("Found")
 
 EXAMPLES = 3
 """Validation pairs that are shown."""
@@ -84,12 +90,7 @@ def open_corpus(config: RunConfig) -> Corpus:
 def open_stream(config: RunConfig) -> Corpus:
     """Text as one stream of tokens: causal and masked language modelling."""
     data, train = config.data, config.train
-    folder = prepared(data)
-    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    if data.verify:
-        training.verify()
-        validation.verify()
-    check_vocabulary(config, training.vocab_size)
+    training, validation = open_splits(config)
     if validation.n_tokens < 2:
         raise UserError(
             f"{data.source} has no text for validation: raise data.val_fraction "
@@ -123,12 +124,7 @@ def open_stream(config: RunConfig) -> Corpus:
 def open_pairs(config: RunConfig) -> Corpus:
     """Sources and their targets: sequence to sequence. A batch has batch_tokens/context pairs."""
     data, train = config.data, config.train
-    folder = prepared(data, pairs=True)
-    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
-    if data.verify:
-        training.verify()
-        validation.verify()
-    check_vocabulary(config, training.vocab_size)
+    training, validation = open_splits(config, pairs=True)
     held_out = Pairs(validation)
     if not len(held_out):
         raise UserError(
@@ -185,27 +181,67 @@ def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
     return NextToken(context, separator, True, apart=config.data.document_mask)
 
 
-def special_ids(objective: Objective) -> int:
-    """Ids that a model needs beyond its tokenizer's: the mask token."""
-    return 1 if objective == "mlm" else 0
-
-
-def model_vocabulary(config: RunConfig) -> int:
-    """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    return vocab_size_of(tokenizer_spec(config.data), special_ids(config.objective))
+def open_splits(config: RunConfig, pairs: bool = False) -> tuple[Shards, Shards]:
+    """The shards to train on and those to validate on, which the model's vocabulary fits."""
+    folder = prepared(config.data, pairs=pairs)
+    training, validation = Shards.open(folder, "train"), Shards.open(folder, "val")
+    if config.data.verify:
+        training.verify()
+        validation.verify()
+    check_vocabulary(config, training.vocab_size)
+    return training, validation
 
 
 def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
     """Raise UserError if the model has fewer ids than the data."""
-    extra = special_ids(config.objective)
+    extra = config.special_ids
     if config.model.vocab_size < tokenizer_size + extra:
         needs = "the tokenizer's" if not extra else "that of the tokenizer with the mask token,"
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
             f"{tokenizer_size + extra}: leave it out, or make it at least that"
         )
+
+
+def given_rows(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -> Batch:
+    """Up to `count` rows of `data` as a run is validated: the first of a text, spread over a split.
+
+    Nothing is written. Raises UserError if there is none.
+    """
+    if config.objective == "seq2seq":
+        return given_pairs(config, tokenizer, data, count)
+    form = scoring_form(config, tokenizer, config.data.context)
+    shards = scored_split(data, config.data)
+    if shards is not None:
+        shards.check_tokenizer(tokenizer)
+        places = spread(count_windows(shards.n_tokens, form), count)
+        return form.batch([window(shards, form, place) for place in places])
+    with source_files(data) as files:
+        documents = read_documents(files, config.data.field)
+        return form.batch(first_of(stream_windows(documents, tokenizer, form), count, data))
+
+
+def given_pairs(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -> Batch:
+    """`given_rows` of an encoder–decoder."""
+    shards = scored_split(data, config.data, pairs=True)
+    if shards is not None:
+        shards.check_tokenizer(tokenizer)
+        split = Pairs(shards)
+        chosen = [split[place] for place in spread(len(split), count)]
+    else:
+        fields = PairFields(config.data.source_field, config.data.target_field)
+        with source_files(data) as files:
+            found = text_pairs(read_text_pairs(files, fields), tokenizer)
+            chosen = first_of(found, count, data)
+    return cut_batch(chosen, tokenizer.separator, config.data.context)
+
+
+def first_of(rows: Iterator[Found], count: int, data: str) -> list[Found]:
+    """Up to `count` of the rows of `data`; a `UserError` if there are none."""
+    found = list(islice(rows, count))
+    if not found:
+        raise UserError(f"{data} is empty: there is nothing to look at")
+    return found
 
 
 SHOWN = 100

@@ -19,7 +19,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, placements
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import PEAK_BF16, autocast, peak_flops, pick_device, pick_precision
-from unitsphere.training.distributed.layout import Degrees, Layout, check_rows, degrees
+from unitsphere.training.distributed.layout import Degrees, Layout
 from unitsphere.training.distributed.parallelize import parallelize
 from unitsphere.training.forecast import (
     Forecast,
@@ -161,6 +161,7 @@ class DryRun:
     """What the first of `world` processes would hold and compute."""
 
     world: int
+    step_flops: int
     degrees: Degrees
     rows: int
     shards: list[Shard]
@@ -182,8 +183,9 @@ class DryRun:
             **self.degrees._asdict(),
             "parameters": self.cost.parameters,
             "sequences_per_process": self.rows,
-            "memory": {**vars(found), "total": found.memory},
-            "step_flops": found.flops,
+            # Its readers find the step's operations among the memory, too.
+            "memory": {**vars(found), "flops": self.step_flops, "total": found.memory},
+            "step_flops": self.step_flops,
             "total_flops": self.cost.flops,
             "tokens": self.cost.tokens,
             "schedule_area": self.schedule_area,
@@ -200,15 +202,16 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
     Raises UserError where a run would: sizes that do not fit the layout.
     """
     model, spent, device = shapes_of(config), cost(config), planned_device(config, world)
-    found = degrees(config.parallel, world, spent.parameters)
-    check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
+    context = config.data.context
+    rows = config.train.batch_tokens // context
     with pretended(world):
-        layout = Layout(0, world).with_degrees(found, "cpu")
-        if found.dp_shard > 1 or found.tp > 1:  # with only DDP it is whole
+        layout = Layout(0, world).spread(config.parallel, spent.parameters, rows, context, "cpu")
+        if layout.shards_weights:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
         return DryRun(
             world=world,
-            degrees=found,
+            step_flops=spent.flops // config.train.steps,
+            degrees=layout.degrees,
             rows=local_rows(config, layout),
             shards=shards(model),
             forecast=forecast(config, model, layout, device),

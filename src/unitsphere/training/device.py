@@ -1,13 +1,25 @@
-"""Where a run computes and in what precision."""
+"""Where a run computes: its device, its precision, and what environment.json records of both.
 
+`pick_device`, `pick_precision` and `autocast` choose; `peak_flops` is what the device could do at
+most; `environment` lists versions, commit, threads and the command line.
+"""
+
+import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, cast
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
 
+import unitsphere
 from unitsphere.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
@@ -48,6 +60,21 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def local_rank() -> int:
+    """The process's number on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_device(name: str) -> torch.device:
+    """`train.device` for this process: of several GPUs, that of its number on the machine."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and name in ("auto", "cuda") and torch.cuda.is_available():
+        device = pick_device(f"cuda:{local_rank()}")
+        torch.cuda.set_device(device)
+        return device
+    return pick_device(name)
+
+
 def computes_in_bf16(device: torch.device) -> bool:
     """Whether the device multiplies in bf16 itself; elsewhere autocast only costs time."""
     if device.type == "cuda":
@@ -86,6 +113,34 @@ def pick_precision(name: str, device: torch.device) -> Precision:
     return cast(Precision, name)
 
 
+def device_and_precision(name: str, asked: str) -> tuple[torch.device, Precision]:
+    """This process's device and precision; a `UserError` for fp8 where the device has none."""
+    device = local_device(name)
+    precision = pick_precision(asked, device)
+    if asked == "fp8" and precision != "fp8":
+        raise UserError(
+            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run started in "
+            "fp8 resumes only in fp8, or starts over with another --out"
+        )
+    return device, precision
+
+
+def resolve_precision(asked: str, before: str | None, device: torch.device) -> Precision:
+    """The precision that config.json names; a line on stderr where it cannot be fp8 as asked.
+
+    before: that of a run which resumes. If it is fp8, it stays so, and `device_and_precision`
+    refuses it where there is none.
+    """
+    if asked == "auto" and before is not None:
+        asked = before
+    if asked == before == "fp8":
+        return "fp8"
+    picked = pick_precision(asked, device)
+    if asked == "fp8" and picked != "fp8":
+        print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
+    return picked
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context of a forward pass: bf16 autocast for bf16 and fp8, else nothing."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision in ("bf16", "fp8"))
@@ -116,3 +171,76 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
 def peak_of_chip(name: str) -> float | None:
     """Peak bf16 operations per second of a GPU by its driver's name for it, if known."""
     return next((peak for part, peak in PEAK_BF16.items() if part in name), None)
+
+
+def check_memory(parameters: int, world: int, device: str) -> None:
+    """Raise UserError for weights that no CPU's memory holds; a GPU says so itself.
+
+    Weights and gradients in fp32, shared by all processes, are the least that training needs.
+    """
+    need = 8 * parameters / world
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device == "cpu" and need > have:
+        raise UserError(
+            f"a model of {parameters:,} parameters needs at least {need / 2**30:,.0f} GiB to be "
+            f"trained, and this machine has {have / 2**30:,.0f}: lower model.d_model, "
+            "model.n_layers or model.vocab_size"
+        )
+
+
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "triton", "liger-kernel")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Plain values for environment.json; what is not there is None."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "unitsphere": unitsphere.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "threads": torch.get_num_threads(),
+        "device": device_name(device),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Commit of the checkout that the package runs from, "-dirty" with changes; None elsewhere."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False
+        )
+        if tracked.returncode != 0:  # installed, perhaps inside somebody else's checkout
+            return None
+        command = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return None
+    return said.stdout.strip() or None
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

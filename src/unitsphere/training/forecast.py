@@ -25,23 +25,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.registry import build_from
+from unitsphere.models.registry import lay_out
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.chunked_loss import chunk_rows
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
 from unitsphere.training.config import RunConfig
-from unitsphere.training.distributed.config import Recompute
-from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.parallelize import KEPT, policy_of, recompute_blocks
-from unitsphere.training.distributed.tensor import share_matrices
+from unitsphere.training.distributed.layout import Degrees, Layout, Recompute
+from unitsphere.training.distributed.parallelize import KEPT, parallelize, policy_of
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import state_spec
 
 
 def shapes_of(config: RunConfig) -> Transformer:
     """The config's model, its tensors without values."""
-    return build_from(config.architecture, config.model, "meta", objective=config.objective)
+    return lay_out(config.architecture, config.model, config.objective)
 
 
 def flops_per_token(model: Transformer, context: int) -> int:
@@ -61,7 +59,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes in each process, and floating-point operations of a step in all of them."""
+    """Bytes in each process."""
 
     weights: int
     gradients: int
@@ -69,13 +67,11 @@ class Forecast:
     gathered: int
     activations: int
     head: int
-    flops: int
 
     @property
     def memory(self) -> int:
         """All bytes of a process at the peak."""
-        parts = dataclasses.astuple(self)[:-1]
-        return sum(parts)
+        return sum(dataclasses.astuple(self))
 
     def line(self) -> str:
         """The memory in one line."""
@@ -113,7 +109,6 @@ def forecast(
         gathered=gathered(config, model, blocks, layout),
         activations=kept * rows,
         head=head_bytes(config, model, layout, rows, device or model.device),
-        flops=flops_per_token(model, config.data.context) * config.train.batch_tokens,
     )
 
 
@@ -183,10 +178,8 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
     sizes = config.model
     if hasattr(sizes, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
         sizes = dataclasses.replace(sizes, attention_dropout=0.0)
-    model = build_from(config.architecture, sizes, "meta", objective=config.objective)
-    if layout.degrees.tp > 1:
-        share_matrices(model, layout)
-    recompute_blocks(model, how)
+    model = lay_out(config.architecture, sizes, config.objective)
+    parallelize(model, dataclasses.replace(layout, degrees=Degrees(tp=layout.degrees.tp)), how)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -260,9 +253,9 @@ def fitting_rows(
 ) -> int:
     """The most rows at once that divide a process's part of the batch and fit `free` bytes.
 
-    `free` counts from before the gradients: the weights are there. 1 if none fits.
+    `free` counts from before the weights are there. 1 if none fits.
     """
-    rows = local_rows(config, layout)
+    rows, free = local_rows(config, layout), free - sum(map(held, model.parameters()))
     kept = kept_per_sequence(config, layout, len(model.blocks) + len(model.encoder or []))
     for count in (n for n in range(rows, 0, -1) if rows % n == 0):
         train = dataclasses.replace(config.train, micro_batch=count)

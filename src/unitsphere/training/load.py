@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unitsphere.config import differences, read_json
-from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
 from unitsphere.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
@@ -34,7 +32,7 @@ from unitsphere.training.device import pick_device
 from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.optim.average import AVERAGE, load_averages_
-from unitsphere.training.recipes import load_recipe, saved_config
+from unitsphere.training.recipes import saved_config
 
 Weights = Literal["last", "average"]
 """Which of a checkpoint's weights: those of its step, or their average (`optim.average`)."""
@@ -100,12 +98,13 @@ def config_of_run(path: Path) -> RunConfig:
     """Returns the config of the run folder `path`; UserError if it is none or exported."""
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
-    if is_exported(read_json(path / CONFIG)):
+    document = read_json(path / CONFIG)
+    if is_exported(document):
         raise UserError(
             f"{path} is an exported folder: its scales are part of its weights, which are not "
             "unit vectors any more; continue from the run folder"
         )
-    return load_recipe(path / CONFIG)
+    return saved_config(document, str(path / CONFIG))
 
 
 def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
@@ -125,13 +124,6 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
     for line in damaged:
         print(f"{line}: {folder} is used instead", file=sys.stderr)
     return folder
-
-
-def data_of_start(run: str, data: DataConfig) -> DataConfig:
-    """The data of a run that starts with the weights of `run`: in its tokens, if none are named."""
-    if data.tokenizer is not None or is_prepared(data.source):
-        return data
-    return replace(data, tokenizer=str(Path(run) / TOKENIZER))
 
 
 def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None) -> None:

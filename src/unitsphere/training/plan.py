@@ -6,8 +6,6 @@ config before anything is built; nothing decides these again. `build_trainer` bu
 """
 
 import logging
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batches import ByStep
-from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.attention import use_attention_of
@@ -28,12 +25,11 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.config import RunConfig
-from unitsphere.training.device import FP8_NEEDS, Precision, pick_device, pick_precision
-from unitsphere.training.distributed.layout import SINGLE, Layout, check_rows, degrees
+from unitsphere.training.device import Precision, check_memory, device_and_precision
+from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.distributed.parallelize import fill, parallelize
-from unitsphere.training.distributed.processes import local_device, on_all_ranks, on_first
 from unitsphere.training.distributed.straggler import LocalTime
-from unitsphere.training.forecast import fitting_rows, held, shapes_of
+from unitsphere.training.forecast import fitting_rows, shapes_of
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
@@ -79,86 +75,40 @@ def make_plan(config: RunConfig, layout: Layout = SINGLE) -> Plan:
 
     Raises UserError for fp8 on a device that does not have it.
     """
-    device = local_device(config.train.device)
-    precision = pick_precision(config.train.precision, device)
-    if config.train.precision == "fp8" and precision != "fp8":
-        raise UserError(
-            f"train.precision fp8 {FP8_NEEDS}, and this is {device}: take bf16; a run started in "
-            "fp8 resumes only in fp8, or starts over with another --out"
-        )
-    return Plan(
-        device, precision, compiles(config.train.compile, device), config.train.micro_batch, layout
-    )
+    train = config.train
+    device, precision = device_and_precision(train.device, train.precision)
+    return Plan(device, precision, compiles(train.compile, device), train.micro_batch, layout)
 
 
 def plan_run(config: RunConfig, layout: Layout) -> Plan:
-    """The plan of a run, with the degrees of parallelism by the model's size, and on a GPU as many
-    sequences at once as are predicted to fit, unless the config says how many.
+    """The plan of a run, with the degrees of parallelism by the model's size.
 
-    Call it on all ranks, which raise together: UserError for sizes that do not fit memory or ranks.
+    Raises UserError for sizes that do not fit memory or ranks.
     """
-    shapes = shapes_of(config)
+    count = sum(parameter.numel() for parameter in shapes_of(config).parameters())
+    plan = make_plan(config, layout)
+    device, context = plan.device.type, config.data.context
+    check_memory(count, layout.world, device)
+    rows = config.train.batch_tokens // context
+    return replace(plan, layout=layout.spread(config.parallel, count, rows, context, device))
 
-    def decide() -> Plan:
-        count = sum(parameter.numel() for parameter in shapes.parameters())
-        device = local_device(config.train.device)
-        check_memory(count, layout.world, device.type)
-        found = degrees(config.parallel, layout.world, count)
-        check_rows(config.train.batch_tokens // config.data.context, config.data.context, found)
-        return make_plan(config, layout.with_degrees(found, device.type))
 
-    plan = on_all_ranks(layout, decide)
+def rows_at_once(config: RunConfig, plan: Plan) -> int | None:
+    """`train.micro_batch`, or on a GPU as many sequences as are predicted to fit it at once."""
     if plan.micro_batch is not None or plan.device.type != "cuda":
-        return plan  # a CPU's memory is the machine's: the whole batch goes at once
+        return plan.micro_batch  # a CPU's memory is the machine's: the whole batch goes at once
+    shapes = shapes_of(config)
     if plan.precision == "bf16-storage":
         shapes.to(torch.bfloat16)
     if plan.layout.shards_weights:
         parallelize(shapes, plan.layout, config.train.recompute)
-    weights = sum(held(parameter) for parameter in shapes.parameters())
-
-    def fitting() -> int:
-        free = torch.cuda.mem_get_info(plan.device)[0] - weights
-        return fitting_rows(config, shapes, plan.layout, free, plan.device)
-
-    # The first process decides: all have as much to do and as much memory.
-    return replace(plan, micro_batch=on_first(plan.layout, fitting))
+    free = torch.cuda.mem_get_info(plan.device)[0]
+    return fitting_rows(config, shapes, plan.layout, free, plan.device)
 
 
 def compiles(wanted: bool | None, device: torch.device) -> bool:
     """Whether a run compiles: what `train.compile` says, or else only on a GPU."""
     return device.type == "cuda" if wanted is None else wanted
-
-
-def check_memory(parameters: int, world: int, device: str) -> None:
-    """Raise UserError for weights that no CPU's memory holds; a GPU says so itself.
-
-    Weights and gradients in fp32, shared by all processes, are the least that training needs.
-    """
-    need = 8 * parameters / world
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if device == "cpu" and need > have:
-        raise UserError(
-            f"a model of {parameters:,} parameters needs at least {need / 2**30:,.0f} GiB to be "
-            f"trained, and this machine has {have / 2**30:,.0f}: lower model.d_model, "
-            "model.n_layers or model.vocab_size"
-        )
-
-
-def resolve_precision(config: RunConfig, saved: RunConfig | None) -> Precision:
-    """The precision that config.json names; a line on stderr where it cannot be fp8 as asked.
-
-    A run started in fp8 keeps it: `make_plan` refuses to resume it where there is none.
-    """
-    asked, device = config.train.precision, pick_device(config.train.device)
-    before = None if saved is None else saved.train.precision
-    if asked == "auto" and before is not None:
-        asked = before
-    if asked == before == "fp8":
-        return "fp8"
-    picked = pick_precision(asked, device)
-    if asked == "fp8" and picked != "fp8":
-        print(f"train.precision fp8 {FP8_NEEDS}: {picked} on {device} instead", file=sys.stderr)
-    return picked
 
 
 def build_trainer(
@@ -172,17 +122,11 @@ def build_trainer(
     plan = plan or make_plan(config)
     if config.train.micro_batch != plan.micro_batch:
         config = replace(config, train=replace(config.train, micro_batch=plan.micro_batch))
-    model = build_from(
-        config.architecture,
-        config.model,
-        "meta" if plan.layout.shards_weights else plan.device,
-        config.train.seed,
-        config.objective,
-    )
+    whole = shapes_of(config) if plan.layout.shards_weights else None
+    on = plan.device if whole is None else "meta"
+    model = build_from(config.architecture, config.model, on, config.train.seed, config.objective)
     if plan.precision == "bf16-storage":
         model.to(torch.bfloat16)
-    if config.optim.logit_power is not None:
-        model.logit_scale()  # refused here, not in the first step
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
     if plan.precision == "fp8":
@@ -197,8 +141,8 @@ def build_trainer(
         z_loss=config.train.z_loss,
         logit_power=config.optim.logit_power,
     )
-    if plan.layout.shards_weights:
-        fill(model, shapes_of(config), config.train.seed, plan.device)
+    if whole is not None:
+        fill(model, whole, config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)
     optimizer = build_optimizer(model, config.optim)

@@ -2,25 +2,72 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain, count
 from os.path import exists
 from pathlib import Path
 
 from unitsphere.config import differences, flatten, read_json, to_dict
+from unitsphere.data.config import DataConfig
+from unitsphere.data.manifest import is_prepared
 from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
+from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
-from unitsphere.training.config import FREE_KEYS, LENGTH_KEYS, PLACES, RunConfig
-from unitsphere.training.corpus import model_vocabulary
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.inspection.live import InspectConfig
+from unitsphere.training.config import RunConfig
+from unitsphere.training.device import pick_device, resolve_precision
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
-from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import shapes_of
-from unitsphere.training.load import check_start, data_of_start
-from unitsphere.training.plan import resolve_precision
+from unitsphere.training.load import check_start
+from unitsphere.training.optim.schedule import ScheduleConfig
+from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.sized import settled
 from unitsphere.training.transfer import closed
+
+FREE_KEYS = frozenset(
+    {
+        "data.cache",
+        *(f"parallel.{field.name}" for field in fields(ParallelConfig)),
+        "data.prefetch",
+        "data.verify",
+        *(f"inspect.{field.name}" for field in fields(InspectConfig)),
+        "optim.transfer",
+        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
+        "train.async_save",
+        "train.compile",
+        "train.kernels",
+        "train.device",
+        "train.eval_every",
+        "train.eval_tokens",
+        "train.keep_every",
+        "train.keep_last",
+        "train.hang_timeout",
+        "train.log_every",
+        "train.micro_batch",
+        "train.recompute",
+        "train.on_spike",
+        "train.sample_every",
+        "train.save_every",
+        "train.spike_sigma",
+        "train.time_limit",
+        "train.wandb",
+    }
+)
+"""Keys that may change when a run resumes: where it computes and what it writes, nothing that it
+learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
+`compile` and `device` change results by rounding, and dropout's draws.)"""
+
+PLACES = ("data.source", "data.validation", "data.tokenizer")
+"""Keys that name where data are: a run resumes from another place if the same contents are there.
+"""
+
+LENGTH_KEYS = frozenset(
+    {"train.steps", *(f"schedule.{field.name}" for field in fields(ScheduleConfig))}
+)
+"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
 
 OWN = ("data.cache", "init")
 """Further keys that name a place on a machine; where the first weights come from, the first says.
@@ -85,10 +132,8 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     for key, value in flatten(to_dict(config)).items():
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{key} must be a number, not nan")
-    config = with_new_tokenizer(closed(config), saved)
-    if config.init is not None:
-        config = replace(config, data=data_of_start(config.init, config.data))
-    config = at_places(config)
+    config = closed(config)
+    config = at_places(replace(config, data=data_of(config, saved)))
     tokens, context = config.train.batch_tokens, config.data.context
     if context < 1:
         raise UserError(f"data.context must be at least 1: {context}")
@@ -97,40 +142,55 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
             f"train.batch_tokens {tokens} is not a multiple of data.context {context}: "
             f"{max(round(tokens / context), 1) * context} is the nearest that is"
         )
-    precision = resolve_precision(config, saved)
+    before = None if saved is None else saved.train.precision
+    device = pick_device(config.train.device)
+    precision = resolve_precision(config.train.precision, before, device)
     model = settled(config.model, None if saved is None else saved.model)
-    model = replace(model, vocab_size=model_vocabulary(config))
-    check_model(replace(config, model=model))
-    if config.init is not None and saved is None:
-        check_start(config.init, replace(config, model=model))
-    return replace(
+    resolved = replace(
         config,
-        model=model,
+        model=replace(model, vocab_size=model_vocabulary(config)),
         data=replace(config.data, tokenizer=tokenizer_spec(config.data)),
         train=replace(config.train, precision=precision),
     )
+    check_model(resolved)
+    if resolved.init is not None and saved is None:
+        check_start(resolved.init, resolved)
+    return resolved
 
 
-def with_new_tokenizer(config: RunConfig, saved: RunConfig | None) -> RunConfig:
-    """Without the tokenizer of the prepared folder that the run had, if another one is asked for.
+def data_of(config: RunConfig, saved: RunConfig | None) -> DataConfig:
+    """The data of a config, with the tokenizer that it means where it names none.
 
-    The new folder brings its own; whether they are equal is checked with the data.
+    A run that starts with the weights of another has that one's tokens. One that resumes on
+    another prepared folder has that folder's tokenizer, not the former folder's; whether they are
+    equal is checked with the data.
     """
-    if saved is None or config.data.tokenizer != saved.data.tokenizer:
-        return config
-    brought = str(Path(saved.data.source) / "tokenizer.json")
-    if config.data.source == saved.data.source or config.data.tokenizer != brought:
-        return config
-    return replace(config, data=replace(config.data, tokenizer=None))
+    data = config.data
+    if saved is not None and data.source != saved.data.source:
+        brought = str(Path(saved.data.source) / "tokenizer.json")
+        if data.tokenizer == saved.data.tokenizer == brought:
+            data = replace(data, tokenizer=None)
+    if config.init is not None and data.tokenizer is None and not is_prepared(data.source):
+        data = replace(data, tokenizer=str(Path(config.init) / TOKENIZER))
+    return data
+
+
+def model_vocabulary(config: RunConfig) -> int:
+    """`model.vocab_size`, or what the tokenizer and the objective ask for if that is left open."""
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    return vocab_size_of(tokenizer_spec(config.data), config.special_ids)
 
 
 def check_model(config: RunConfig) -> None:
     """Raise UserError for a model that cannot be, or that is larger than any memory."""
     try:
-        shapes_of(config)
+        model = shapes_of(config)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
         said = str(error).partition("\n")[0]
         raise UserError(f"a model of these sizes cannot be built: {said}") from error
+    if config.optim.logit_power is not None:
+        model.logit_scale()  # refused here, not in the first step
 
 
 def saved_config(out: Path) -> RunConfig | None:

@@ -20,16 +20,17 @@ from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, s
 from unitsphere.training.compile_cache import kept_cache
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus, open_corpus
+from unitsphere.training.device import environment
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import (
     check_alike,
+    gather,
     local_first,
     on_all_ranks,
     on_first,
     on_ranks,
     processes,
 )
-from unitsphere.training.environment import environment
 from unitsphere.training.folder import (
     SIGNATURE,
     TOKENIZER,
@@ -49,7 +50,7 @@ from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim.roles import trained
 from unitsphere.training.optim.schedule import steps_alike, warmup_steps
-from unitsphere.training.plan import Trainer, build_trainer, plan_run
+from unitsphere.training.plan import Plan, Trainer, build_trainer, plan_run, rows_at_once
 from unitsphere.training.resolve import agreed_config, saved_config
 from unitsphere.training.result import Result, headline, result
 from unitsphere.training.step import train_steps
@@ -87,7 +88,7 @@ def train(
                     file=sys.stderr,
                 )
             return found
-        plan = plan_run(config, layout)
+        plan = agreed_plan(layout, config)
         layout = plan.layout
         if plan.compiled:
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
@@ -124,6 +125,13 @@ def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
 
     found = on_first(layout, find)
     return None if found is None else from_dict(State, found)
+
+
+def agreed_plan(layout: Layout, config: RunConfig) -> Plan:
+    """Returns the run's plan, with as many sequences at once on all ranks as suit rank 0."""
+    plan = on_all_ranks(layout, partial(plan_run, config, layout))
+    rows = on_all_ranks(plan.layout, partial(rows_at_once, config, plan))
+    return replace(plan, micro_batch=gather(plan.layout, rows)[0])
 
 
 def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:

@@ -22,18 +22,22 @@ when the run was built.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
+from unitsphere.models.trunk import Transformer
+from unitsphere.ops.dtensor import by_mesh, local, placements, whole
 from unitsphere.training.device import autocast
-from unitsphere.training.distributed.gradients import clip_gradients, reduce_gradients, reducing
+from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim.muon import cool_momentum
 from unitsphere.training.optim.schedule import factor, with_decay
@@ -89,6 +93,26 @@ def train_step(
                 optimizer.step()
     optimizer.zero_grad()
     return loss, grad_norm
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scale all gradients so that their norm, as one vector over all processes, is at most `limit`.
+
+    Returns the norm before that, a plain tensor that is the same in every process. The tensors may
+    be on several meshes (FSDP's shards, what tensor parallel cut, gains that are whole
+    everywhere), and torch's foreach functions take one mesh at a time.
+    """
+    groups = by_mesh(p for p in model.parameters() if p.grad is not None)
+    if len(groups) == 1 and not hasattr(groups[0][0], "device_mesh"):
+        return clip_grad_norm_(groups[0], limit)
+    norms = [
+        whole(get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups
+    ]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups:
+        clip_grads_with_norm_(group, limit, norm)
+    return norm
 
 
 def set_rates(
@@ -186,3 +210,56 @@ def scored_targets(trainer: Trainer, batch: Batch) -> int | Tensor:
         return max(batch.scored, 1)
     mine = torch.tensor(float(batch.scored), device=trainer.model.device)
     return layout.sum_(mine).clamp(min=1)
+
+
+@contextmanager
+def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
+    """Within: a loss and its backward pass, whose gradients are summed over the processes `now`, or
+    with those of a later one."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(loss, DistributedDataParallel) and not now:
+        with loss.no_sync():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+    yield
+
+
+def reduce_gradients(model: Transformer, layout: Layout) -> None:
+    """Once a batch is through: bring each gradient to where its weight is, summed."""
+    if layout.degrees.tp > 1:
+        redistribute(model)
+    reduce_small(model, layout)
+
+
+def redistribute(model: Transformer) -> None:
+    """Sum and cut the gradients that tensor parallel leaves otherwise than their weights."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if gradient is not None and placements(gradient) != placements(parameter):
+            parameter.grad = gradient.redistribute(  # pyright: ignore[reportAttributeAccessIssue]
+                placements=placements(parameter)
+            )
+
+
+def reduce_small(model: Transformer, layout: Layout) -> None:
+    """Sum what FSDP leaves alone, gradients of gains, scales and biases, over the batch's parts."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        return
+    left = [p for p in model.parameters() if not is_sharded(p)]
+    found = [local(p.grad) for p in left if p.grad is not None]
+    if found:
+        total = layout.sum_(torch.cat([gradient.flatten().float() for gradient in found]))
+        parts = total.split([gradient.numel() for gradient in found])
+        for gradient, part in zip(found, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether FSDP shards it, also together with tensor parallel."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and "dp_shard" in (mesh.mesh_dim_names or ())

@@ -110,7 +110,7 @@ def by_law(config: Any) -> dict[str, float | None]:
         "optim.adam_lr": None if adam_lr is None else adam_lr * matrix,
     }
     for group in OTHERS:
-        tuned = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
+        tuned: Any = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
         found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
     factors = {
         "model.alpha.init": branch_by_depth(law, m.depth),

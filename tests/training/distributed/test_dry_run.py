@@ -14,8 +14,7 @@ from unitsphere.models.registry import build, build_from
 from unitsphere.ops.chunked_loss import CHUNK_BYTES
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.training.cost import dry_run
-from unitsphere.training.distributed.config import ParallelConfig
-from unitsphere.training.distributed.layout import SINGLE, Degrees, degrees
+from unitsphere.training.distributed.layout import SINGLE, Degrees, ParallelConfig, degrees
 from unitsphere.training.distributed.parallelize import policy_of
 from unitsphere.training.forecast import fitting_rows, forecast, head_bytes, size
 from unitsphere.training.resolve import resolve
@@ -131,7 +130,7 @@ def test_as_many_rows_as_fit(tiny):
     enough = whole.memory * 2
     assert fitting_rows(config, model, SINGLE, enough) == 12
     assert fitting_rows(config, model, SINGLE, 0) == 1
-    less = whole.memory - whole.weights - whole.activations // 3
+    less = whole.memory - whole.activations // 3
     assert fitting_rows(config, model, SINGLE, less) in (2, 3, 4, 6)
 
 

@@ -8,7 +8,7 @@ from parallel_launch import launch
 from run_folders import figures
 
 from unitsphere.inspection.live import InspectConfig, live_probes
-from unitsphere.training.distributed.config import ParallelConfig
+from unitsphere.training.distributed.layout import ParallelConfig
 from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train

@@ -8,8 +8,7 @@ import pytest
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.training.distributed import processes
-from unitsphere.training.distributed.config import ParallelConfig
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
 from unitsphere.training.distributed.processes import SharedError
 
 

@@ -1,6 +1,8 @@
 """The laws of optim.transfer against what the papers say, and what any such law must do."""
 
+import itertools
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,11 @@ from unitsphere.errors import UserError
 from unitsphere.training.optim.transfer import (
     BaseConfig,
     BaseRatesConfig,
+    Group,
+    Law,
+    Moved,
     Ratios,
+    Weights,
     branch_by_depth,
     rate_by_batch,
     rate_by_depth,
@@ -21,11 +27,8 @@ from unitsphere.training.optim.transfer import (
     stored_scale,
 )
 
-LAWS = ("nu", "hyperp", "hyperp-paper")
-WEIGHTS = ("bound", "free")
-GROUPS = ("matrix", "embedding", "head", "scale")
-MOVED = ("adam", "muon", "muon-original", "hyperball")
-CASES = [(law, w, g, m) for law in LAWS for w in WEIGHTS for g in GROUPS for m in MOVED]
+LAWS = get_args(Law)
+CASES = list(itertools.product(LAWS, get_args(Weights), get_args(Group), get_args(Moved)))
 RATIOS = st.floats(1e-3, 1e3)
 
 
@@ -34,7 +37,7 @@ def test_nu_is_the_paper_s_table():
     m_w, m_L, m_T = 40 / 8, 128 / 8, 10_000 / 80_000
     eta = m_T ** (-1 / 3)
     m = Ratios(m_w, m_L, m_T, 1.0)
-    expected = {
+    expected: dict[Group, float] = {
         "embedding": eta * m_w ** (-1 / 2),
         "matrix": eta * m_w ** (-3 / 4),
         "head": eta * m_w ** (-3 / 4),
@@ -52,7 +55,8 @@ def test_hyperp_is_its_code():
     batch, depth, tokens = 2**22, 24, 1e11
     eta = math.sqrt(batch / 2**21) * math.sqrt(8 / depth) * (tokens / 1.04e10) ** -0.32
     m = Ratios(3.0, depth / 8, tokens / 1.04e10, batch / 2**21)
-    for group, moved in (("matrix", "hyperball"), ("head", "hyperball"), ("embedding", "adam")):
+    steps: dict[Group, Moved] = {"matrix": "hyperball", "head": "hyperball", "embedding": "adam"}
+    for group, moved in steps.items():
         found = rate_factor("hyperp", "free", group, moved, m)
         assert found == pytest.approx(eta, rel=1e-14)
     branches = math.sqrt(2 * 8) / math.sqrt(2 * depth)  # 1/√(2L), divided by the base's
@@ -67,7 +71,8 @@ def test_hyperp_s_own_fit_of_the_best_rate_is_followed():
 def test_hyperp_s_table_has_the_horizon_on_matrices_only():
     assert rate_by_tokens("hyperp-paper", "matrix", 4.0) == pytest.approx(4**-0.32)
     assert rate_by_tokens("hyperp-paper", "head", 4.0) == 1
-    for group in ("embedding", "head"):
+    others: tuple[Group, ...] = ("embedding", "head")
+    for group in others:
         factor = rate_by_width("hyperp-paper", "free", group, "adam", 4.0)
         assert factor == pytest.approx(1 / math.sqrt(4))
 
@@ -89,14 +94,18 @@ def test_the_base_is_left_as_it_is(law, weights, group, moved):
 def test_two_transfers_are_one(case, sizes):
     first, second = Ratios(*sizes[:4]), Ratios(*sizes[4:])
     both = Ratios(*(a * b for a, b in zip(sizes[:4], sizes[4:], strict=True)))
-    found = rate_factor(*case, first) * rate_factor(*case, second)
-    assert found == pytest.approx(rate_factor(*case, both), rel=1e-9)
+    law, weights, group, moved = case
+    a, b, whole = (rate_factor(law, weights, group, moved, m) for m in (first, second, both))
+    assert a * b == pytest.approx(whole, rel=1e-9)
 
 
 @given(st.sampled_from(CASES), RATIOS, st.floats(1.01, 10))
 def test_larger_models_and_longer_runs_never_raise_a_rate_and_larger_batches_do(case, size, more):
-    law, _, group, _ = case
-    assert rate_by_width(*case, size * more) <= rate_by_width(*case, size)
+    law, weights, group, moved = case
+    wider, narrower = (
+        rate_by_width(law, weights, group, moved, m_w) for m_w in (size * more, size)
+    )
+    assert wider <= narrower
     assert rate_by_depth(law, size * more) <= rate_by_depth(law, size)
     assert rate_by_tokens(law, group, size * more) <= rate_by_tokens(law, group, size)
     assert branch_by_depth(law, size * more) < branch_by_depth(law, size)

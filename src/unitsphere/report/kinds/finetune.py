@@ -59,7 +59,7 @@ def finetune_page(found: Json, folder: Path) -> Page:
 
 
 def answer(found: Json) -> str:
-    """The deciding score on the test part with its standard error, beside the majority's."""
+    """The deciding score on the test part with its standard error, and the majority class's."""
     metric = found["metric"]
     score, majority = found["test"]["scores"][metric], found["test"]["majority"][metric]
     seeds = len(found["test"]["seeds"])
@@ -100,13 +100,14 @@ def caveats(found: Json) -> list[str]:
     lines = []
     if found["edge"]:
         lines.append(
-            f"The best rate is the {found['edge']} of those tried: a wider grid may be better."
+            f"{found['best_lr']:g} is the {found['edge']} rate tried: a better one may lie beyond "
+            "(--lr)."
         )
     if found["truncated"]:
-        lines.append(f"{found['truncated']:,} examples were cut to the model's length.")
+        lines.append(f"{found['truncated']:,} examples were truncated to the model's length.")
     overlap = found["test_examples_in_training"]
     if overlap:
-        lines.append(f"{overlap:,} test examples are in the training part too.")
+        lines.append(f"{overlap:,} test examples are also in the training part.")
     return lines
 
 
@@ -157,14 +158,26 @@ def results(found: Json) -> list[Block]:
         caption="One line per seed; the test part is not used for this choice.",
         log_x=True,
     )
+    title = f"Test part: {found['examples']['test']:,} examples at {found['best_lr']:g}"
     return [
         *([Figures([figure])] if lines else []),
+        Table(title, ["score", "mean ± standard error", "majority class"], test_rows(found)),
         Table("Test part, by seed", ["seed", *METRICS, "loss"], seeds),
         Table("Tune part, by rate", ["rate", metric, "loss"], rates),
     ]
 
 
 METRICS = ("accuracy", "f1", "matthews")
+
+
+def test_rows(found: Json) -> list[list[str]]:
+    """The mean of each score over the seeds, and that of always guessing the commonest class."""
+    test = found["test"]
+    return [
+        [name, score(mean), known(test["majority"][name], ".3f")]
+        for name, mean in test["scores"].items()
+        if mean is not None
+    ]
 
 
 def score(mean: Json | None) -> str:

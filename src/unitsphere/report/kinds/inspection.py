@@ -9,8 +9,8 @@ from typing import Any
 
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
-from unitsphere.inspection.values import QUANTILES, Values
 from unitsphere.report.document import Figure, Figures, Frame, Number, Page, Section, Series, Table
+from unitsphere.report.sections.probe_view import ProbeView, medians
 
 FOLDER = "inspect"
 """The folder of the pictures, in the run's folder."""
@@ -73,18 +73,11 @@ def rows(document: Mapping[str, Any]) -> list[list[str]]:
             continue
         for place, (series, last) in enumerate(list(scenes[-1].items())[:SERIES_SHOWN]):
             first = scenes[0].get(series, last)
-            known = [value for value in heights(last) if value is not None]
+            known = [value for value in medians(last) if value is not None]
             ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-            cells = [mean(heights(first)), mean(heights(last)), *ends]
+            cells = [mean(medians(first)), mean(medians(last)), *ends]
             found.append([name if not place else "", series, *map(shown, cells)])
     return found
-
-
-def heights(series: Mapping[str, Any]) -> list[float | None]:
-    """One value per label: of a distribution the median."""
-    if "values" in series:
-        return series["values"]
-    return [quantiles[QUANTILES.index(0.5)] for quantiles in series["quantiles"]]
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -114,14 +107,8 @@ def probe_table() -> Table:
 
 
 @dataclass(frozen=True)
-class History:
-    """The series of each step, to be drawn over steps or over layers; log: whether that axis is."""
-
-    steps: Sequence[int]
-    scenes: Sequence[Values]
-    form: str
-    over_steps: bool
-    log: bool
+class History(ProbeView):
+    """A probe's view with its series in panels."""
 
     def panels(self) -> dict[str, list[str]]:
         """Panel -> its series: one, and those that are dotted beside it."""
@@ -231,22 +218,16 @@ def over_steps(name: str, end: str, history: History) -> list[Series]:
     chosen = spread(len(labels))
     lines = []
     for shade, place in zip(shades(len(chosen)), chosen, strict=True):
+        values = history.lines()[name, labels[place]]
         points = [
             (float(step), value)
-            for step, values in zip(history.steps, history.scenes, strict=True)
-            if (value := value_at(values.get(name), labels[place])) is not None
+            for step, value in zip(history.steps, values, strict=True)
+            if value is not None
         ]
         x, y = ([point[i] for point in points] for i in (0, 1))
         label = DOTTED.get(end) or (f"layer {labels[place]}" if labels[place] else "all")
         lines.append(Series(label, {"x": x}, y, style="dotted" if end else "line", shade=shade))
     return lines
-
-
-def value_at(series: Mapping[str, Any] | None, label: str) -> float | None:
-    """A series' value at a label, if it has one."""
-    if series is None or label not in series["labels"]:
-        return None
-    return series["values"][series["labels"].index(label)]
 
 
 def boxes(name: str, end: str, history: History) -> list[Series]:
@@ -256,7 +237,7 @@ def boxes(name: str, end: str, history: History) -> list[Series]:
     """
     last = history.scenes[-1][name]
     if end:
-        return [layer_line(end, heights(last), 1.0, end)]
+        return [layer_line(end, medians(last), 1.0, end)]
     if len(history.scenes) == 1:
         return [box(step_name(history, -1), last, 0.0, 1.0)]
     first = history.scenes[0].get(name)
@@ -321,14 +302,14 @@ def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Fi
         for at, scene in zip(values["steps"], values["series"], strict=True)
         if key in scene
     }
-    known = [y for series in scenes.values() for y in heights(series) if y is not None]
+    known = [y for series in scenes.values() for y in medians(series) if y is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     log = values["log"] and low > 0
     margin = 0.05 * (high - low or 1)
     labels = next(iter(scenes.values()))["labels"]
     x = {"x": [float(place) for place in range(len(labels))]}
-    before = [Series("", x, heights(s), style="pale") for at, s in scenes.items() if at < step]
-    now = [Series("now", x, heights(scenes[step]), style="both")] if step in scenes else []
+    before = [Series("", x, medians(s), style="pale") for at, s in scenes.items() if at < step]
+    now = [Series("now", x, medians(scenes[step]), style="both")] if step in scenes else []
     return Figure(
         name=f"film-{name}-{key}",
         title=f"{name}: {key}",

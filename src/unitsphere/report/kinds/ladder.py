@@ -193,7 +193,7 @@ def answer(found: Json) -> str:
         law = arm["laws"][key]
         exponent = within(law["exponent"], law["exponent_interval"], ".3f")
         x = "compute" if key == "loss" else "size"
-        said.append(f"{name}'s {WORDS[key]} grows as {x} to the power {exponent}")
+        said.append(f"{name}'s {WORDS[key]} scales as {x} to the power {exponent}")
     tests = [
         f"the arms' exponents of {t['law']} differ with p = {t['p']:.2g}" for t in found["tests"]
     ]

@@ -13,19 +13,12 @@ from collections.abc import Mapping, Sequence
 from unitsphere.report.document import MOST_LINES, Figure, Number, Series, Style
 from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run
+from unitsphere.report.sections.probe_view import FIRST, LAST, means, quantile, view_of
 
-FIRST, LAST = 0, -1
 FEW = 3
 """Series of one plot; more have a panel each."""
 MOST_STEP_LINES = 8
 """Lines of a plot over steps; of more a series' layers become their mean."""
-LOW, HIGH = 1, 5
-"""Places of the 5% and the 95% quantile."""
-
-
-def heights(series: Json) -> list[Number]:
-    """The values of a series of either form, a mean where it is a distribution."""
-    return list(series.get("values", series.get("means", [])))
 
 
 def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
@@ -33,31 +26,21 @@ def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | Non
 
     None too for what has a single place.
     """
-    values = probe["values"]
-    if values["axis"] != "layer" or not values["series"]:
+    view = view_of(probe["values"])
+    labels = view.labels()
+    if view.over_steps or not view.scenes or len(labels) == 1:
         return None
-    last = values["series"][LAST]
-    labels = list(
-        dict.fromkeys(
-            label
-            for at_step in values["series"]
-            for series in at_step.values()
-            for label in series["labels"]
-        )
-    )
-    if len(labels) == 1:
-        return None
+    last = view.scenes[LAST]
     lines = [
         layer_line(key, series, labels, colour, banded=True)
         for colour, (key, series) in enumerate(last.items())
     ]
-    steps = values["steps"]
+    steps = view.steps
     began, ended = (f"step {steps[place]:,}" for place in (FIRST, LAST))
     if len(steps) > 1:
-        first = values["series"][FIRST]
         lines += [
             layer_line(f"{key}, {began}", series, labels, colour, style="dashed")
-            for colour, (key, series) in enumerate(first.items())
+            for colour, (key, series) in enumerate(view.scenes[FIRST].items())
         ]
     if len(last) > FEW:
         lines = [in_panel(line, began, ended) for line in lines]
@@ -65,11 +48,11 @@ def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | Non
     return Figure(
         name=f"{run.name}-{name}",
         title=probe["title"],
-        y=values["unit"],
+        y=probe["values"]["unit"],
         xs={"layer": "layer"},
         series=lines,
         caption=f"{probe['source']}. {caption}",
-        log_y=bool(values["log"]),
+        log_y=view.log,
         data=command,
         ticks={float(place): label or "all" for place, label in enumerate(labels)},
         printed=False,
@@ -87,7 +70,7 @@ def layer_line(
     """A series over the places of its layers; `banded` from its 5% to its 95% quantile."""
     low, high = quantile_ends(series) if banded else (None, None)
     places = {"layer": [float(labels.index(label)) for label in series["labels"]]}
-    return Series(name, places, heights(series), colour, style, low=low, high=high)
+    return Series(name, places, means(series), colour, style, low=low, high=high)
 
 
 def in_panel(line: Series, began: str, ended: str) -> Series:
@@ -185,22 +168,23 @@ def has_edges(series: Mapping[str, Json]) -> bool:
 
 def quantile_ends(series: Json) -> tuple[list[Number] | None, list[Number] | None]:
     """The 5% and 95% quantiles of a distribution at each label."""
-    found = series.get("quantiles")
-    return ([q[LOW] for q in found], [q[HIGH] for q in found]) if found else (None, None)
+    if not series.get("quantiles"):
+        return None, None
+    return quantile(series, 0.05), quantile(series, 0.95)
 
 
 def histogram_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
     """The distribution of a probe with one place, at the last checkpoint and the first, or None."""
-    values = probe["values"]
-    if values["axis"] != "layer" or not values["series"]:
+    view = view_of(probe["values"])
+    if view.over_steps or not view.scenes:
         return None
-    last = values["series"][LAST]
+    last = view.scenes[LAST]
     if any(len(series["labels"]) > 1 for series in last.values()) or not has_edges(last):
         return None
     lines = []
-    for place in (LAST, FIRST)[: len(values["series"])]:
-        step = values["steps"][place]
-        for colour, (key, series) in enumerate(values["series"][place].items()):
+    for place in (LAST, FIRST)[: len(view.scenes)]:
+        step = view.steps[place]
+        for colour, (key, series) in enumerate(view.scenes[place].items()):
             edges, counts = series.get("edges", []), series.get("counts", [])
             total = sum(counts) or 1
             middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
@@ -217,10 +201,10 @@ def histogram_figure(run: Run, name: str, probe: Json, command: str) -> Figure |
         name=f"{run.name}-{name}",
         title=probe["title"],
         y="share",
-        xs={"value": values["unit"]},
+        xs={"value": probe["values"]["unit"]},
         series=lines,
         caption=f"{probe['source']}. Its distribution; dashed: at the first checkpoint.",
-        log_x=bool(values["log"]),
+        log_x=view.log,
         data=command,
         printed=False,
     )
@@ -228,24 +212,19 @@ def histogram_figure(run: Run, name: str, probe: Json, command: str) -> Figure |
 
 def step_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
     """A probe over the checkpoints' steps; None for one over layers, or of a single step."""
-    values = probe["values"]
-    if values["axis"] != "step" or len(values["steps"]) < 2:
+    view = view_of(probe["values"])
+    if not view.over_steps or len(view.steps) < 2:
         return None
-    by_line: dict[tuple[str, str], list[Number]] = {}
-    for place, at_step in enumerate(values["series"]):
-        for key, series in at_step.items():
-            for label, height in zip(series["labels"], heights(series), strict=True):
-                line = by_line.setdefault((key, label), [None] * len(values["steps"]))
-                line[place] = height
-    axis = {"step": [float(step) for step in values["steps"]]}
+    by_line = view.lines()
+    axis = {"step": [float(step) for step in view.steps]}
     return Figure(
         name=f"{run.name}-{name}",
         title=probe["title"],
-        y=values["unit"],
+        y=probe["values"]["unit"],
         xs={"step": "optimizer steps"},
         series=step_lines(by_line, axis),
         caption=f"{probe['source']}. At the checkpoints{RANGE if too_many(by_line) else ''}.",
-        log_y=bool(values["log"]),
+        log_y=view.log,
         data=command,
         printed=False,
     )

@@ -45,7 +45,7 @@ from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrid
 from unitsphere.studies.core.spec import Study, load_study, toml_text
 from unitsphere.training.config import RunConfig
 from unitsphere.training.cost import Cost, Speed, cost, planned_device, speed
-from unitsphere.training.environment import commit, cpu_model, package_version
+from unitsphere.training.device import commit, cpu_model, package_version
 from unitsphere.training.folder import CONFIG, locked
 
 

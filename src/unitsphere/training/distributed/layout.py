@@ -10,7 +10,7 @@ Ranks are laid out in that order, tp innermost: it communicates most, so it stay
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,49 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unitsphere.errors import UserError
-from unitsphere.training.distributed.config import ParallelConfig
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How dp_replicate · dp_shard · tp processes share a run (the names are torchtitan's)."""
+
+    dp_replicate: int | None = None
+    """copies of the weights, each with its own rows of every batch (DDP; with dp_shard or tp HSDP);
+    none: the processes that dp_shard and tp leave, or 1 for a model that is to be sharded"""
+    dp_shard: int | None = None
+    """processes that share the weights, gradients and optimizer state of a copy (FSDP2), each with
+    its own rows; none: all that are left if dp_replicate is given, the model has 1e9 parameters, or
+    with tp, else 1"""
+    tp: int = 1
+    """processes that share every matrix product over the same rows (tensor parallel)"""
+    cp: int = 1
+    """context parallel: not supported, 1"""
+    pp: int = 1
+    """pipeline parallel: not supported, 1"""
+    reduce: Literal["batch", "part"] = "batch"
+    """when gradients go over the network: once a batch, or, so that FSDP2 never holds the gradient
+    of the whole model, after each micro-batch"""
+    timeout: int = 600
+    """seconds after which a process that waits for the others gives up"""
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate", "dp_shard", "tp", "timeout"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"parallel.{name} must be at least 1: {value}")
+        if self.cp != 1:
+            raise UserError(
+                f"parallel.cp {self.cp}: context parallel is not supported; for long sequences use "
+                "train.recompute full, parallel.tp, and a smaller train.micro_batch"
+            )
+        if self.pp != 1:
+            raise UserError(
+                f"parallel.pp {self.pp}: pipeline parallel is not supported; use parallel.dp_shard "
+                "within a node or across nodes, and parallel.tp within a node"
+            )
+
 
 SHARDED_FROM = 10**9
 """Parameters from which on a model is sharded unless told otherwise: with Adam's state, 16 GB."""
@@ -117,6 +159,22 @@ class Layout:
         data = init_device_mesh(device, (found.data, found.tp), mesh_dim_names=("dp", "tp"))
         return replace(self, degrees=found, mesh=mesh, data_mesh=data)
 
+    def spread(
+        self, parallel: ParallelConfig, parameters: int, rows: int, context: int, device: str
+    ) -> "Layout":
+        """This place with the degrees that `parallel` asks for, or that suit a model's size.
+
+        Raises UserError unless every process gets as many of a batch's `rows`.
+        """
+        found = degrees(parallel, self.world, parameters)
+        if rows % found.data:
+            fitting = max(rows // found.data, 1) * found.data * context
+            raise UserError(
+                f"train.batch_tokens gives {rows} sequences an update, which {found.data} "
+                f"processes cannot share evenly: train.batch_tokens {fitting} would do"
+            )
+        return self.with_degrees(found, device)
+
     def aside(self) -> "Layout":
         """This place, with messages that cannot meet those of another thread."""
         if self.world == 1:
@@ -126,13 +184,3 @@ class Layout:
 
 SINGLE = Layout()
 """The only process there is."""
-
-
-def check_rows(rows: int, context: int, found: Degrees) -> None:
-    """Raise UserError unless every process gets as many of a batch's rows."""
-    if rows % found.data:
-        fitting = max(rows // found.data, 1) * found.data * context
-        raise UserError(
-            f"train.batch_tokens gives {rows} sequences an update, which {found.data} processes "
-            f"cannot share evenly: train.batch_tokens {fitting} would do"
-        )

@@ -33,8 +33,7 @@ from unitsphere.models.parts import Resets
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
-from unitsphere.training.distributed.config import Recompute
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
 FORWARD_METHODS = ("loss", "encode")
@@ -60,11 +59,12 @@ def parallelize(
     recompute_blocks(model, recompute)
     if compiled:
         compile_blocks(model)
-    if layout.degrees.dp_shard > 1 or (layout.degrees.tp > 1 and layout.degrees.data > 1):
-        shard(model, layout, precision)
-    loss = partial(model.loss, **settings)
-    sharded = isinstance(model, FSDPModule)
-    return loss if sharded or layout.degrees.data == 1 else replicas(model, loss)
+    if layout.degrees.data == 1:
+        return partial(model.loss, **settings)
+    if not layout.shards_weights:
+        return replicas(model, partial(model.loss, **settings))
+    shard(model, layout, precision)
+    return partial(model.loss, **settings)  # FSDP's from here on, which gathers the weights
 
 
 def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
@@ -72,10 +72,11 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
 
     Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
     columns and divide evenly, so that each process projects its own vectors. Gains, scales and
-    biases stay whole and in fp32 in every process: `gradients.reduce_gradients` sums their
+    biases stay whole and in fp32 in every process: `step.reduce_gradients` sums their
     gradients.
     """
     assert layout.mesh is not None
+    policy = policy_of(model, precision)
     several = layout.degrees.dp_replicate > 1
     mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
     role = roles(model)
@@ -87,7 +88,6 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
         return Shard(1) if weight in columns and even else None
 
     cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
-    policy = policy_of(model, precision)
     for block in [*model.blocks, *(model.encoder or [])]:
         cut(block, mp_policy=policy)
     cut(model, mp_policy=REDUCED)

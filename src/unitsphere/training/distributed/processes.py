@@ -21,9 +21,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from unitsphere.errors import UserError
-from unitsphere.training.device import pick_device
-from unitsphere.training.distributed.config import ParallelConfig
-from unitsphere.training.distributed.layout import Layout
+from unitsphere.training.device import local_device, local_rank
+from unitsphere.training.distributed.layout import Layout, ParallelConfig
 
 T = TypeVar("T")
 
@@ -174,21 +173,6 @@ def tell_others(mistake: UserError | OSError) -> None:
     # UserError: all know. DistError: no other process has come within the time.
     with suppress(UserError, dist.DistError), joined(kind, TELL) as layout:
         on_all_ranks(layout, fail)
-
-
-def local_rank() -> int:
-    """The process's number on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def local_device(name: str) -> torch.device:
-    """`train.device` for this process: of several GPUs, that of its number on the machine."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and name in ("auto", "cuda") and torch.cuda.is_available():
-        device = pick_device(f"cuda:{local_rank()}")
-        torch.cuda.set_device(device)
-        return device
-    return pick_device(name)
 
 
 GRACE = timedelta(seconds=10)

@@ -249,4 +249,5 @@ def weigh_head(model: nn.Module, optimizer: Optimizer, batches: ByStep, batch_to
     """
     (name,) = [name for name, role in roles(model).items() if role == "head"]
     head = model.get_parameter(name)
-    attach(optimizer, ByFrequency(head, row_factors(batches, batch_tokens, head.shape[0])))
+    factors = row_factors(batches, batch_tokens, head.shape[0])
+    attach(optimizer, ByFrequency(head, factors))

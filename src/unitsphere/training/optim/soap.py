@@ -134,14 +134,14 @@ class Soap(ByWeight):
         V = whole(state["exp_avg_sq"]).to(G.dtype)
         V = V.lerp(into(G, state).square(), 1 - beta2)
         denominator = (V / (1 - beta2**t)).sqrt() + group["eps"]
-        self.apply(weight, out_of(into(M, state) / denominator, state), group)
+        self.move_along(weight, out_of(into(M, state) / denominator, state), group)
         for side in sides(weight, group):
             state[side].lerp_(covariance(side, G), 1 - group["factor_beta"])
             if t % group["every"] == 0:
                 V = refresh(side, state, V)
         local(state["exp_avg_sq"]).copy_(part_of(V, weight))
 
-    def apply(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+    def move_along(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         """Move the weight: `direction` is the whole N."""
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         local(weight).sub_(part_of(direction, weight).to(weight.dtype), alpha=group["lr"])
@@ -171,7 +171,7 @@ class SoapMuon(Soap):
         own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious}
         super().__init__(params, **(numbers | own))
 
-    def apply(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+    def move_along(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         """Move the weight: `direction` is the whole N."""
         lr = group["lr"]
         update = orthogonalise(direction, group["ns_steps"])
