@@ -14,10 +14,12 @@ from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import build
+from unitsphere.report.model_card import validation
 from unitsphere.training.load import load_run
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.optim.average import AverageConfig, averages_of
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.optim.state import state_spec
 from unitsphere.training.run import train
 
@@ -128,6 +130,24 @@ def test_a_run_validates_it_resumes_bit_for_bit_and_serves_its_average(tiny, tmp
     assert said["loss"] == pytest.approx(validated[-1]["val_loss_average"], rel=1e-5)
     assert main(["eval", str(whole), "--json"]) == 0
     assert "weights" not in json.loads(capsys.readouterr().out)
+    shown = validation(whole, 8, "average")
+    assert shown == {"validation loss (step 8)": f"{validated[-1]['val_loss_average']:.4f}"}
+    assert len(validation(whole, 8, "last")) == 2
+
+
+def test_a_longer_run_resumes_from_before_its_average_starts(tiny, tmp_path):
+    config = averaging(tiny("gpt", steps=6, save_every=2, keep_last=9), kind="tail", start=0.5)
+    config = dataclasses.replace(config, schedule=ScheduleConfig("constant"))
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=12))
+    train(longer, tmp_path / "whole")
+    train(config, tmp_path / "run")
+    train(longer, tmp_path / "run")  # from step 2: at 4 the short run's average had started
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    late = dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=0))
+    train(late, tmp_path / "late")
+    with pytest.raises(UserError, match="average of weights starts after a fraction"):
+        train(longer, tmp_path / "late")
 
 
 def test_a_stop_in_its_validation_saves_the_weights_of_the_step(tiny, tmp_path, monkeypatch):
