@@ -19,6 +19,7 @@ from unitsphere.report.model_card import origin, sample, without_folders
 from unitsphere.training.recipes import load_recipe
 
 pytest.importorskip("transformers")
+# Its pipelines and its Trainer take seconds to import: that is left to their tests.
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -26,9 +27,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    pipeline,
 )
 
 RECIPE = """
@@ -233,6 +231,8 @@ def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
 
 
 def test_the_text_generation_pipeline_continues_as_the_run_does(folder):
+    from transformers import pipeline
+
     run = unitsphere.load(folder / "run-ngpt", "cpu")
     path = str(folder / "hf-ngpt")
     write = pipeline("text-generation", model=path, trust_remote_code=True, device="cpu")
@@ -243,6 +243,8 @@ def test_the_text_generation_pipeline_continues_as_the_run_does(folder):
 
 @torch.no_grad()
 def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
+    from transformers import pipeline
+
     run = unitsphere.load(folder / "run-masked", "cpu")
     path = str(folder / "hf-masked")
     fill = pipeline("fill-mask", model=path, trust_remote_code=True, device="cpu")
@@ -257,6 +259,8 @@ def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
 
 @pytest.mark.parametrize("name", ["ngpt", "masked"])
 def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
+    from transformers import Trainer, TrainingArguments
+
     auto = AutoModelForMaskedLM if name == "masked" else AutoModelForCausalLM
     model, tokenizer = loaded(folder / f"hf-{name}", auto)
     ids = tokenizer([TEXT] * 8)["input_ids"]

@@ -152,7 +152,8 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert "1-no-qk-norm, seed 0, failed: the disk is full" in said
     assert "Time per step, 2) SLERP in place of LERP: paper +11%" in said
     assert "one seed, so no spread" in said
-    assert "Ours: 2 layers of 64: to see how it goes, not to learn from; α starts at 0.05" in said
+    about = "Ours: 2 layers of 64: to try the command, not to draw conclusions; α starts at 0.05"
+    assert about in said
 
 
 def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):

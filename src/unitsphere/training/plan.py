@@ -127,8 +127,6 @@ def build_trainer(
     model = build_from(config.architecture, config.model, on, config.train.seed, config.objective)
     if plan.precision == "bf16-storage":
         model.to(torch.bfloat16)
-    if config.optim.logit_power is not None:
-        model.logit_scale()  # refused here, not in the first step
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
     if plan.precision == "fp8":

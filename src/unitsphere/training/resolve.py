@@ -185,10 +185,12 @@ def model_vocabulary(config: RunConfig) -> int:
 def check_model(config: RunConfig) -> None:
     """Raise UserError for a model that cannot be, or that is larger than any memory."""
     try:
-        shapes_of(config)
+        model = shapes_of(config)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
         said = str(error).partition("\n")[0]
         raise UserError(f"a model of these sizes cannot be built: {said}") from error
+    if config.optim.logit_power is not None:
+        model.logit_scale()  # refused here, not in the first step
 
 
 def saved_config(out: Path) -> RunConfig | None:

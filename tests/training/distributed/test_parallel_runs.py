@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
-from parallel_launch import launch
+from parallel_launch import free_port, launch
 from run_folders import figures, weights
 
+from unitsphere.cli import main
 from unitsphere.errors import Preempted, UserError
 from unitsphere.inference.samples import write_sample
 from unitsphere.training.config import RunConfig
@@ -129,21 +130,34 @@ def test_two_processes_are_one_run(tiny, tmp_path):
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
 
 
-def agent(command: list[str]) -> None:
-    """What the program torchrun does."""
-    from torch.distributed.run import main
+def torchrun(argv: list[str]) -> None:
+    """What `torchrun --nproc-per-node 2 -m unitsphere` makes of itself, but that its workers are
+    forked from a process with all imports.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    main(command)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        rdzv_configs={"rank": 0, "timeout": 60},
+        max_restarts=0,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(),
+    )
+    elastic_launch(config, main)(argv)
 
 
 def test_torchrun_starts_them(tiny, tmp_path):
     config = tiny("gpt", steps=4, eval_every=0, save_every=0)
     write_config(tmp_path, config)
-    command = ["--nproc-per-node", "2", "--standalone", "-m", "unitsphere", "train"]
-    command += [str(tmp_path / "config.json"), "--parallel.tp", "2", "--out", str(tmp_path / "run")]
-    torchrun = Forked(agent, command, folder=tmp_path)
-    _, said = torchrun.communicate(timeout=120)
-    assert torchrun.poll() == 0, said
+    argv = ["train", str(tmp_path / "config.json"), "--parallel.tp", "2"]
+    process = Forked(torchrun, [*argv, "--out", str(tmp_path / "run")], folder=tmp_path)
+    _, said = process.communicate(timeout=120)
+    assert process.poll() == 0, said
     assert said.count("step 4/4") == 1
     assert "predicted memory of each process" in said
     train(config, tmp_path / "alone")

@@ -14,7 +14,7 @@ from unitsphere.models.registry import build
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.optim.angle import cap_angle_
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
-from unitsphere.training.plan import build_trainer
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
 
 SMALL = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -124,4 +124,4 @@ def test_what_does_not_fit_is_refused(tiny):
     config = dataclasses.replace(tiny("gpt"), optim=OptimConfig(logit_power=1.0))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=24))
     with pytest.raises(UserError, match="a learned scale of each logit"):
-        build_trainer(config, batches=None)
+        resolve(config, None)

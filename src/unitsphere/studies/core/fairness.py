@@ -259,6 +259,7 @@ def run_flags(
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
     """How rates were chosen."""
     grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
+    counts = {at: sum(t["status"] != "failed" for t in rate.trials) for at, rate in grids.items()}
     for (arm, tokens), rate in grids.items():
         if rate.lr is None:
             yield Finding("no-rate", f"{arm} at {tokens:,} tokens: no rate of its grid trained")
@@ -271,8 +272,8 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
             yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
         for error in rate.errors:
             yield Finding("failed", error)
-        if len(rate.trials) < (most := max(len(other.trials) for other in rates.values())):
-            text = f"{len(rate.trials)} points tried, of another arm {most}"
+        if counts[arm, tokens] < (most := max(counts.values())):
+            text = f"{counts[arm, tokens]} points have a result, of another arm {most}"
             yield Finding("fewer-runs", f"{arm} at {tokens:,} tokens: {text}")
     for (arm, tokens), rate in rates.items():
         if rate.tokens != tokens:

@@ -196,11 +196,10 @@ class PointSearch:
 
     def tuned(self) -> Tuned:
         """What the search came to."""
-        errors = tuple(failure_lines(r for trial in self.trials for r in trial.records))
-        rows = [
-            {"params": t.params, "status": t.status, "loss": finite(t.loss)} for t in self.trials
-        ]
-        best = min(self.trials, key=lambda trial: trial.loss)
+        trials = list({name_of(t.params): t for t in self.trials}.values())  # TPE may repeat one
+        errors = tuple(failure_lines(r for trial in trials for r in trial.records))
+        rows = [{"params": t.params, "status": t.status, "loss": finite(t.loss)} for t in trials]
+        best = min(trials, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             return Tuned(None, self.tokens, {}, False, errors, rows)
         keys = keys_of(best.params, self.config)

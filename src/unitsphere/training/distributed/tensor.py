@@ -47,27 +47,23 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
             check_heads(module, mesh.size())
         for name, cut in tp_plan(module).items():
             part = getattr(module, name, None)
-            if part is not None and not isinstance(part, nn.Identity):
-                check_even(part, name, cut, mesh.size())
-                CUTTERS[cut](part, mesh)
-                named.add(part)
+            if part is None or isinstance(part, nn.Identity):
+                continue
+            axis = 1 if cut == "rows" else 0
+            for shape in (parameter.shape for parameter in part.parameters(recurse=False)):
+                if cut != "gathered" and axis < len(shape) and shape[axis] % mesh.size():
+                    raise UserError(
+                        f"parallel.tp {mesh.size()} does not divide {name}'s {shape[axis]} {cut}: "
+                        "take a smaller parallel.tp, or other sizes of the model"
+                    )
+            CUTTERS[cut](part, mesh)
+            named.add(part)
         if isinstance(module, AttentionMixer):  # the heads of this process
             module.n_heads //= mesh.size()
             module.n_kv_heads //= mesh.size()
     forgotten = [n for n, m in model.named_modules() if isinstance(m, Linear) and m not in named]
     if forgotten:
         raise ValueError(f"{type(model).__name__} does not say how {forgotten[0]} is cut")
-
-
-def check_even(part: nn.Module, name: str, cut: PlannedShard, parts: int) -> None:
-    """Raise UserError unless the part can be cut evenly."""
-    for parameter in part.parameters(recurse=False):
-        axis = 1 if cut == "rows" else 0
-        if cut != "gathered" and axis < parameter.dim() and parameter.shape[axis] % parts:
-            raise UserError(
-                f"parallel.tp {parts} does not divide {name}'s {parameter.shape[axis]} {cut}: "
-                "take a smaller parallel.tp, or other sizes of the model"
-            )
 
 
 def check_heads(attention: AttentionMixer, parts: int) -> None:

@@ -224,23 +224,25 @@ function numberTicks(key, log, places) {
   return made;
 }
 
-const TURNED = -40;
+const TURNED = 40;
 
-// Words under an axis in full: side by side while they fit, else turned, with room for the longest.
+// Words under an axis in full: side by side while they fit, else turned, with room for the longest
+// and at the ends for half of the last.
 function wordTicks(figure, width) {
   const names = new Map(figure.ticks);
   const all = () => [...names.keys()];
   if ([...names.values()].every((name) => /^\d+$/.test(name))) {
     const values = (u, splits) => apart(u, "x", splits, splits.map((place) => names.get(place) || ""));
-    return { left: 0, axis: { splits: all, values, size: 28 } };
+    return { left: 0, right: 0, axis: { splits: all, values, size: 28 } };
   }
   const widths = [...names.values()].map(textWidth);
   const turned = Math.max(...widths) + 10 > width / names.size;
-  const angle = (-TURNED * Math.PI) / 180;
+  const angle = (TURNED * Math.PI) / 180;
   const size = turned ? Math.max(...widths) * Math.sin(angle) + 24 : 28;
   const reach = widths.map((w, i) => w * Math.cos(angle) - (i / names.size) * width);
   return {
     left: turned ? Math.max(0, ...reach) : 0,
+    right: turned ? 0 : widths[widths.length - 1] / 2 - 0.05 * width,
     axis: {
       splits: all,
       values: (u, splits) => splits.map((place) => names.get(place) || ""),
@@ -272,7 +274,7 @@ function plotOptions(figure, columns, state, width, hooks, whole) {
   return {
     width,
     height: height + (words ? words.axis.size - 28 : 0),
-    padding: [10, 18, 0, words ? Math.max(4, words.left - 44) : 4],
+    padding: [10, words ? Math.max(18, words.right) : 18, 0, words ? Math.max(4, words.left - 44) : 4],
     legend: { show: false },
     series: [{}, ...columns.map(seriesOptions)],
     bands: bandsOf(columns),
