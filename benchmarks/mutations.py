@@ -44,7 +44,7 @@ MODELS = [  # the cheapest first: one failure is enough
 TRAINING = [
     "tests/models/test_layout.py",
     "tests/training/optim/test_schedule.py",
-    "tests/training/optim/test_optim.py",
+    "tests/training/optim/test_optim_config.py",
     "tests/training/optim/test_optim_groups.py",
     "tests/training/optim/test_remembered.py",
     "tests/training/optim/test_constraint.py",
@@ -52,6 +52,12 @@ TRAINING = [
     "tests/training/optim/test_cpr.py",
     "tests/training/optim/test_muon.py",
     "tests/training/optim/test_frequency.py",
+    "tests/training/optim/test_roles.py",
+    "tests/training/optim/test_angle.py",
+    "tests/training/optim/test_average.py",
+    "tests/training/optim/test_soap.py",
+    "tests/training/optim/test_transfer_laws.py",
+    "tests/training/optim/test_muon_kin.py",
     "tests/training/optim/test_constraint_contract.py",
 ]
 SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}

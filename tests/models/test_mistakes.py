@@ -1,6 +1,6 @@
 """The mistakes of public implementations, each caught (RoPE's in tests/ops/test_rope.py, the KV
 cache's and the meta device's in test_contract.py, bf16 weights' in
-tests/training/optim/test_optim.py).
+tests/training/optim/test_optim_config.py).
 """
 
 import math

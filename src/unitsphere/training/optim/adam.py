@@ -35,8 +35,6 @@ def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
     kind = AdamW if definition(config.name).decoupled else Adam
     return kind(
         grouped(parameters, config.adam_group),
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
         fused=all(p.device.type in ("cpu", "cuda") for p in parameters),
     )
 
