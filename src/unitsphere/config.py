@@ -142,8 +142,14 @@ def differences(a: Any, b: Any) -> list[str]:
     ]
 
 
+DEEPEST = 50
+"""Most levels of a nested dict; no config or JSON document of this package has ten."""
+
+
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value for every leaf of a nested dict."""
+    """Dotted key -> value for every leaf of a nested dict; UserError beyond `DEEPEST` levels."""
+    if prefix.count(".") > DEEPEST:
+        raise UserError(f"'{prefix[:DEEPEST]}…' is nested too deeply: at most {DEEPEST} levels")
     flat: dict[str, Any] = {}
     for key, value in data.items():
         nested = isinstance(value, Mapping)

@@ -70,14 +70,7 @@ INSTEAD = {"make quickstart": "unitsphere quickstart"}
 
 
 GIVEN = {
-    "context": {
-        "runs/gpt-s0": "runs/quickstart/gpt-plus",
-        "runs/gpt-s1": "runs/quickstart/gpt-plus",
-        "runs/ngpt-s0": "runs/quickstart/ngpt",
-        "runs/ngpt-s1": "runs/quickstart/ngpt",
-        "runs/ngpt-no-qk-s0": "runs/quickstart/ngpt",
-    },
-    "quantize": {"runs/gpt-plus": "runs/quickstart/gpt-plus"},
+    "context": {"runs/gpt-plus": "runs/quickstart/gpt-plus"},
 }
 """Runs that a page takes for granted, and what stands for them."""
 

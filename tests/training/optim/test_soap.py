@@ -198,16 +198,10 @@ def test_constraints_hold_and_nothing_becomes_nan(name, kind):
 
 @pytest.mark.parametrize("name", ["soap-muon", "gated-adamw"])
 def test_a_run_resumes_bit_for_bit_by_its_own_keys(name, tiny, tmp_path):
-    kind = optim_config_type()
-    sections = {
-        "soap": {"every": 2},
-        "soap_muon": {"cautious": False},
-        "gated_adamw": {"power": 0.7},
-    }
-    fields = kind.__dataclass_fields__
-    numbers = {key: fields[key].default_factory for key in sections}
-    own = {key: make(**sections[key]) for key, make in numbers.items()}
-    optim = kind(name=name, lr=1e-2, adam_lr=3e-3, **own)
+    kind, key = optim_config_type(), name.replace("-", "_")
+    numbers = {"soap_muon": {"every": 2, "cautious": False}, "gated_adamw": {"power": 0.7}}[key]
+    own = kind.__dataclass_fields__[key].default_factory(**numbers)
+    optim = kind(name=name, lr=1e-2, adam_lr=3e-3, **{key: own})
     config = dataclasses.replace(tiny("ngpt", sample_every=5), optim=optim)
 
     def die(*_):

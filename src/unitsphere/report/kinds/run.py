@@ -63,7 +63,8 @@ def answer(run: Run) -> str:
     """How far the model came, in a sentence."""
     if not run.records:
         return f"{run.name} has no record yet: its first step is not finished."
-    after = f"after {run.records[-1]['tokens']:,} training tokens" if run.last("tokens") else ""
+    tokens = run.last("tokens")
+    after = f"after {tokens:,} training tokens" if tokens else ""
     after = after or f"after {run.step:,} steps"
     bits, loss = run.last("val_bits_per_byte"), run.last("val_loss")
     if run.diverged:
