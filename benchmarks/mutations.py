@@ -62,7 +62,11 @@ TRAINING = [
 ]
 SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}
 """Folder of the source -> the tests that its mutants meet."""
-EXTRA = {"models/constraint.py": TRAINING}
+EXTRA = {
+    "models/constraint.py": TRAINING,
+    "models/exported.py": ["tests/models/test_exported.py"],
+    "ops/loss.py": ["tests/training/optim/test_angle.py"],
+}
 LIKELY = {"models/context.py": "objectives", "models/trunk.py": "objectives"}
 """What the tests that most likely notice have in their names, where it is not the file's name."""
 
@@ -176,8 +180,8 @@ def report(fates: list[tuple[Mutant, str]], seconds: float) -> str:
     lines = [
         "# Mutation check of the equations and the optimizers",
         "",
-        f"**Of {len(fates)} mutants the tests kill {killed}, {equivalent} are equivalent, and "
-        f"{len(fates) - killed - equivalent} survive.**",
+        f"**Of {len(fates)} mutants the tests kill {killed}. Equivalent: {equivalent}. "
+        f"Survivors: {len(fates) - killed - equivalent}.**",
         "",
         "| mutation | file | from | to | killed by |",
         "|---|---|---|---|---|",

@@ -36,7 +36,7 @@ def test_a_survivor_shows_in_the_report(mutations):
     first, second = mutations.mutants()[:2]
     same = replace(second, equivalent="it says the same")
     page = mutations.report([(first, ""), (same, ""), (second, "a.py::test")], 60)
-    assert "Of 3 mutants the tests kill 1, 1 are equivalent, and 1 survive" in page
+    assert "Of 3 mutants the tests kill 1. Equivalent: 1. Survivors: 1." in page
     assert "**survived**" in page
     assert "it says the same" in page
     assert "`a.py::test`" in page
