@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import KilledError, die, figures, weights
 
 from unitsphere.errors import UserError
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
@@ -88,12 +88,6 @@ def test_a_ramp_ends_finished_where_the_loss_diverges(tiny, tmp_path, capsys):
 
 
 def test_it_ends_the_same_after_an_interruption(tiny, tmp_path):
-    class KilledError(Exception):
-        pass
-
-    def die(*_):
-        raise KilledError
-
     whole = train(ramp(tiny, sample_every=20), tmp_path / "whole")
     with pytest.raises(KilledError):
         train(ramp(tiny, sample_every=20), tmp_path / "broken", sampler=die)

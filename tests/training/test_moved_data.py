@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_folders import figures
+from run_folders import KilledError, die, figures
 
 from unitsphere.cli import main
 from unitsphere.data.prepare import prepare
@@ -14,14 +14,6 @@ from unitsphere.errors import UserError
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.resolve import default_folder, last_data
 from unitsphere.training.run import train
-
-
-class KilledError(Exception):
-    """Ends a run where the sampler is called."""
-
-
-def die(*_):
-    raise KilledError
 
 
 def on(config, **data):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import KilledError, die, figures, weights
 
 from unitsphere.data.batch import IGNORED
 from unitsphere.data.config import DataConfig
@@ -178,15 +178,8 @@ def test_data_that_cannot_be_used_are_one_line(pairs_of, tmp_path: Path):
             open_corpus(resolve(dataclasses.replace(config, data=data), None))
 
 
-class KilledError(Exception):
-    """Ends a run where the sampler is called, nothing saved."""
-
-
 @pytest.mark.parametrize("architecture", ["gpt", "ngpt", "angpt"])
 def test_resuming_is_bitwise_the_uninterrupted_run(architecture, pairs_of, tmp_path):
-    def die(*_):
-        raise KilledError
-
     config = pairs_of(architecture, sample_every=5, label_smoothing=0.1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(config, whole, sampler=write_sample)
@@ -204,9 +197,6 @@ def test_resuming_is_bitwise_the_uninterrupted_run(architecture, pairs_of, tmp_p
 
 
 def test_other_pairs_are_not_gone_on_with(pairs_of, tmp_path):
-    def die(*_):
-        raise KilledError
-
     config = pairs_of(sample_every=5)
     with pytest.raises(KilledError):
         train(config, tmp_path / "run", sampler=die)

@@ -8,21 +8,11 @@ import signal
 import time
 
 import pytest
-import torch
-from run_folders import figures, weights
+from run_folders import KilledError, check_resumed, die, figures
 
 from unitsphere.errors import Preempted
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.run import train
-
-
-class KilledError(Exception):
-    """Ends a run where the sampler is called, nothing saved."""
-
-
-def die(*_):
-    raise KilledError
-
 
 # Every architecture once; the precision and the objective are the trainer's, not a model's.
 CASES = [
@@ -45,24 +35,6 @@ def test_resuming_with_dropout_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     model = dataclasses.replace(config.model, dropout=0.2, attention_dropout=0.2)
     check_resumed(dataclasses.replace(config, model=model), tmp_path)
     assert figures(tmp_path / "whole") != figures(train(config, tmp_path / "without").out)
-
-
-def check_resumed(config, tmp_path):
-    """Train in one go, and killed and resumed: figures, samples and weights are the same."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(config, whole, sampler=lambda *_: "text")
-    with pytest.raises(KilledError):  # at step 5, the checkpoint is that of step 3
-        train(config, broken, sampler=die)
-    assert [record["step"] for record in figures(broken)] == [1, 2, 3, 4, 5]
-    result = train(config, broken, sampler=lambda *_: "text")
-
-    assert result.trained
-    assert figures(broken) == figures(whole)
-    assert (broken / "samples.txt").read_text() == (whole / "samples.txt").read_text()
-    expected, found = weights(whole), weights(broken)
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
 
 
 def test_time_goes_on_over_a_resume(tiny, tmp_path):

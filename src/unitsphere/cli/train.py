@@ -105,8 +105,6 @@ def run(argv: list[str]) -> int:
             )
         print(USAGE)
         return 0
-    from torch import OutOfMemoryError
-
     from unitsphere.errors import Preempted
     from unitsphere.inference.samples import write_sample
     from unitsphere.training.distributed.processes import SharedError
@@ -133,7 +131,8 @@ def run(argv: list[str]) -> int:
     if submission:
         return submit(submission, argv if options.out else [*argv, f"--out={out}"], out)
     try:
-        found = train(config, out, name, sampler=write_sample)
+        with memory_errors(config):
+            found = train(config, out, name, sampler=write_sample)
         if first:
             print(ending(found, config), file=sys.stderr)
     except Preempted as stopped:
@@ -144,6 +143,16 @@ def run(argv: list[str]) -> int:
         if first:
             raise
         return EXIT_USER_ERROR
+    return 0
+
+
+@contextmanager
+def memory_errors(config: "RunConfig") -> Iterator[None]:
+    """Raise what a GPU or the CPU says when memory is full as a `UserError` with what to do."""
+    from torch import OutOfMemoryError
+
+    try:
+        yield
     except RuntimeError as error:
         if not isinstance(error, OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
@@ -152,7 +161,6 @@ def run(argv: list[str]) -> int:
             f"{config.train.micro_batch or 'as many as were predicted to fit'}) a lower value, or "
             "set --train.recompute full, or --parallel.dp_shard for more processes"
         ) from error
-    return 0
 
 
 @contextmanager

@@ -91,8 +91,7 @@ def generate(
     if not prompts:
         return []
     seeds = seeds_of(seed, len(prompts))
-    fill = 0 if stop is None else stop
-    tokens_BT, padding_B = left_pad(prompts, fill, model.device)
+    tokens_BT, padding_B = left_pad(prompts, stop or 0, model.device)
     length = tokens_BT.shape[1] + max_tokens
     decoder = decode.compiled if compile else decode.eager
     following = decoder(model, len(prompts), length, padding_B)
@@ -107,8 +106,7 @@ def generate(
         if temperature == 0:
             next_B = logits_BV.argmax(-1)
         else:
-            uniform_B = uniform(generators)
-            next_B = sample(logits_BV, uniform_B, temperature, top_k, top_p, min_p)
+            next_B = sample(logits_BV, uniform(generators), temperature, top_k, top_p, min_p)
         seen_BV.scatter_(1, next_B[:, None], True)
         for row, token in enumerate(next_B.tolist()):
             if token == stop:

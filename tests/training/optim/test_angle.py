@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from run_folders import figures, weights
+from run_folders import check_resumed
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
@@ -15,7 +15,6 @@ from unitsphere.training.optim import OptimConfig
 from unitsphere.training.optim.angle import cap_angle_
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.resolve import resolve
-from unitsphere.training.run import train
 
 SMALL = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
 
@@ -97,17 +96,7 @@ def test_a_run_with_both_resumes_bit_for_bit(tiny, tmp_path):
         config.optim, logit_power=0.5, constraint=ConstraintConfig(angle_cap=1.0)
     )
     config = dataclasses.replace(config, optim=optim)
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", sampler=die)
-    train(config, tmp_path / "broken")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    check_resumed(config, tmp_path)
 
 
 def test_what_does_not_fit_is_refused(tiny):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import check_resumed, figures, weights
 from torch import nn
 
 from unitsphere import optim
@@ -104,19 +104,8 @@ def averaging(config, **numbers):
 def test_a_run_validates_it_resumes_bit_for_bit_and_serves_its_average(tiny, tmp_path, capsys):
     """`eval` shows the loss of the last validation."""
     config = averaging(tiny("ngpt", sample_every=5), kind="ema", decay=0.6, start=0.25)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, whole)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, broken, sampler=die)
-    train(config, broken)
-    assert figures(broken) == figures(whole)
-    expected, found = weights(whole), weights(broken)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    check_resumed(config, tmp_path)
+    whole = tmp_path / "whole"
 
     validated = [record for record in figures(whole) if "val_loss" in record]
     assert all(r["val_loss_average"] != r["val_loss"] for r in validated)

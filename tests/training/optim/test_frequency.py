@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from run_folders import figures, weights
+from run_folders import check_resumed, figures
 
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.errors import UserError
@@ -112,18 +112,7 @@ def test_a_resumed_run_counts_the_same_tokens_and_is_the_uninterrupted_one(
     config = tiny("ngpt", sample_every=5)
     gated = dataclasses.replace(config.model, residual="gated")
     config = dataclasses.replace(config, optim=OPTIM, model=gated)
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", sampler=die)
-    train(config, tmp_path / "broken")
-    assert figures(tmp_path / "whole") == figures(tmp_path / "broken")
-    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert whole.keys() == broken.keys()
-    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    check_resumed(config, tmp_path)
     plain = dataclasses.replace(config, optim=dataclasses.replace(OPTIM, head_by_frequency=False))
     train(plain, tmp_path / "plain")
     assert figures(tmp_path / "plain") != figures(tmp_path / "whole")

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import check_resumed
 from training.distributed.parallel_cases import Case, losses, resumed, save, trainer_of
 from training.distributed.parallel_launch import launch
 
@@ -21,7 +21,6 @@ from unitsphere.training.optim.muon import Muon, MuonConfig, OrthogonalConfig
 from unitsphere.training.optim.normuon import NorMuonConfig
 from unitsphere.training.optim.orthogonal import COEFFICIENTS, orthogonalise, orthogonalise_many
 from unitsphere.training.optim.state import state_spec
-from unitsphere.training.run import train
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
 HYPERP = [
@@ -183,19 +182,7 @@ def test_a_state_from_before_these_keys_goes_on():
 def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     own = {"momentum_warmup": 6, "cautious": True, "batched": True, "coefficients": "hyperp"}
     config = dataclasses.replace(tiny("gpt", sample_every=5), optim=settings("normuon", **own))
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", sampler=die)
-    train(config, tmp_path / "broken")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert expected.keys() == found.keys()
-    for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+    check_resumed(config, tmp_path)
 
 
 AVERAGED = {"average": AverageConfig("ema", decay=0.5)}

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import check_resumed
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
@@ -25,7 +25,6 @@ from unitsphere.training.optim.muon import MuonConfig, cool_momentum
 from unitsphere.training.optim.roles import kind_of, trained
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.optim.soap import SoapConfig
-from unitsphere.training.run import train
 from unitsphere.training.step import set_rates
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -162,18 +161,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     optim = optim_config_type()(name="muon", weight_decay=0.1, roles=ROLES, muon=muon)
     config = tiny("gpt", sample_every=5)
     config = dataclasses.replace(config, optim=optim, schedule=ScheduleConfig("wsd", decay=1.0))
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", sampler=die)
-    train(config, tmp_path / "broken")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    check_resumed(config, tmp_path)
     said = read_json(tmp_path / "whole" / "environment.json")["optimizer"]
     assert {row["role"]: row["optimizer"] for row in said}["matrix"] == "Muon"
     assert json.dumps(said)

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import check_resumed
 from training.distributed.parallel_cases import Case, losses, resumed, save, trainer_of
 from training.distributed.parallel_launch import launch
 
@@ -19,7 +19,6 @@ from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.optim.gated import GatedAdamW, GatedConfig
 from unitsphere.training.optim.soap import Soap, SoapConfig, SoapMuon, SoapMuonConfig
 from unitsphere.training.optim.state import state_spec
-from unitsphere.training.run import train
 
 NAMES = ["soap", "soap-muon", "gated-adamw"]
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
@@ -203,19 +202,7 @@ def test_a_run_resumes_bit_for_bit_by_its_own_keys(name, tiny, tmp_path):
     own = kind.__dataclass_fields__[key].default_factory(**numbers)
     optim = kind(name=name, lr=1e-2, adam_lr=3e-3, **{key: own})
     config = dataclasses.replace(tiny("ngpt", sample_every=5), optim=optim)
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", sampler=die)
-    train(config, tmp_path / "broken")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert expected.keys() == found.keys()
-    for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+    check_resumed(config, tmp_path)
 
 
 def test_numbers_out_of_range_are_refused():
