@@ -38,7 +38,7 @@ def install(wheel: Path, folder: Path) -> Path:
     """A new environment with the wheel, pip and nothing else; its folder of programs."""
     venv.create(folder, with_pip=True, clear=True)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
-    run(programs / "pip", "install", "-q", "-c", CONSTRAINTS, wheel)
+    run(programs / "pip", "install", "-q", "--no-compile", "-c", CONSTRAINTS, wheel)
     return programs
 
 
@@ -82,10 +82,10 @@ def main() -> None:
     programs = install(wheel, ROOT / "build/smoke")
     seconds = use(programs)
     print(f"trained, sampled and reported with the wheel in {seconds:.0f} s")
-    if seconds > SECONDS:
-        sys.exit(f"make test-dist: that is more than {SECONDS} s")
     check_extras(wheel, programs)
     write_sbom(wheel, programs)
+    if seconds > SECONDS:
+        sys.exit(f"make test-dist: it took {seconds:.0f} s, which is more than {SECONDS} s")
 
 
 if __name__ == "__main__":

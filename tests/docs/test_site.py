@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 
 import notebooks  # noqa: E402 - its folder is on the path now
-import reference  # noqa: E402
+import reference_pages  # noqa: E402
 
 PAGES = [
     *ROOT.glob("*.md"),
@@ -56,7 +56,7 @@ def test_every_public_name_has_a_docstring():
 
 
 def test_every_key_is_on_a_page_with_its_type_default_meaning_and_recipes():
-    pages = reference.config_pages()
+    pages = reference_pages.config_pages()
     assert {f"model-{name}" for name in ARCHITECTURES} <= pages.keys()
     steps = pages["train"].partition("## `train.steps`")[2].partition("\n## ")[0]
     assert "Optimizer updates; the schedule is stretched over them." in steps
@@ -67,8 +67,8 @@ def test_every_key_is_on_a_page_with_its_type_default_meaning_and_recipes():
 
 
 def test_a_verb_s_page_shows_its_help(capsys):
-    assert "--temperature" in reference.help_of("generate")
-    assert "unitsphere train RECIPE" in reference.help_of("train")
+    assert "--temperature" in reference_pages.help_of("generate")
+    assert "unitsphere train RECIPE" in reference_pages.help_of("train")
     assert all(about for _, about in VERBS.values())
 
 

@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
-import reference  # noqa: E402 - tools/ is on the path now
+import reference_pages  # noqa: E402 - tools/ is on the path now
 from notebooks import NOTEBOOKS, as_markdown  # noqa: E402
 
 MODULES = ["unitsphere", "unitsphere.nn", "unitsphere.optim", "unitsphere.trainer"]
@@ -55,9 +55,9 @@ def generated(config: MkDocsConfig) -> Iterator[tuple[str, str]]:
         yield path, rewritten(text, "", "docs", config.repo_url or "")
     for name in MODULES:
         yield f"reference/api/{name}.md", api_page(name)
-    for name, text in reference.config_pages().items():
+    for name, text in reference_pages.config_pages().items():
         yield f"reference/config/{name}.md", text
-    yield "reference/verbs.md", reference.verbs_page()
+    yield "reference/verbs.md", reference_pages.verbs_page()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         text = rewritten(as_markdown(notebook), NOTEBOOKS, "docs/notebooks", config.repo_url or "")
         yield f"notebooks/{notebook.stem}.md", text
