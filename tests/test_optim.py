@@ -40,7 +40,8 @@ def test_it_is_imported_without_the_rest():
     loaded = {".".join(name.split(".")[1:3]) for name in result.stdout.decode().split()}
     tops = {name.split(".")[0] for name in loaded} - {"training"}
     assert tops == {"config", "errors", "files", "kernels", "models", "ops", "optim"}
-    assert {name for name in loaded if name.startswith("training.")} == {"training.optim"}
+    training = {name for name in loaded if name.startswith("training.")}
+    assert training == {"training.optim", "training.by_size"}
     assert {name for name in loaded if name.startswith("models.")} == {"models.constraint"}
 
 

@@ -26,7 +26,10 @@ def run(path: Path, write: bool) -> None:
     start = time.monotonic()
     os.environ["PYTHONPATH"] = str(ROOT / "src")
     folder = {"metadata": {"path": path.parent}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=folder).execute()
+    client = NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources=folder, coalesce_streams=True
+    )
+    client.execute()
     if write:
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)  # times, which differ each time
