@@ -63,6 +63,10 @@ def generated(config: MkDocsConfig) -> Iterator[tuple[str, str]]:
         yield f"notebooks/{notebook.stem}.md", text
 
 
+NAMED_HERE = ["show_root_heading: false", "show_root_toc_entry: false", "heading_level: 3"]
+"""The heading of a name is the page's: it may be defined elsewhere."""
+
+
 def api_page(module: str) -> str:
     """The page of a public module: what it says itself, then each name that it offers."""
     found = importlib.import_module(module)
@@ -76,8 +80,8 @@ def api_page(module: str) -> str:
             raise PluginError(f"{module}.{name} is public and has no docstring")
         home = object_.__module__ if hasattr(object_, "__module__") else module
         shown = getattr(object_, "__qualname__", name)
-        lines += ["", f"## {module}.{name}", "", f"::: {home}.{shown}"]
-        lines += ["    options:", "      show_root_heading: false", "      heading_level: 3"]
+        lines += ["", f"## {module}.{name}", "", f"::: {home}.{shown}", "    options:"]
+        lines += [f"      {option}" for option in NAMED_HERE]
     return "\n".join(lines) + "\n"
 
 
