@@ -1,6 +1,6 @@
 // The panel in which a reader writes with a model, and sees what the model does at each token.
 
-const SLICE = 25; // milliseconds of writing between two looks at the page
+const SLICE = 30, DRAW = 200; // milliseconds of writing before the browser's turn, and between two drawings
 const TOP = 6; // tokens in the table of attention
 const LENS = 4e6; // products for which it is shown, while the model writes, how each state reads
 const SVG = "http://www.w3.org/2000/svg";
@@ -165,7 +165,7 @@ class Panel {
     this.busy(true);
     this.status.textContent = "writing";
     this.stopped = false;
-    this.shown = performance.now();
+    this.turn = this.drawn = performance.now();
     let logits, made = 0, ended = false;
     for (const id of [separator, ...this.tokenizer.encode(this.prompt.value)]) {
       logits = this.put(id, "given");
@@ -202,10 +202,13 @@ class Panel {
 
   // Let the browser draw and listen, if it has waited for long enough.
   async pause() {
-    if (performance.now() - this.shown < SLICE) return;
-    if (this.follows) this.look(this.ids.length - 1, true);
+    if (performance.now() - this.turn < SLICE) return;
+    if (this.follows && performance.now() - this.drawn > DRAW) {
+      this.look(this.ids.length - 1, true);
+      this.drawn = performance.now();
+    }
     await new Promise((done) => { setTimeout(done); });
-    this.shown = performance.now();
+    this.turn = performance.now();
   }
 
   // Show the token at a place.
