@@ -59,7 +59,7 @@ def gates(model: Transformer, found: Trace) -> Values:
 
 
 def attention_entropy(found: Trace) -> Values:
-    """Entropy of each head's attention in nats, and that of weights all alike ("… if uniform")."""
+    """Entropy of each head's attention in nats, and of weights all alike ("… if uniform")."""
     return distribution(
         point
         for (layer, sublayer), by_head in found.entropies.items()

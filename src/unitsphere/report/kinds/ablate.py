@@ -1,4 +1,4 @@
-"""The page of an ablation: our change of each row beside that of the paper's table."""
+"""The page of an ablation: our change of each row and the paper's."""
 
 import math
 from collections.abc import Mapping
@@ -217,7 +217,7 @@ def answer(found: Json) -> str:
 
 
 def changes(found: Json) -> Figure | None:
-    """Our change of each row beside the paper's; None if no row has one."""
+    """Our change of each row and the paper's; None if no row has one."""
     rows = [row for row in found["rows"] if row["against"] is not None]
     told = [(float(place), row["change"]) for place, row in enumerate(rows) if row["change"]]
     if not told:
@@ -228,7 +228,7 @@ def changes(found: Json) -> Figure | None:
     places = [float(place) for place in range(len(rows))]
     return Figure(
         name="changes",
-        title="Ours beside the paper's",
+        title="Ours and the paper's",
         y=f"change of the {found['measure']}, %",
         xs={"row": "row of the table"},
         series=[

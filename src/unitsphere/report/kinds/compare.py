@@ -178,7 +178,7 @@ def answer(found: Json) -> str:
         return speedup(best)
     last = found["budgets"][-1]
     said = [row["statement"] for row in found["differences"] if row["budget"] == last]
-    return f"{said[0]}." if said else "No arm finished beside the baseline: nothing can be said."
+    return f"{said[0]}." if said else "No arm but the baseline finished: nothing can be said."
 
 
 def speedup(row: Json) -> str:

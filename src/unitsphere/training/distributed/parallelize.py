@@ -37,7 +37,7 @@ from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
 FORWARD_METHODS = ("loss", "encode")
-"""What callers use of a model beside `forward`: FSDP gathers the weights for these too."""
+"""What callers use of a model in addition to `forward`: FSDP gathers the weights for these too."""
 
 
 def parallelize(
