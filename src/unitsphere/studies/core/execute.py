@@ -133,7 +133,7 @@ def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress])
 
 
 def mark(states: list[State]) -> None:
-    """Write next to a run's folder that it diverged or was stopped early, so that no call repeats it.
+    """Write next to a run's folder that it diverged or was stopped early: no call repeats it.
 
     As soon as it has: who follows the runs may be killed at any moment.
     """
