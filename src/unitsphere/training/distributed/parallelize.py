@@ -36,8 +36,9 @@ from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
 
-FORWARD_METHODS = ("loss", "encode")
-"""What callers use of a model in addition to `forward`: FSDP gathers the weights for these too."""
+FORWARD_METHODS = ("loss", "features", "encode")
+"""What callers use of a model besides `forward`: FSDP gathers the weights for these too. Embedding
+and head stay gathered after `features`, so `logits` may follow it."""
 
 
 def parallelize(
