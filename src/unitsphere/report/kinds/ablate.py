@@ -8,7 +8,7 @@ from typing import Any
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Table, Text, banded
 from unitsphere.report.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.sections.curves import unfinished
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 
 SIGNS = {
     "same": ("same sign", "had the paper's sign"),
@@ -184,7 +184,7 @@ def times(found: Json) -> list[str]:
 
 def flags(found: Json) -> list[str]:
     """What is unfair and was allowed, rates at an edge of their grid, and runs that did not end."""
-    lines = [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+    lines = flag_lines(found)
     for error in dict.fromkeys(error for row in found["rows"] for error in row["rates_failed"]):
         lines.append(f"A tuning run failed, and its rate was left out: {error}")
     for row in found["rows"]:
