@@ -25,10 +25,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiling all of torch takes longer than unpacking it: modules are compiled when they are imported.
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
-# One thread per worker, and no busy waiting, which would slow down other programs on the core.
+# One thread per worker, the compiler's too, which would start processes that import torch, and no
+# busy waiting, which would slow down other programs on the core.
 # A worker has the tests of a module together: what they share is made once.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal \
-	--basetemp=$(VENV)/pytest
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TORCHINDUCTOR_COMPILE_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 --dist worksteal --basetemp=$(VENV)/pytest
 
 .PHONY: help
 help: ## show this list
@@ -43,7 +44,12 @@ pages: $(CORE) ## build the HTML pages of docs/results from their JSON, in build
 	@$(BIN)/python benchmarks/pages.py $(ARGS)
 
 .PHONY: test
-test: lint ## run lint, import contract, type checks and the CPU test suite
+test: style ## run lint, import contract, type checks and the CPU test suite
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+# Types are checked beside the tests, which often wait for programs that they have started.
+.PHONY: suite
+suite: $(DEV)
 	@echo "tests"
 	@$(PYTEST) -m "not data and not gpu and not browser" $(ARGS)
 
@@ -89,12 +95,18 @@ torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 20 
 		tests/training/distributed/test_parallel_losses.py tests/bench/test_traffic_budget.py $(ARGS)
 
 .PHONY: lint
-lint: $(DEV) ## run ruff, the import contract and the type checks
+lint: style types ## run ruff, the import contract and the type checks
+
+.PHONY: style
+style: $(DEV)
 	@echo "ruff"
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@echo "import contract"
 	@$(BIN)/lint-imports --no-logo
+
+.PHONY: types
+types: $(DEV)
 	@echo "types"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
