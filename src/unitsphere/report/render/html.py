@@ -21,7 +21,7 @@ STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
 PLAYGROUND_SCRIPTS, PLAYGROUND_STYLES = ("model.js", "playground.js"), ("playground.css",)
 """Only on a page with a playground."""
 TABLE_ROWS = 24
-"""Rows of the table beside a figure, for readers who cannot see it."""
+"""Rows of the table below a figure, for readers who cannot see it."""
 
 
 def html(

@@ -67,7 +67,8 @@ class Panel {
       labelled("Beginning of the text", this.prompt),
       element(
         "div", { class: "tools" }, labelled("Tokens", this.count),
-        labelled("Temperature", element("span", {}, this.temperature, " ", this.heat)), this.start, this.end,
+        labelled("Temperature", element("span", {}, this.temperature, " ", this.heat)),
+        element("span", { class: "joined" }, this.start, this.end),
       ),
     );
     this.root.append(form, this.status, this.text, this.buildInside());
