@@ -89,6 +89,7 @@ def check_exportable(model: Transformer) -> None:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
+        "n_experts": "{} experts: its exported form has one MLP in every layer",
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
@@ -97,7 +98,12 @@ def check_exportable(model: Transformer) -> None:
     }
     config = model.config
     steps = ("lerp", "lerp_nu", "add", "gated")
-    carried = {"residual": steps, "attention_factor": (False,), "softcap": (None,)}
+    carried = {
+        "residual": steps,
+        "attention_factor": (False,),
+        "softcap": (None,),
+        "n_experts": (0,),
+    }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":
         wrong.append("ungated")

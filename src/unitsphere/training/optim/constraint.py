@@ -27,13 +27,14 @@ from torch.utils.hooks import RemovableHandle
 from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import MATRICES, Constraint, Role, constraints, overridden, roles
-from unitsphere.ops.dtensor import Axes
+from unitsphere.ops.dtensor import Axes, placements
 from unitsphere.ops.project import length, project_sphere_, project_tangent_
 from unitsphere.training.optim.angle import AngleCap
 from unitsphere.training.optim.cpr import CPR, CPRConfig
 from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, holds
 
-WHOLE = (0, 1)
+WHOLE = (-2, -1)
+"""A matrix as one vector; of a stack of matrices each."""
 
 REMEMBERED: dict[str, tuple[Role, ...]] = {
     "frobenius": MATRICES,
@@ -130,12 +131,18 @@ class Frobenius(StepHook):
 
     def __init__(self, weights: list[Tensor]) -> None:
         self.weights = weights
-        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
+        if any(w.dim() > 2 and placements(w) for w in weights):
+            raise UserError(
+                "a constant Frobenius norm of each expert is not kept over several processes: take "
+                "parallel.dp_shard 1, or another optim.constraint.kind"
+            )
+        self.start = [length(w.detach(), WHOLE).squeeze(WHOLE) for w in weights]
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The radius."""
         held = any(weight is parameter for weight in self.weights)
-        return {"radius": Slot((), self.start[0].dtype)} if held else {}
+        stack = tuple(parameter.shape[:-2])
+        return {"radius": Slot(stack, self.start[0].dtype)} if held else {}
 
     def after(self, optimizer: Optimizer) -> None:
         """Project."""
@@ -145,7 +152,7 @@ class Frobenius(StepHook):
     def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
         """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
         return [
-            (weight, optimizer.state[weight].setdefault("radius", start))
+            (weight, optimizer.state[weight].setdefault("radius", start)[..., None, None])
             for weight, start in zip(self.weights, self.start, strict=True)
             if weight.grad is not None  # an optimizer takes any state for a step done
         ]
@@ -184,7 +191,7 @@ class Hyperball(Frobenius):
         if self.norm == "start":
             return super().radii(optimizer)
         return [
-            (weight, length(old, WHOLE).squeeze())
+            (weight, length(old, WHOLE))
             for weight, old in zip(self.weights, self.previous, strict=True)
             if weight.grad is not None
         ]
@@ -330,7 +337,7 @@ def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
 def check_length(weights: Mapping[str, nn.Parameter]) -> None:
     """Raise UserError for a matrix of zeros: at a constant norm it would stay that for ever."""
     for name, weight in weights.items():
-        if not weight.is_meta and not length(weight.detach(), WHOLE).sum().item():
+        if not weight.is_meta and not length(weight.detach(), WHOLE).all():
             raise UserError(
                 f"constraint 'hyperball' keeps each matrix's norm, and {name} starts at zero, "
                 "where it would stay: give it another start"

@@ -89,8 +89,8 @@ class MuonConfig(OrthogonalConfig):
 
 
 def shape_rate(kind: str, shape: torch.Size) -> float:
-    """r: what the rate is multiplied with for a matrix [out, in]."""
-    rows, columns = shape
+    """r: what the rate is multiplied with for a matrix [out, in], or a stack of them."""
+    rows, columns = shape[-2:]
     if kind == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
@@ -99,16 +99,20 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 class Muon(torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`.
+    Takes torch's numbers and the keys of `MuonConfig`. Beside matrices it steps stacks of them
+    [E, out, in], each on its own.
     """
 
     own: ClassVar[dict[str, Any]] = asdict(MuonConfig())
 
     def __init__(self, params: Any, **numbers: Any) -> None:
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
-        super().__init__(params, **numbers)
-        self.defaults |= own
-        self._complete_groups(own)
+        checked = torch.optim.Muon([torch.empty(1, 1)], **numbers)  # torch's refuses stacks
+        Optimizer.__init__(self, params, checked.defaults | own)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() not in (2, 3):
+                    raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -49,19 +49,19 @@ class NorMuon(Muon):
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """Muon's, and the second moment."""
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return super().state_spec(parameter) | {
-            "second_moment": Slot((max(parameter.shape),), dtype)
-        }
+        *stack, rows, columns = parameter.shape
+        moment = Slot((*stack, max(rows, columns)), dtype)
+        return super().state_spec(parameter) | {"second_moment": moment}
 
     def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
-        direction, short = complete(direction), 1 if weight.shape[0] >= weight.shape[1] else 0
+        direction, short = complete(direction), -1 if weight.shape[-2] >= weight.shape[-1] else -2
         wide = direction.to(torch.promote_types(weight.dtype, torch.float32))
         mean = whole(wide.square().sum(short)) / weight.shape[short]
         held = self.state[weight].setdefault("second_moment", torch.zeros_like(mean))
         held.lerp_(mean, 1 - group["beta2"])
         factors = held.clamp(min=LEAST).rsqrt()
-        after = (mean * factors.square()).sum()
-        factors *= (mean.sum() / after.clamp(min=LEAST)).sqrt()
+        after = (mean * factors.square()).sum(-1, keepdim=True)
+        factors *= (mean.sum(-1, keepdim=True) / after.clamp(min=LEAST)).sqrt()
         rows = factors.to(direction.dtype).unsqueeze(short).expand(direction.shape)
         local(direction).mul_(part_of(rows, direction))
         return direction
