@@ -63,6 +63,26 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 	@echo "tests in a browser"
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
+# With GPU_PYTHON no environment is made: that interpreter has torch, and GPU_WHEELS is a folder of
+# the wheels that it lacks, which are installed beside it, without a network.
+GPU_PYTHON ?=
+GPU_MINUTES ?= 25
+GPU_WHEELS ?=
+GPU_PARTS ?=
+GPU_DATA ?=
+REHEARSE ?=
+GPU_ARGS = --minutes $(GPU_MINUTES) $(if $(GPU_PARTS),--parts $(GPU_PARTS)) \
+	$(if $(GPU_DATA),--data $(GPU_DATA)) $(if $(REHEARSE),--rehearse)
+
+.PHONY: gpu
+gpu: $(if $(GPU_PYTHON),,$(DEV)) ## measure what needs a GPU, within GPU_MINUTES; REHEARSE=1: toy sizes on a CPU
+ifneq ($(GPU_WHEELS),)
+	@rm -rf build/gpu-wheels
+	@$(or $(GPU_PYTHON),$(BIN)/python) -m pip install --quiet --no-index --find-links $(GPU_WHEELS) \
+		--no-deps --target build/gpu-wheels $(wildcard $(GPU_WHEELS)/*.whl)
+endif
+	@PYTHONPATH=src:tests:build/gpu-wheels $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py $(GPU_ARGS)
+
 .PHONY: torture
 torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 20 to 60 minutes
 	@TORTURE=long $(PYTEST) --timeout 7200 tests/torture \

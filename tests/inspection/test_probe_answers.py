@@ -225,6 +225,27 @@ def test_attention_that_looks_at_one_key_has_no_entropy():
     assert found["attention"]["means"][0] == pytest.approx(0, abs=1e-6)
 
 
+def test_decay_and_states_of_recurrent_mixers():
+    model, given = made(mixers="gdn attention"), batch()
+    fill(model, "blocks.0.attention.W_a.weight", 0.0)
+    fill(model, "blocks.0.attention.dt_bias.value", 0.0)  # softplus(0) = ln 2
+    fill(model, "blocks.0.attention.A_log.value", torch.tensor([1.0, 3.0]).log())
+    found = trace(model, given)
+    kept = states.decay_rates(found)["kept"]
+    assert kept["labels"] == ["0"]
+    assert kept["quantiles"][0][0::6] == pytest.approx([1 / 8, 1 / 2])
+    cache = model.new_cache(2, 6)
+    model(given.inputs, cache)
+    lengths = cache.layers[0].mixer.S.flatten(2).norm(dim=-1)
+    assert states.recurrent_states(found)["state"]["means"] == [
+        pytest.approx(float(lengths.mean()))
+    ]
+    with pytest.raises(DoesNotApply, match="no layer has a recurrent mixer"):
+        states.decay_rates(trace(made(), given))
+    with pytest.raises(DoesNotApply, match="no layer has attention"):
+        states.attention_entropy(trace(made(mixers="gdn"), given))
+
+
 def test_state_rank_of_states_along_known_directions():
     assert states.rank_share(torch.eye(D).repeat(3, 1)) == pytest.approx(1)
     assert states.rank_share(torch.ones(2 * D, D)) == pytest.approx(1 / D)

@@ -158,9 +158,9 @@ def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
     the vocabulary, precision "auto", absolute paths, and what optim.transfer sets.
     """
     from unitsphere.config import flatten, to_dict
+    from unitsphere.training.by_size import BySize
     from unitsphere.training.recipes import sources
     from unitsphere.training.resolve import resolve
-    from unitsphere.training.sized import BySize
     from unitsphere.training.transfer import closed, open_numbers
 
     config = settings.config

@@ -83,7 +83,7 @@ def read_settings(
 
 def _take_forms(kind: type["RunConfig"], argv: list[str]) -> tuple[dict[str, str], list[str]]:
     """The numbers of the model that are given by its sizes ("sqrt(d)"), and all other words."""
-    from unitsphere.training.sized import is_number
+    from unitsphere.training.by_size import is_number
 
     numbers = {k for k, of in options(kind).items() if k.startswith("model.") and is_number(of)}
     forms, rest, words = {}, [], iter(argv)

@@ -139,7 +139,9 @@ def shown(name: str) -> str:
     ('s_qk', 'norm_A.alpha', 'cross W_q')
     """
     *owners, local = name.split(".")
-    parts = [owners[-1]] if local in ("weight", "stored", "gain") else [*owners[-1:], local]
+    parts = (
+        [owners[-1]] if local in ("weight", "stored", "gain", "value") else [*owners[-1:], local]
+    )
     return ("cross " if "cross" in owners[:-1] else "") + ".".join(parts)
 
 

@@ -231,6 +231,23 @@ PROBES: dict[str, Probe] = {
         "distribution",
         reads="states",
     ),
+    "decay_rates": Probe(
+        "What recurrent mixers keep of their state after a token",
+        "this project",
+        "mean e^g over the tokens",
+        lambda s: states.decay_rates(s.trace),
+        "distribution",
+        reads="states",
+    ),
+    "recurrent_states": Probe(
+        "Lengths of recurrent states at the end of a text",
+        "this project",
+        "‖S‖ of a head",
+        lambda s: states.recurrent_states(s.trace),
+        "distribution",
+        log=True,
+        reads="states",
+    ),
     "matrix_rank": Probe(
         "Effective rank of the matrices",
         "this project (Roy & Vetterli 2007)",

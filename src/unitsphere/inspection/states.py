@@ -4,6 +4,7 @@
 |---|---|
 | `input_norms` | anGPT 1, C.1 |
 | `sublayer_angles`, `gates`, `attention_entropy` | this project's |
+| `decay_rates`, `recurrent_states` | this project's |
 | `state_rank`, `dead_units`, `logit_lens` | this project's |
 """
 
@@ -60,14 +61,33 @@ def gates(model: Transformer, found: Trace) -> Values:
 
 def attention_entropy(found: Trace) -> Values:
     """Entropy of each head's attention in nats, and that of weights all alike ("… if uniform")."""
-    return distribution(
+    points = [
         point
         for (layer, sublayer), by_head in found.entropies.items()
         for point in (
             (sublayer, layer, by_head),
             (f"{sublayer} if uniform", layer, torch.tensor(found.uniform[layer, sublayer])),
         )
-    )
+    ]
+    return distribution(unless_none(points, "no layer has attention: see model.mixers"))
+
+
+NOT_RECURRENT = "no layer has a recurrent mixer: see model.mixers"
+
+
+def decay_rates(found: Trace) -> Values:
+    """Mean e^g over the tokens of each head of a recurrent mixer, or of each row of its state.
+
+    What is left of the state after a token: 1 keeps everything.
+    """
+    points = [("kept", layer, by_head) for layer, by_head in found.decays.items()]
+    return distribution(unless_none(points, NOT_RECURRENT))
+
+
+def recurrent_states(found: Trace) -> Values:
+    """‖S‖ of each head after each row of the batch."""
+    points = [("state", layer, by_head) for layer, by_head in found.lengths.items()]
+    return distribution(unless_none(points, NOT_RECURRENT))
 
 
 def state_rank(found: Trace) -> Values:

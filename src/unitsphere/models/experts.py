@@ -34,8 +34,7 @@ from torch import Tensor, nn
 
 from unitsphere.errors import UserError
 from unitsphere.models.config import ModelConfig, mlp_size
-from unitsphere.models.mixers import Matrices
-from unitsphere.models.parts import Linear, Scale, ScaleConfig
+from unitsphere.models.parts import Linear, Matrices, Scale, ScaleConfig
 from unitsphere.ops.grouped import grouped_linear
 from unitsphere.ops.linear import folds, scale_rows, unless_one
 
@@ -96,8 +95,7 @@ class Router(nn.Module):
         self.W_r = W.from_h(config.n_experts)
         self.W_r.role = "router"
         learned = ScaleConfig("scalar", init=math.sqrt(config.d_model))
-        s_r = ScaleConfig("fixed") if self.W_r.bound is None else learned
-        self.s_r = Scale(s_r, (), config.d_model)
+        self.s_r = Scale(learned if W.unit else ScaleConfig("fixed"), (), config.d_model)
         self.register_buffer("expert_bias", torch.empty(config.n_experts))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +125,8 @@ class Experts(nn.Module):
         super().__init__()
         check_sizes(config)
         self.router, self.rate = Router(config, W), config.balance
-        self.routed = mlp(config, Matrices(*(stacked(make, config.n_experts) for make in W)))
+        from_h, to_h = (stacked(make, config.n_experts) for make in (W.from_h, W.to_h))
+        self.routed = mlp(config, W._replace(from_h=from_h, to_h=to_h))
         self.matrices = [m for m in self.routed.modules() if isinstance(m, ExpertLinear)]
         self.shared = None
         if config.shared_experts:

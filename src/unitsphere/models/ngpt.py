@@ -93,6 +93,7 @@ def matrices(config: NGPTConfig, std_out: float) -> Matrices:
     return Matrices(
         from_h=lambda d_out: Linear(d, d_out, std=std, bound=bound(config, dim=1)),
         to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=bound(config, dim=0)),
+        unit=True,
     )
 
 

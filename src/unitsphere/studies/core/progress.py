@@ -100,7 +100,9 @@ def time_left(states: Sequence[State], workers: int, later: Sequence[State] = ()
     """
     running = [s for s in states if s.status == "running"]
     waiting = [s for s in states if s.status == "waiting"]
-    lasted = [(s, s.seconds + s.seconds_left) for s in states if s.seconds_left is not None]
+    lasted = [
+        (s, s.seconds + s.seconds_left - s.overdue) for s in states if s.seconds_left is not None
+    ]
     lasted += [(s, s.seconds) for s in states if s.status == "done"]
     if not lasted or not (running or waiting):
         return None

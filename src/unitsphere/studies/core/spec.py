@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, TypeVar
 from unitsphere.config import flatten, from_dict, read_toml
 from unitsphere.errors import UserError
 from unitsphere.studies.core.cluster import Resources
-from unitsphere.training.optim.transfer import Transfer
+from unitsphere.training.by_size import Transfer
 
 S = TypeVar("S", bound="Study")
 

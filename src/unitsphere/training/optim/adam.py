@@ -65,4 +65,4 @@ def split_roles(parameters: Parameters, wanted: Container[Role]) -> tuple[Parame
 ADAM = Definition(build_adam, decoupled=False)
 ADAMW = Definition(build_adam, reads=frozenset({"weight_decay"}))
 ADAMH = Definition(build_adam, constraint="hyperball", decoupled=False)
-"""Adam whose matrices and head are on `hyperball` (constraint.py)."""
+"""Adam whose matrices and head are on `hyperball` (projection.py)."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import MATRICES, Role, roles
+from unitsphere.training.by_size import BaseConfig, Transfer
 from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, Kind
 from unitsphere.training.optim.registry import (
@@ -21,7 +22,6 @@ from unitsphere.training.optim.registry import (
     section_key,
 )
 from unitsphere.training.optim.roles import RatesConfig, RolesConfig
-from unitsphere.training.optim.transfer import BaseConfig, Transfer
 
 if TYPE_CHECKING:
     Name = str

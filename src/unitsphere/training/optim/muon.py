@@ -1,4 +1,5 @@
-"""Muon for matrices and Adam for the rest, as one optimizer; the head's gradient by frequency.
+"""Muon and NorMuon for matrices, Adam for the rest, as one optimizer; the head's gradient by
+frequency.
 
 | step | formula | source |
 |---|---|---|
@@ -13,7 +14,18 @@
 | p_v, with `optim.head_by_frequency` | (1 − ε)·(token v's share of the targets) + ε/V, ε = 0.02 | |
 | gradient of the head's row v | G_v ← G_v/√(V·p_v): at most 1/√ε = 7 times | |
 
-`muonh` is Muon whose matrices are on `hyperball` (constraint.py), and its head too, by Adam there.
+NorMuon divides the orthogonal direction O by a second moment for each row:
+
+| step | formula | source |
+|---|---|---|
+| second moment | v ← β₂v + (1−β₂)·(mean of O² over the shorter side) | arXiv 2510.05491 |
+| divide | O' = O/√v, row by row, or column by column of a wide W; v at least 1e-10 | |
+| norm | O' ← O'·‖O‖_F/‖O'‖_F | modded-nanogpt |
+
+v starts at 0 without Adam's correction, which the last line would cancel. Every process keeps all
+of v: it is as long as the longer side.
+
+`muonh` is Muon whose matrices are on `hyperball` (projection.py), and its head too, by Adam there.
 
 `head_by_frequency` is this project's (docs/results/best-search.md). The gradient of a row of the
 head comes from the targets that are its token, so it is longer for common ones. Adam evens that out
@@ -27,6 +39,7 @@ come too late, is not served.
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -37,12 +50,12 @@ from unitsphere.data.batch import IGNORED
 from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
-from unitsphere.ops.dtensor import local, part_of, placements
+from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
 from unitsphere.training.optim.adam import build_adam, grouped, split_roles
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, Combined, StateSpec, StepHook, attach, like
+from unitsphere.training.optim.state import COUNT, Combined, Slot, StateSpec, StepHook, attach, like
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
@@ -50,6 +63,8 @@ COUNTED_BY_V = 256
 """At least this many for each token of the vocabulary."""
 UNIFORM = 0.02
 """ε: the part of p that all tokens share."""
+LEAST = 1e-10
+"""NorMuon: second moments below this count as this."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,19 @@ class MuonConfig(OrthogonalConfig):
 
     cautious: bool = False
     """weight decay only on those entries that the update makes smaller too"""
+
+
+@dataclass(frozen=True)
+class NorMuonConfig(MuonConfig):
+    """Muon's own keys and the second moment's."""
+
+    beta2: float = 0.95
+    """decay of the rows' second moment"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta2 < 1:
+            raise UserError(f"optim.normuon.beta2 must be from 0 to below 1: {self.beta2}")
 
 
 def shape_rate(kind: str, shape: torch.Size) -> float:
@@ -186,6 +214,32 @@ class Muon(torch.optim.Muon):
         weight.add_(direction, alpha=-lr * shape_rate(group["adjust_lr_fn"], weight.shape))
 
 
+class NorMuon(Muon):
+    """Muon whose direction is divided by a second moment for each row."""
+
+    own: ClassVar[dict[str, Any]] = asdict(NorMuonConfig())
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """Muon's, and the second moment."""
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        *stack, rows, columns = parameter.shape
+        moment = Slot((*stack, max(rows, columns)), dtype)
+        return super().state_spec(parameter) | {"second_moment": moment}
+
+    def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
+        direction, short = complete(direction), -1 if weight.shape[-2] >= weight.shape[-1] else -2
+        wide = direction.to(torch.promote_types(weight.dtype, torch.float32))
+        mean = whole(wide.square().sum(short)) / weight.shape[short]
+        held = self.state[weight].setdefault("second_moment", torch.zeros_like(mean))
+        held.lerp_(mean, 1 - group["beta2"])
+        factors = held.clamp(min=LEAST).rsqrt()
+        after = (mean * factors.square()).sum(-1, keepdim=True)
+        factors *= (mean.sum(-1, keepdim=True) / after.clamp(min=LEAST)).sqrt()
+        rows = factors.to(direction.dtype).unsqueeze(short).expand(direction.shape)
+        local(direction).mul_(part_of(rows, direction))
+        return direction
+
+
 def cool_momentum(optimizer: Optimizer, left: int) -> None:
     """Set the momentum where it has a cool-down; `left`: steps of the run, the next one too.
 
@@ -220,6 +274,7 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
 
 READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
 MUON = Definition(build_muon, READS, MuonConfig)
+NORMUON = Definition(partial(build_muon, kind=NorMuon), READS, NorMuonConfig)
 MUONH = Definition(build_muon, READS - {"weight_decay"}, OrthogonalConfig, "hyperball")
 
 
@@ -227,8 +282,8 @@ class ByFrequency(StepHook):
     """Multiplies each row of a head's gradient by that row's factor, [V]."""
 
     def __init__(self, head: Tensor, factors: Tensor) -> None:
-        whole = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
-        self.head, self.factors = head, part_of(whole, head)
+        rows = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
+        self.head, self.factors = head, part_of(rows, head)
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
         """G_v ← G_v/√(V·p_v)."""

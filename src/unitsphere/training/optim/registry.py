@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, str] = {
     "adam": "unitsphere.training.optim.adam:ADAM",
     "adamw": "unitsphere.training.optim.adam:ADAMW",
     "muon": "unitsphere.training.optim.muon:MUON",
-    "normuon": "unitsphere.training.optim.normuon:NORMUON",
+    "normuon": "unitsphere.training.optim.muon:NORMUON",
     "muonh": "unitsphere.training.optim.muon:MUONH",
     "adamh": "unitsphere.training.optim.adam:ADAMH",
     "soap": "unitsphere.training.optim.soap:SOAP",
