@@ -94,6 +94,7 @@ def check_exportable(model: Transformer) -> None:
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
         "softcap": "softcap {}: its exported form has logits without a cap",
+        "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
@@ -103,6 +104,7 @@ def check_exportable(model: Transformer) -> None:
         "attention_factor": (False,),
         "softcap": (None,),
         "n_experts": (0,),
+        "gated": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Declares, roles
+from unitsphere.models.constraint import declares, roles
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length, project_sphere_
 from unitsphere.training.optim.constraint import (
@@ -170,14 +170,14 @@ def load_averages_(
         local(weight.detach()).copy_(local(tensor))
         if radius is not None:
             project_sphere_(weight, WHOLE, radius)
-    for bound in bounds_of(model, constraint.kind) if declares(model) else []:
+    for bound in bounds_of(model, constraint.kind) if _declares_any(model) else []:
         if bound.parameter in averages:
             bound.project_(model.get_parameter(bound.parameter))
 
 
-def declares(model: nn.Module) -> bool:
+def _declares_any(model: nn.Module) -> bool:
     """Whether the model says anything of its parameters; a module of torch's has no constraint."""
-    return any(isinstance(module, Declares) for module in model.modules())
+    return any(declares(module) for module in model.modules())
 
 
 @contextmanager

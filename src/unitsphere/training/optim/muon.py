@@ -40,22 +40,24 @@ come too late, is not served.
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unitsphere.data.batch import IGNORED
-from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
 from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
+from unitsphere.ops.sharded_loss import IGNORE
 from unitsphere.training.optim.adam import build_adam, grouped, split_roles
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, Combined, Slot, StateSpec, StepHook, attach, like
+
+if TYPE_CHECKING:  # unitsphere.optim does without the modules of the data
+    from unitsphere.data.batches import ByStep
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
@@ -291,17 +293,19 @@ class ByFrequency(StepHook):
             local(self.head.grad).mul_(self.factors)
 
 
-def row_factors(batches: ByStep, batch_tokens: int, V: int) -> Tensor:
+def row_factors(batches: "ByStep", batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
     for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
         targets = batches.batch(step).targets
-        counts += torch.bincount(targets[targets != IGNORED], minlength=V)
+        counts += torch.bincount(targets[targets != IGNORE], minlength=V)
     share = counts / counts.sum().clamp(min=1)
     return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
 
 
-def weigh_head(model: nn.Module, optimizer: Optimizer, batches: ByStep, batch_tokens: int) -> None:
+def weigh_head(
+    model: nn.Module, optimizer: Optimizer, batches: "ByStep", batch_tokens: int
+) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 
     Before `constrain`: what that takes out of gradients, it takes out of these.
