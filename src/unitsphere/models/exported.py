@@ -21,6 +21,7 @@ from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
+from unitsphere.models.variants import EXPORTED
 from unitsphere.ops.linear import scale_rows, unless_one
 
 NAMES = {
@@ -98,9 +99,8 @@ def check_exportable(model: Transformer) -> None:
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
-    steps = ("lerp", "lerp_nu", "add", "gated")
     carried = {
-        "residual": steps,
+        "residual": tuple(EXPORTED),
         "attention_factor": (False,),
         "softcap": (None,),
         "n_experts": (0,),

@@ -50,11 +50,19 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
 from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
 from unitsphere.ops.sharded_loss import IGNORE
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, Combined, Slot, StateSpec, StepHook, attach, like
+from unitsphere.training.optim.state import (
+    COUNT,
+    Slot,
+    StateSpec,
+    StepHook,
+    attach,
+    closure_loss,
+    like,
+)
 
 if TYPE_CHECKING:  # unitsphere.optim does without the modules of the data
     from unitsphere.data.batches import ByStep
@@ -162,10 +170,7 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """A step by the table above."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             numbers = group["ns_steps"], group["coefficients"]
             for weights in self._together(group):
@@ -257,12 +262,8 @@ def cool_momentum(optimizer: Optimizer, left: int) -> None:
 def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = Muon) -> Optimizer:
     """Muon over the layers' matrices, and over the head if asked for; AdamW over the rest."""
     of_muon: tuple[Role, ...] = ("matrix", "head") if config.muon_head else ("matrix",)
-    matrices, rest = split_roles(parameters, of_muon)
-    adam = build_adam(rest, config)
-    if not matrices:
-        return adam
-    muon = kind(
-        grouped(matrices, config.group),
+    build = partial(
+        kind,
         lr=config.lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
@@ -271,7 +272,7 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
         adjust_lr_fn=config.adjust_lr,
         **asdict(config.section),
     )
-    return Combined(muon, adam)
+    return with_adam(parameters, config, build, of_muon)
 
 
 READS = frozenset({"weight_decay", "adam_lr", "muon_head"})

@@ -124,7 +124,7 @@ class Hyperball(Frobenius):
         self.previous: list[Tensor] = []
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The radius, if it is that of the start."""
+        """The radius, if it is the start's."""
         return super().state_spec(parameter) if self.norm == "start" else {}
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
@@ -177,7 +177,7 @@ class AngleCap(StepHook):
 
 @torch.no_grad()
 def cap_angle_(weight: Tensor, old: Tensor, dim: Axes, theta: float) -> Tensor:
-    """Turn each vector of `weight` along `dim` back to the angle `theta` to that of `old`.
+    """Turn each vector of `weight` along `dim` back to the angle `theta` to the vector of `old`.
 
     A shorter turn and the length stay as they are, and so do vectors that are zero.
     """
