@@ -7,7 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
-SOURCES := src tests benchmarks examples
+DOCS := $(VENV)/.installed-docs
+RELEASE := $(VENV)/.installed-release
+SOURCES := src tests benchmarks examples tools
 
 # Choose an interpreter: make quickstart PYTHON=/path/to/python3.12
 PYTHON ?=
@@ -69,6 +71,35 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 	@echo "tests in a browser"
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
 
+.PHONY: docs
+docs: $(DOCS) ## build the documentation site in build/site; a dead link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	@echo "build/site/index.html"
+
+.PHONY: notebooks
+notebooks: $(DOCS) ## run the notebooks of examples/notebooks; ARGS=--write stores their outputs
+	@$(BIN)/python tools/notebooks.py $(ARGS)
+
+.PHONY: dist
+dist: $(RELEASE) ## build the wheel and the sdist, and check that a second build is the same
+	@$(BIN)/python tools/dist.py
+
+.PHONY: test-dist
+test-dist: dist ## use the wheel in a clean environment and an empty folder; write the SBOM
+	@$(BIN)/python tools/smoke.py
+
+.PHONY: address
+address: ## write the project's address where it stands: make address URL=https://…
+	@test -n "$(URL)" || { echo "make address: name it with URL=https://…" >&2; exit 2; }
+	@sed -i "s|$$(sed -n 's/^Homepage = "\(.*\)"/\1/p' pyproject.toml)|$(URL)|g" \
+		pyproject.toml CITATION.cff mkdocs.yml SECURITY.md .github/ISSUE_TEMPLATE/config.yml
+
+.PHONY: coverage
+coverage: $(DEV) ## run the CPU tests under coverage (three times as long); report in build/coverage
+	@$(BIN)/python -m pip install --quiet --quiet -c constraints.txt pytest-cov
+	@$(PYTEST) -m "not data and not gpu and not browser" --cov=unitsphere --cov-report=term \
+		--cov-report=html:build/coverage $(ARGS)
+
 # With GPU_PYTHON no environment is made: that interpreter has torch, and GPU_WHEELS is a folder of
 # the wheels that it lacks, which are installed beside it, without a network.
 GPU_PYTHON ?=
@@ -129,6 +160,16 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing unitsphere and its development tools in $(VENV) (about 1 minute)"
 	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(CORE)
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what makes the documentation in $(VENV) (about 1 minute)"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@ $(CORE)
+
+$(RELEASE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what makes a release in $(VENV)"
+	@$(INSTALL) -e '.[release]'
 	@touch $@ $(CORE)
 
 # A name on the path may be a shim without an interpreter: ask each for its version.

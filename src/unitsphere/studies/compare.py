@@ -36,7 +36,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareStudy(Comparing):
-    """What `compare` asks beside what all studies do."""
+    """What `compare` asks in addition to all studies."""
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*Comparing.CHANGEABLE, "baseline:")
     TUNES_KEYS: ClassVar[bool] = True
@@ -147,7 +147,7 @@ def reported_run(out: Path, study: Study, arm: str, tokens: int, rate: Tuned, se
 def document(
     found: Comparison, recipes: Mapping[str, str], findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """Everything that was found; every null has its reason beside it or among the flags."""
+    """Everything that was found; every null has its reason next to it or among the flags."""
     sizes = {arm: size_of(config) for arm, config in found.configs.items()}
     counts = {arm: size.parameters for arm, size in sizes.items()}
     flags = [

@@ -19,7 +19,7 @@ STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
 STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
 TABLE_ROWS = 24
-"""Rows of the table beside a figure, for readers who cannot see it."""
+"""Rows of the table below a figure, for readers who cannot see it."""
 
 
 def html(
