@@ -45,6 +45,10 @@ quickstart: $(CORE) ## train four small models on the standard library's source 
 pages: $(CORE) ## build the HTML pages of docs/results from their JSON, in build/pages
 	@$(BIN)/python benchmarks/pages.py $(ARGS)
 
+.PHONY: models
+models: $(DEV) ## train the three release models (hours) and pack them with their cards, in dist/models
+	@$(BIN)/python benchmarks/models.py $(ARGS)
+
 .PHONY: test
 test: style ## run lint, import contract, type checks and the CPU test suite
 	@$(MAKE) --no-print-directory -j 2 types suite
