@@ -135,11 +135,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Take the search's worker from the site; PluginError for anything loaded from elsewhere."""
-    own = get_relative_url(WORKER, page.url)
-    output = re.sub(r'src="https?:[^"]*/iframe-worker/shim"', f'src="{own}"', output)
+    output = with_own_worker(output, get_relative_url(WORKER, page.url))
     if found := re.search(r'<(?:script|img|iframe)\b[^>]*\ssrc="https?:[^"]*"', output):
         raise PluginError(f"{page.file.src_uri} loads from elsewhere: {found[0]}")
     return output
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for 404.html, which mkdocs does not count as a page."""
+    return with_own_worker(output_content, f"/{WORKER}")
+
+
+def with_own_worker(output: str, worker: str) -> str:
+    """A page that loads the search's worker from the site."""
+    return re.sub(r'src="https?:[^"]*/iframe-worker/shim"', f'src="{worker}"', output)
 
 
 def rewritten(markdown: str, folder: Path | str, place: Path | str, address: str) -> str:
