@@ -56,7 +56,7 @@ TRAINING = [
     "tests/training/optim/test_angle.py",
     "tests/training/optim/test_average.py",
     "tests/training/optim/test_soap.py",
-    "tests/training/optim/test_transfer_laws.py",
+    "tests/training/test_size_laws.py",
     "tests/training/optim/test_muon_kin.py",
     "tests/training/optim/test_constraint_contract.py",
 ]

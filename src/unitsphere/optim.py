@@ -40,10 +40,10 @@ from unitsphere.models.constraint import project_ as project
 from unitsphere.training.optim.adam import Adam, AdamW
 from unitsphere.training.optim.average import average, averaged
 from unitsphere.training.optim.config import build_optimizer, optim_config_type
-from unitsphere.training.optim.constraint import ConstraintConfig, Hyperball, constrain
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.gated import GatedAdamW
-from unitsphere.training.optim.muon import Muon, cool_momentum
-from unitsphere.training.optim.normuon import NorMuon
+from unitsphere.training.optim.muon import Muon, NorMuon, cool_momentum
+from unitsphere.training.optim.projection import Hyperball
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule
 from unitsphere.training.optim.schedule import area, factor, with_decay
 from unitsphere.training.optim.soap import Soap, SoapMuon

@@ -33,12 +33,15 @@ PAGES = [
     "README",
     *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("transfer", "lr-ramp", "optimizers", "trainer", "one-node", "many-nodes", "slurm"),
+    *("transfer", "lr-ramp", "optimizers", "trainer", "migrate", "one-node", "many-nodes", "slurm"),
+    "gpu",
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
 NOT_RUN = {
     "make test": "the suite itself",
+    "make gpu": "a GPU: tests/bench/test_gpu_parts.py",
+    "python benchmarks/gpu_page": "the page of a GPU's figures: tests/bench/test_gpu_parts.py",
     "pip": "installs",
     "vllm": "another program",
     "python examples/": "tests/examples runs them",

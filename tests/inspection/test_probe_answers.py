@@ -198,6 +198,13 @@ def test_gates_of_known_vectors():
     assert found["attention"]["means"] == pytest.approx([opened.mean().item(), 1.0], rel=1e-5)
     assert found["attention"]["quantiles"][0][-1] == pytest.approx(opened.max().item(), rel=1e-5)
     assert found["mlp"]["means"] == [1.0, 1.0]
+
+    model = made("gpt", gated=True)
+    x = model.blocks[0].norm_A(model.E_in.weight[batch().inputs])
+    fill(model, "blocks.0.w_A.stored", 3.0)
+    found = states.gates(model, trace(model, batch(), deep=False))
+    opened = 2 / (1 + torch.exp(-3 * x.sum(-1)))
+    assert found["attention"]["means"] == pytest.approx([opened.mean().item(), 1.0], rel=1e-5)
     with pytest.raises(DoesNotApply, match="no sublayer has a gate"):
         states.gates(made("ngpt"), trace(made("ngpt"), batch(), deep=False))
 
@@ -223,6 +230,27 @@ def test_attention_that_looks_at_one_key_has_no_entropy():
     tokens = torch.arange(6).repeat(2, 1)
     found = states.attention_entropy(trace(model, Batch(tokens, tokens)))
     assert found["attention"]["means"][0] == pytest.approx(0, abs=1e-6)
+
+
+def test_decay_and_states_of_recurrent_mixers():
+    model, given = made(mixers="gdn attention"), batch()
+    fill(model, "blocks.0.attention.W_a.weight", 0.0)
+    fill(model, "blocks.0.attention.dt_bias.value", 0.0)  # softplus(0) = ln 2
+    fill(model, "blocks.0.attention.A_log.value", torch.tensor([1.0, 3.0]).log())
+    found = trace(model, given)
+    kept = states.decay_rates(found)["kept"]
+    assert kept["labels"] == ["0"]
+    assert kept["quantiles"][0][0::6] == pytest.approx([1 / 8, 1 / 2])
+    cache = model.new_cache(2, 6)
+    model(given.inputs, cache)
+    lengths = cache.layers[0].mixer.S.flatten(2).norm(dim=-1)
+    assert states.recurrent_states(found)["state"]["means"] == [
+        pytest.approx(float(lengths.mean()))
+    ]
+    with pytest.raises(DoesNotApply, match="no layer has a recurrent mixer"):
+        states.decay_rates(trace(made(), given))
+    with pytest.raises(DoesNotApply, match="no layer has attention"):
+        states.attention_entropy(trace(made(mixers="gdn"), given))
 
 
 def test_state_rank_of_states_along_known_directions():

@@ -1,7 +1,7 @@
 """A new token mixer is one file and one line of the registry: the mean of what a token sees.
 
 The class below is all that a mixer needs. The tests hold for any mixer with a state of constant
-size: add its name to `NAMES` and its line to `registered`.
+size, and are run for those of the registry too.
 """
 
 from dataclasses import dataclass
@@ -74,8 +74,13 @@ class CausalMean(nn.Module):
 
 
 NAMES = ["mean", "mean attention", "attention mean mean"]
-EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
 PATTERNS = pytest.mark.parametrize("mixers", NAMES)
+# The registry's mixers know only whether an architecture's matrices have unit vectors.
+EVERY = pytest.mark.parametrize(
+    ("name", "mixer"),
+    [(name, "mean") for name in ARCHITECTURES]
+    + [(name, mixer) for name in ("gpt", "ngpt", "angpt") for mixer in MIXERS],
+)
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 3, "n_heads": 2}
 TIME = 9
 
@@ -104,9 +109,10 @@ def equal(a, b):
 
 
 @EVERY
-def test_it_trains_under_the_architecture_s_constraint(name):
-    model = build(name, mixers="mean attention", **SMALL)
-    assert [type(m).__name__ for m in model.mixers()] == ["CausalMean", "Attention", "CausalMean"]
+def test_it_trains_under_the_architecture_s_constraint(name, mixer):
+    model = build(name, mixers=f"{mixer} attention", **SMALL)
+    kind = MIXERS[mixer].__name__
+    assert [type(m).__name__ for m in model.mixers()] == [kind, "Attention", kind]
     optimizer = build_optimizer(model, OptimConfig(name="adam", lr=0.01))
     constrain(model, optimizer)
     x, losses = tokens(8, 16), []
@@ -127,9 +133,9 @@ def test_it_trains_under_the_architecture_s_constraint(name):
 
 
 @EVERY
-@PATTERNS
-def test_cached_logits_equal_those_of_the_whole_at_every_split(name, mixers):
-    model, x = scattered(name, mixers), tokens()
+@pytest.mark.parametrize("pattern", ["{}", "{} attention", "attention {0} {0}"])
+def test_cached_logits_equal_those_of_the_whole_at_every_split(name, mixer, pattern):
+    model, x = scattered(name, pattern.format(mixer)), tokens()
     whole = model(x)
     for split in range(1, TIME):
         cache = model.new_cache(2, TIME)
@@ -139,8 +145,8 @@ def test_cached_logits_equal_those_of_the_whole_at_every_split(name, mixers):
 
 
 @EVERY
-def test_the_future_padding_and_other_documents_are_not_seen(name):
-    model, x = scattered(name, "mean attention"), tokens(1, 6)
+def test_the_future_padding_and_other_documents_are_not_seen(name, mixer):
+    model, x = scattered(name, f"{mixer} attention"), tokens(1, 6)
     later = x.clone()
     later[:, 4:] = (later[:, 4:] + 1) % 50
     equal(model(later)[:, :4], model(x)[:, :4])
@@ -156,8 +162,8 @@ def test_the_future_padding_and_other_documents_are_not_seen(name):
 
 
 @EVERY
-def test_rows_are_reordered_for_beams(name):
-    model, source = scattered(name, "mean attention", "seq2seq"), tokens(2, 5, seed=3)
+def test_rows_are_reordered_for_beams(name, mixer):
+    model, source = scattered(name, f"{mixer} attention", "seq2seq"), tokens(2, 5, seed=3)
     memory, cache, x = model.encode(source), model.new_cache(2, TIME), tokens()
     rows = torch.tensor([1, 1, 0])
     model(x[:, :4], cache, memory=memory)
@@ -185,24 +191,26 @@ def test_parameters_and_operations_are_those_of_the_layers_as_built(mixers):
     assert flops_per_token(model, 64) == 6 * matrices + by_hand
 
 
-def test_every_matrix_has_a_place_in_the_tensor_parallel_plan():
-    for mixer in build("ngpt", mixers="mean attention", **SMALL).mixers():
-        matrices = {k for k, m in mixer.named_children() if isinstance(m, Linear)}
-        assert matrices <= tp_plan(mixer).keys()
+@EVERY
+def test_every_matrix_has_a_place_in_the_tensor_parallel_plan(name, mixer):
+    for made in build(name, mixers=f"{mixer} attention", **SMALL).mixers():
+        matrices = {k for k, m in made.named_children() if isinstance(m, Linear)}
+        assert matrices <= tp_plan(made).keys()
 
 
 @EVERY
-def test_a_folded_model_has_the_same_logits(name):
-    model, x = scattered(name, "mean attention"), tokens()
+def test_a_folded_model_has_the_same_logits(name, mixer):
+    model, x = scattered(name, f"{mixer} attention"), tokens()
     logits = model(x)
     torch.testing.assert_close(fold_(model)(x), logits, rtol=0, atol=1e-10)
 
 
-def test_compiled_decoding_writes_the_same_texts(monkeypatch):
+@pytest.mark.parametrize("mixer", ["mean", *MIXERS])
+def test_compiled_decoding_writes_the_same_texts(monkeypatch, mixer):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     decode.compiled_step.cache_clear()
     torch.compiler.reset()
-    model = build("ngpt", mixers="mean attention", **SMALL)
+    model = build("ngpt", mixers=f"{mixer} attention", **SMALL)
     prompts = [[5, 9, 2], [7]]
     eager, compiled = (
         generate(model, prompts, 12, temperature=0.0, compile=compiled)

@@ -384,3 +384,10 @@ def test_smoothing_has_no_bias_at_its_start():
 )
 def test_a_cell_sorts_by_its_number(cell, value):
     assert sort_value(cell) == value
+
+
+def test_a_run_without_a_figure_leaves_its_column_one_of_numbers():
+    table = Table("", ["arm", "loss"], [["a", "3.25"], ["b", "stopped"], ["c", "–"]])
+    assert table.numeric(1)
+    assert not table.numeric(0)
+    assert not Table("", ["arm", "loss"], [["a", "stopped"]]).numeric(1)

@@ -37,6 +37,18 @@ def test_time_left_puts_waiting_jobs_on_the_first_free_worker():
     assert progress.time_left([state("a")], 2) is None
 
 
+def test_the_time_left_does_not_grow_while_a_run_is_finishing():
+    waiting = [state(f"waiting-{i}", status="waiting") for i in range(3)]
+    lasts = [
+        progress.time_left(
+            [state("a", step=300, seconds=120.0 + late, seconds_left=0.0, overdue=late), *waiting],
+            workers=1,
+        )
+        for late in (0.0, 30.0)
+    ]
+    assert lasts == [pytest.approx(360.0)] * 2
+
+
 def test_the_jobs_of_a_later_turn_begin_when_all_others_have_ended():
     later = [state(f"later-{i}", status="waiting") for i in range(3)]
     # 200 s as above, then three of the mean, 140 s, two at a time.

@@ -29,7 +29,7 @@ from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve, saved_config
-from unitsphere.training.run import last_state
+from unitsphere.training.resume import last_state
 
 TORTURE = settings.get_profile("torture")
 

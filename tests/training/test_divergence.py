@@ -10,7 +10,8 @@ from run_folders import KilledError, die, figures, weights
 from unitsphere.errors import UserError
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
 from unitsphere.training.optim.schedule import ScheduleConfig
-from unitsphere.training.run import last_state, train
+from unitsphere.training.resume import last_state
+from unitsphere.training.run import train
 
 
 def watched(losses: list[float]) -> list[int | None]:

@@ -15,7 +15,8 @@ from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.plan import build_trainer
-from unitsphere.training.run import last_state, train
+from unitsphere.training.resume import last_state
+from unitsphere.training.run import train
 
 
 def scheduled(config, kind="constant", **schedule):

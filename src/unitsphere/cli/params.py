@@ -19,7 +19,7 @@ class Params:
     """Exact parameter counts of recipes, without allocating the models.
 
     With --show: all settings of one recipe as `unitsphere train` would use them,
-    each with its source: a default, a recipe's file (its own, or that of a base),
+    each with its source: a default, a recipe's file (its own, or a base's),
     the command line, or derived from other settings and this machine. And how each
     kind of parameter is trained: by which optimizer, at which peak rate.
 
@@ -158,9 +158,9 @@ def sourced(name: str, settings: Settings) -> list[dict[str, Any]]:
     the vocabulary, precision "auto", absolute paths, and what optim.transfer sets.
     """
     from unitsphere.config import flatten, to_dict
+    from unitsphere.training.by_size import BySize
     from unitsphere.training.recipes import sources
     from unitsphere.training.resolve import resolve
-    from unitsphere.training.sized import BySize
     from unitsphere.training.transfer import closed, open_numbers
 
     config = settings.config

@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 def split_recipe(argv: list[str], own: type) -> tuple[str | None, list[str]]:
     """The recipe (the first word that is neither an option nor an option's value), and the rest.
 
-    own: the dataclass of the options that the verb has beside a recipe's keys.
+    own: the dataclass of the options that the verb has in addition to a recipe's keys.
     """
     index = 0
     while index < len(argv):
@@ -83,7 +83,7 @@ def read_settings(
 
 def _take_forms(kind: type["RunConfig"], argv: list[str]) -> tuple[dict[str, str], list[str]]:
     """The numbers of the model that are given by its sizes ("sqrt(d)"), and all other words."""
-    from unitsphere.training.sized import is_number
+    from unitsphere.training.by_size import is_number
 
     numbers = {k for k, of in options(kind).items() if k.startswith("model.") and is_number(of)}
     forms, rest, words = {}, [], iter(argv)

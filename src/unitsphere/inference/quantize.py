@@ -8,8 +8,8 @@
 | `nvfp4` | E2M1: 0, ½, 1, 1½, 2, 3, 4, 6 | one for 16 weights in E4M3, one per matrix | 4.5 |
 
 Integers are symmetric, their scale is largest/q. Only weights are rounded: products are taken of
-the rounded weights (`dequantised`) in the model's precision, so the loss is that of a kernel which
-does the same. Rows are those of W [d_out, d_in].
+the rounded weights (`dequantised`) in the model's precision, so a kernel which does the same has
+this loss. Rows are those of W [d_out, d_in].
 """
 
 import math
@@ -47,7 +47,7 @@ class Format:
 class Quantized:
     """What `quantize_` did: weights rounded, their bits with those of scales, and the error.
 
-    error: root mean square of the weights' change, divided by that of the weights.
+    error: root mean square of the weights' change, divided by the weights' own.
     """
 
     weights: int

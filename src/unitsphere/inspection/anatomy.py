@@ -22,7 +22,7 @@ Place = Literal["in", "out"]
 
 @dataclass(frozen=True)
 class Layer:
-    """A block by its label: its number, of an encoder beside a decoder "enc" and its number."""
+    """A block by its label: its number; in the encoder of a pair "enc" and its number."""
 
     label: str
     path: str
@@ -139,7 +139,9 @@ def shown(name: str) -> str:
     ('s_qk', 'norm_A.alpha', 'cross W_q')
     """
     *owners, local = name.split(".")
-    parts = [owners[-1]] if local in ("weight", "stored", "gain") else [*owners[-1:], local]
+    parts = (
+        [owners[-1]] if local in ("weight", "stored", "gain", "value") else [*owners[-1:], local]
+    )
     return ("cross " if "cross" in owners[:-1] else "") + ".".join(parts)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection.anatomy import Layer, layers_of
 from unitsphere.inspection.values import entropy
-from unitsphere.models.context import Context, KeysValues
+from unitsphere.models.context import Context, KeysValues, LayerState
 from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.mixers.recurrent import RecurrentMixer, RecurrentState
 from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
@@ -38,6 +39,10 @@ class Trace:
     entropies: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     uniform: dict[tuple[str, str], float] = field(default_factory=dict)
     units: dict[str, Tensor] = field(default_factory=dict)
+    decays: dict[str, Tensor] = field(default_factory=dict)
+    """of a recurrent mixer by layer: mean e^g over the tokens, of each head or row of its state"""
+    lengths: dict[str, Tensor] = field(default_factory=dict)
+    """of its state after each row, [rows, H]"""
     states: dict[str, Tensor] = field(default_factory=dict)
     """h of the decoder, [rows, time, d]: "in" as it enters, then as it leaves each layer"""
 
@@ -60,6 +65,7 @@ def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
             if deep:
                 stack.enter_context(watched_attention(layer, count, found))
                 stack.enter_context(watched_units(layer, count, found))
+                stack.enter_context(watched_recurrence(layer, count, found))
         model.loss(batch.inputs, batch.targets, **batch.keywords())
     return found
 
@@ -189,6 +195,26 @@ class Watched:
     def keys_seen(self, k: Tensor) -> Tensor:
         """The context's."""
         return self.context.keys_seen(k)
+
+
+def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
+    """Within: decay and state of the layer's recurrent mixer are recorded, if it has one."""
+    mixer = layer.block.get_submodule("attention")
+    if not isinstance(mixer, RecurrentMixer):
+        return nullcontext()
+    states: list[RecurrentState] = []
+
+    def enters(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, context = arguments
+        found.decays[layer.label] = mixer.log_decay(x)[count].exp().mean(dim=0)
+        states.append(mixer.init_state(len(x), x.shape[1]))
+        return x, context.of(LayerState(states[-1]))  # as in decoding, which keeps the last state
+
+    def leaves(module: nn.Module, arguments: tuple[Any, ...], y: Tensor) -> None:
+        found.lengths[layer.label] = states.pop().S.flatten(2).norm(dim=-1)
+
+    before = mixer.register_forward_pre_hook(enters)
+    return hooked([before, mixer.register_forward_hook(leaves)])
 
 
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:

@@ -81,6 +81,7 @@ def matrices(config: ANGPTConfig) -> Matrices:
     return Matrices(
         from_h=lambda d_out: Linear(d, d_out, std=std, bound=in_axis),
         to_h=lambda d_in: Linear(d_in, d, std=std, bound=in_axis),
+        unit=True,
     )
 
 

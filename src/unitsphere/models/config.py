@@ -7,6 +7,25 @@ from unitsphere.errors import UserError
 
 
 @dataclass(frozen=True)
+class RecurrenceConfig:
+    """Sizes of the recurrent token mixers that `model.mixers` may name."""
+
+    n_heads: int | None = None
+    """heads; none: the mixer's own number, for gdn model.n_heads"""
+    d_key: int | None = None
+    """rows of a head's state; none: the mixer's own number, for gdn d_model/model.n_heads"""
+    d_value: int | None = None
+    """columns of a head's state; none: the mixer's own number, for gdn d_model/model.n_heads"""
+    conv: int = 4
+    """tokens that the short convolution sees: itself and those before"""
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if value is not None and value < 1:
+                raise UserError(f"model.recurrence.{key} must be at least 1: {value}")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The settings that every architecture has; its own config adds to them."""
 
@@ -26,6 +45,8 @@ class ModelConfig:
     """width of the MLP; none: 4·d_model"""
     mixers: str = "attention"
     """token mixers of the layers by name, again from the first when the names are used up"""
+    recurrence: RecurrenceConfig = RecurrenceConfig()
+    """sizes of the recurrent ones among them"""
     tied: bool = False
     """use the input embedding as output head"""
 

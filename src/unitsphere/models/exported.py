@@ -21,6 +21,7 @@ from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
+from unitsphere.models.variants import EXPORTED
 from unitsphere.ops.linear import scale_rows, unless_one
 
 NAMES = {
@@ -93,11 +94,16 @@ def check_exportable(model: Transformer) -> None:
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
         "softcap": "softcap {}: its exported form has logits without a cap",
+        "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
-    steps = ("lerp", "lerp_nu", "add", "gated")
-    carried = {"residual": steps, "attention_factor": (False,), "softcap": (None,)}
+    carried = {
+        "residual": tuple(EXPORTED),
+        "attention_factor": (False,),
+        "softcap": (None,),
+        "gated": (False,),
+    }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":
         wrong.append("ungated")

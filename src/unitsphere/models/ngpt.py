@@ -92,6 +92,7 @@ def matrices(config: NGPTConfig, std_out: float) -> Matrices:
     return Matrices(
         from_h=lambda d_out: Linear(d, d_out, std=std, bound=bound(config, dim=1)),
         to_h=lambda d_in: Linear(d_in, d, std=std_out, bound=bound(config, dim=0)),
+        unit=True,
     )
 
 
@@ -177,10 +178,11 @@ class Block(nn.Module):
         W = matrices(config, output_std(1 / math.sqrt(d), config.n_layers, cross))
         self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
         self.mlp, self.alpha_M = MLP(config, W), Rate(config)
-        self.w_A, self.w_M = (variants.gate_vector(config.residual, d) for _ in range(2))
+        gated = config.residual == "gated"
+        self.w_A, self.w_M = variants.gate_vector(gated, d), variants.gate_vector(gated, d)
         if cross:
             self.cross, self.alpha_X = Attention(config, W), Rate(config)
-            self.w_X = variants.gate_vector(config.residual, d)
+            self.w_X = variants.gate_vector(gated, d)
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d], unit vectors both.

@@ -1,8 +1,9 @@
 """The few modules that architectures share. Each declares its parameters (see constraint.py)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,17 @@ class Linear(nn.Module):
     def declare(self) -> dict[str, Declaration]:
         """W by its role and bound; a bias is free."""
         return {"weight": Declaration(self.role, self.bound), "bias": Declaration("bias")}
+
+
+class Matrices(NamedTuple):
+    """How an architecture makes the matrices of a sublayer: their start and their constraint."""
+
+    from_h: Callable[[int], Linear]
+    """d_out -> W [d_out, d], which reads h (or the norm of h)"""
+    to_h: Callable[[int], Linear]
+    """d_in -> W [d, d_in], which makes the sublayer's output"""
+    unit: bool = False
+    """whether h and the rows of W are about 1 long, so that an element of W h is about 1/√d"""
 
 
 class Embedding(nn.Module):

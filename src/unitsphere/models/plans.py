@@ -18,6 +18,8 @@ units:
 | rows | Linear | d_in | the rank's inputs | whole, a sum over ranks |
 | vocabulary | Embedding, head, s_z | its entries | whole | whole; of the head the rank's logits |
 | heads | scales and gains per head | heads | | the rank's heads |
+| channels | what a recurrent mixer has per head or per unit of it | them | | the rank's part |
+| shared | what all of its heads share | nothing | | whole |
 | units | scales of hidden units | units | | for a Linear sharded by columns |
 | gathered | norms over all heads or units | nothing | gathered | the rank's part |
 """
@@ -29,12 +31,15 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.models import angpt, dyt, gpt, lnscaling, ngpt, normformer, rezero
+from unitsphere.models.mixers.gdn import GatedDeltaNet
+from unitsphere.models.mixers.gla import GatedLinearAttention
+from unitsphere.models.mixers.mamba2 import Mamba2
 from unitsphere.models.parts import Embedding, Linear, Scale
 from unitsphere.models.trunk import Transformer
 
 Model = TypeVar("Model", bound=nn.Module)
 Entry = TypeVar("Entry")
-Shard = Literal["columns", "rows", "vocabulary", "heads", "units", "gathered"]
+Shard = Literal["columns", "rows", "vocabulary", "heads", "channels", "shared", "units", "gathered"]
 Plan = dict[str, Shard]
 
 QKV: Plan = {"W_q": "columns", "W_k": "columns", "W_v": "columns"}
@@ -193,6 +198,14 @@ def _fold_embedding(model: gpt.GPT) -> None:
         model.norm_E = nn.Identity()
 
 
+def _fold_recurrent(mixer: nn.Module) -> None:
+    """s of each input into its W."""
+    for name, scale in mixer.named_children():
+        if isinstance(scale, Scale):
+            mixer.get_submodule(f"W_{name.removeprefix('s_')}").fold(scale())  # pyright: ignore[reportCallIssue]
+            scale.become_one()
+
+
 def _fold_outputs(block: nn.Module, factor: Tensor | float) -> None:
     """A factor of a block's sublayers into the matrices of their outputs."""
     for name in ("attention", "cross", "mlp"):
@@ -241,4 +254,7 @@ FOLDS: dict[type[nn.Module], Callable[[Any], None]] = {
     rezero.Block: _fold_rezero,
     lnscaling.Block: _fold_lnscaling,
     dyt.DyTGPT: _fold_dyt,
+    GatedDeltaNet: _fold_recurrent,
+    GatedLinearAttention: _fold_recurrent,
+    Mamba2: _fold_recurrent,
 }

@@ -201,8 +201,8 @@ class Table:
     most: int = 0
 
     def numeric(self, column: int) -> bool:
-        """Whether every cell of a column that says anything is a number."""
-        said = [row[column] for row in self.rows if row[column] not in NOTHING]
+        """Whether a column holds numbers only, but where there is none or a run gave none."""
+        said = [row[column] for row in self.rows if row[column] not in NO_NUMBER]
         return bool(said) and all(sort_value(cell) is not None for cell in said)
 
 
@@ -321,7 +321,8 @@ def banded(
     return Series(name, xs, sort(y), colour, style, low=lows, high=highs, group=group)
 
 
-NOTHING = ("", "–")
+NO_NUMBER = ("", "–", "diverged", "failed", "stopped")
+"""Cells in the place of a number: there is none, or why the run gave none."""
 NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 

@@ -47,7 +47,7 @@ GIVEN = Tune(points=1)
 
 @dataclass(frozen=True, kw_only=True)
 class AblationStudy(Comparing):
-    """What `ablate` asks beside what all studies do; `arms` are the table's rows."""
+    """What `ablate` asks in addition to all studies; `arms` are the table's rows."""
 
     table: str
     """a table's name"""
@@ -207,7 +207,7 @@ def scaled(found: Tuned, factor: float) -> Tuned:
 
 
 def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
-    """Everything that was found, beside the paper's."""
+    """Everything that was found, with the paper's."""
     table = study.paper_table
     size = load_size(study.size)
     records = [record for runs in found.records.values() for record in runs.values()]

@@ -250,7 +250,7 @@ def law_flags(study: LadderStudy, laws: dict[str, Laws]) -> list[Finding]:
             text = f"{arm}: fewer than 3 computes whose best size lies between the sizes"
             found.append(Finding("few-computes", text))
     if not study.computes:
-        text = "the loss is that of the sizes' optima on the tuning split; `computes` gives more"
+        text = "the loss is the one of the sizes' optima on the tuning split; `computes` gives more"
         found.append(Finding("no-computes", text))
     elif len(study.seeds) == 1:
         found.append(Finding("one-seed", "one seed for each run at a compute"))

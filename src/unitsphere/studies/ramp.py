@@ -26,7 +26,7 @@ from unitsphere.training.resolve import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class RampStudy(Comparing):
-    """What `lr-ramp` asks beside what all studies do."""
+    """What `lr-ramp` asks in addition to all studies."""
 
     peak: float = 0.1
     """rate of the last step"""

@@ -60,7 +60,7 @@ LOOKED_AT = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStudy(Study):
-    """What `sweep` asks beside what all studies do. [tune] says what the trials are judged on."""
+    """What `sweep` asks in addition to all studies. [tune] says what the trials are judged on."""
 
     tokens: int
     """training tokens of every run"""

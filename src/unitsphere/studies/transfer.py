@@ -6,7 +6,7 @@ over log rate (laws.py). An arm's best rates give the exponents that fit,
 
     log lr* = a + b_w·log d + b_L·log L + b_T·log T
 
-by least squares with Student's 95% intervals, beside the exponents of the law.
+by least squares with Student's 95% intervals, with the exponents of the law.
 
 [arms]
 gpt-plus = { recipe = "quickstart/gpt-plus", set = { optim = { transfer = "nu" } } }
@@ -64,7 +64,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferStudy(Study):
-    """What `transfer` asks beside what all studies do. [tune] says which rates are tried."""
+    """What `transfer` asks in addition to all studies. [tune] says which rates are tried."""
 
     cells: dict[str, Cells]
     head_size: int = 64
@@ -174,7 +174,7 @@ def parts(study: TransferStudy) -> list[Part]:
 
 @dataclass(frozen=True)
 class Exponent:
-    """The exponent of a size in the best rates, with its 95% interval, and that of the law.
+    """The exponent of a size in the best rates, with its 95% interval, and the law's exponent.
 
     low and high are None where there are no more points than exponents.
     """

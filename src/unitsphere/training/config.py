@@ -14,6 +14,7 @@ from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
+from unitsphere.training.by_size import at_sizes, read_forms
 from unitsphere.training.distributed.layout import ParallelConfig, Recompute
 from unitsphere.training.guard import OnSpike
 from unitsphere.training.optim import (
@@ -23,7 +24,6 @@ from unitsphere.training.optim import (
     with_sections,
 )
 from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
-from unitsphere.training.sized import at_sizes, read_forms
 from unitsphere.training.stop import seconds_of
 from unitsphere.training.transfer import opened, transferred
 

@@ -143,7 +143,7 @@ def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
 
 
 def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
-    """Bytes of whole weights that FSDP2 has at once beside its shards."""
+    """Bytes of whole weights that FSDP2 has at once in addition to its shards."""
     if layout.degrees.dp_shard == 1:
         return 0
 
@@ -233,7 +233,7 @@ def head_bytes(
     narrow = config.train.precision != "fp32"
     scaled = W if unless_one(head.scale) is not None else 0
     logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
-    # In 16 bits the product is there, for a moment, beside the same in fp32.
+    # In 16 bits the product is there, for a moment, with the same in fp32.
     chunk = (FP32 + 2) * logits if narrow else FP32 * logits
     chunk += 0 if head.softcap is None else FP32 * logits  # the cap's slope
     forward = h + W + scaled + (W // 2 if narrow else 0) + chunk

@@ -206,7 +206,7 @@ MODEL_TYPE = "unitsphere"
 
 
 def is_exported(document: Any) -> bool:
-    """Whether a config.json is that of an exported folder."""
+    """Whether a config.json belongs to an exported folder."""
     return isinstance(document, dict) and document.get("model_type") == MODEL_TYPE
 
 

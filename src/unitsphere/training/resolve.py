@@ -14,6 +14,7 @@ from unitsphere.data.prepare import absolute, input_fingerprint, located, tokeni
 from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
+from unitsphere.training.by_size import BaseConfig, settled
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout, ParallelConfig
@@ -22,9 +23,7 @@ from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
 from unitsphere.training.optim.schedule import ScheduleConfig
-from unitsphere.training.optim.transfer import BaseConfig
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.sized import settled
 from unitsphere.training.transfer import closed
 
 FREE_KEYS = frozenset(
@@ -75,7 +74,7 @@ OWN = ("data.cache", "init")
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
-    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+    """`config` resolved; the same in all processes, and the saved one if `out` holds a run.
 
     Raises UserError where it is not.
     """

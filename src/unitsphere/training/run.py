@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unitsphere.config import from_dict, to_dict
+from unitsphere.config import to_dict
 from unitsphere.data.batches import Prefetch
 from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.training import checkpoint
@@ -45,14 +45,14 @@ from unitsphere.training.folder import (
 )
 from unitsphere.training.forecast import forecast
 from unitsphere.training.guard import Diverged, RolledBack
-from unitsphere.training.load import LoadedRun, check_checkpoint, find_start, load_run
+from unitsphere.training.load import LoadedRun, find_start, load_run
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim.roles import trained
-from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.plan import Plan, Trainer, build_trainer, plan_run, rows_at_once
-from unitsphere.training.resolve import agreed_config, saved_config
+from unitsphere.training.resolve import agreed_config
 from unitsphere.training.result import Result, headline, result
+from unitsphere.training.resume import agreed_state, check_data, first_state
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
@@ -66,9 +66,9 @@ def train(
     """Train `config` in the run folder `out`; resume if the folder holds the same run.
 
     A finished run is returned as it is. `recipe` names the config in what is printed; `sampler`
-    writes the samples, if there is one. Raises UserError for a config that cannot be trained
-    or is not that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite, and
-    `Preempted` when a signal stopped the run and it was saved.
+    writes the samples, if there is one. Raises UserError for a config that cannot be trained or
+    differs from that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite,
+    and `Preempted` when a signal stopped the run and it was saved.
     """
     out, limit = Path(out), config.train.time_limit
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:
@@ -113,73 +113,11 @@ def train(
         return result(out, trained=True)
 
 
-def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
-    """Returns, on all ranks, the state of `out` from which `config` resumes, as rank 0 finds it."""
-
-    def find() -> dict[str, Any] | None:
-        state = last_state(out)
-        if state is not None:
-            state = state_on_the_way(out, config, state)
-            check_checkpoint(config, checkpoint.folder_of(out / "checkpoints", state.step))
-        return None if state is None else to_dict(state)
-
-    found = on_first(layout, find)
-    return None if found is None else from_dict(State, found)
-
-
 def agreed_plan(layout: Layout, config: RunConfig) -> Plan:
     """Returns the run's plan, with as many sequences at once on all ranks as suit rank 0."""
     plan = on_all_ranks(layout, partial(plan_run, config, layout))
     rows = on_all_ranks(plan.layout, partial(rows_at_once, config, plan))
     return replace(plan, micro_batch=gather(plan.layout, rows)[0])
-
-
-def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
-    """`last`, or an earlier state if `config` gives the run another length or schedule.
-
-    It is the newest whose steps had the rates that `config` has for them, so that the run is the
-    same as if it had been started with `config`. Raises UserError if there is none.
-    """
-    saved = saved_config(out)
-    if saved is None or (saved.schedule, saved.train.steps) == (
-        config.schedule,
-        config.train.steps,
-    ):
-        return last
-    steps, more = saved.train.steps, config.train.steps
-    if more < last.step:
-        raise UserError(
-            f"{out} has {last.step} steps already, more than train.steps {more}: give another --out"
-        )
-    find_alike = partial(
-        steps_alike,
-        cooldowns=config.optim.roles.cooldowns,
-        momentum_cooldown=config.optim.momentum_cooldown,
-    )
-    alike = find_alike(saved.schedule, steps, config.schedule, more)
-    averaged = config.optim.average.steps_alike(steps, more)
-    folder, _ = checkpoint.newest(out / "checkpoints", min(alike, averaged))
-    if folder is None and averaged < min(alike, last.step):
-        raise UserError(
-            f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
-            "fraction of the run, and no checkpoint from before that is left; give another --out"
-        )
-    if folder is None:
-        warm = warmup_steps(saved.schedule, steps)
-        kept = replace(config.schedule, warmup=warm)
-        if warm and find_alike(saved.schedule, steps, kept, more) >= last.step:
-            raise UserError(
-                f"{out} cannot be resumed to {more} steps: its warm-up is a fraction of the run "
-                f"and would grow with it; add --schedule.warmup {warm} to keep it as it was"
-            )
-        raise UserError(
-            f"{out} cannot be resumed to {more} steps: its {saved.schedule.kind} schedule of "
-            f"{steps} steps has other rates than one of {more} from step {alike + 1} on, and no "
-            "checkpoint from before that is left. Start a new run with its weights (unitsphere "
-            f"train {out} --init {out} --train.steps N --out NEW), or train {more} steps from the "
-            f"start (unitsphere train {out} --train.steps {more} --out NEW)"
-        )
-    return checkpoint.load_state(folder)
 
 
 def begin_folder(
@@ -199,37 +137,6 @@ def begin_folder(
         found["init"] = start
     write_environment(out, found, state.step)
     corpus.tokenizer.save(out / TOKENIZER)
-
-
-def last_state(out: Path) -> State | None:
-    """The state of the newest complete checkpoint; None if nothing was saved yet.
-
-    Damaged checkpoints are passed over with a line each. Raises UserError if there are only
-    damaged ones.
-    """
-    folder, damaged = checkpoint.newest(out / "checkpoints")
-    for line in checkpoint.links(out / "checkpoints"):
-        print(line, file=sys.stderr)
-    if folder is None and damaged:
-        raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
-    for line in damaged:
-        print(f"{line}: {folder} is used instead", file=sys.stderr)
-    return None if folder is None else checkpoint.load_state(folder)
-
-
-def first_state(corpus: Corpus) -> State:
-    """The state before the first step."""
-    version = torch.__version__
-    return State(0, 0, seconds=0.0, samples=0, data=corpus.fingerprint, torch_version=version)
-
-
-def check_data(out: Path, state: State, corpus: Corpus) -> None:
-    """Raise UserError unless the data are those that the run was started with."""
-    if state.data != corpus.fingerprint:
-        raise UserError(
-            f"the data are not those that {out} was started with: restore them, or give another "
-            "--out to start over"
-        )
 
 
 @dataclass(frozen=True)

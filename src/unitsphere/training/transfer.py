@@ -1,4 +1,4 @@
-"""A run's config at the rates of its size (`optim.transfer`); the laws are in optim/transfer.py.
+"""A run's config at the rates of its size (`optim.transfer`); the laws are in by_size.py.
 
 What a recipe of the package or a default says is open: the law sets it. What the user says, in a
 recipe of their own, a study or on the command line, is not, nor is anything in a config.json. So a
@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Self, TypeVar, cast
 
 from unitsphere.errors import UserError
-from unitsphere.training.optim import OptimConfig
-from unitsphere.training.optim.roles import OTHERS
-from unitsphere.training.optim.transfer import (
+from unitsphere.training.by_size import (
+    BySize,
     Group,
     Moved,
     Ratios,
@@ -24,9 +23,11 @@ from unitsphere.training.optim.transfer import (
     rate_by_width,
     rate_factor,
     s_z_by_width,
+    sizes,
     stored_scale,
 )
-from unitsphere.training.sized import BySize, sizes
+from unitsphere.training.optim import OptimConfig
+from unitsphere.training.optim.roles import OTHERS
 
 C = TypeVar("C")
 
@@ -54,7 +55,7 @@ class Open(float):
     own: float | None
 
     def __new__(cls, value: float, own: float | None) -> Self:
-        """The present value, beside the own one."""
+        """The present value, with its own one."""
         self = super().__new__(cls, value)
         self.own = own
         return self

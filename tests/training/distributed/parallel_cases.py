@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unitsphere.data.batch import IGNORED, Batch
+from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.trunk import Objective
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.store import State
@@ -60,6 +61,11 @@ RECENT = {
     "embedding_start": "rms",
     "zero_outputs": "branches",
 }
+HYBRID = {
+    "n_layers": 4,
+    "mixers": "gdn mamba2 gla attention",
+    "recurrence": RecurrenceConfig(n_heads=2, d_key=6, d_value=8),
+}
 BY_ROLE = RolesConfig(RoleConfig(beta1=0.8, weight_decay=0.1), scale=RoleConfig(eps=1e-6))
 VARIANTS = {
     "angpt-mlm-accumulated": Case("angpt", "mlm", SMALL, train={"micro_batch": 1}),
@@ -82,6 +88,8 @@ VARIANTS = {
     "ngpt-capped": Case(
         "ngpt", model=SMALL, optim={"angle_cap": 0.5, "logit_power": 0.5, "name": "gated-adamw"}
     ),
+    "gpt-hybrid": Case("gpt", model=HYBRID),
+    "ngpt-hybrid": Case("ngpt", model=HYBRID, optim={"name": "muon"}),
     "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
     "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }
@@ -115,7 +123,7 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
     model = kind().model
     numbers = {
         name: dataclasses.replace(getattr(model, name), form=value)
-        if dataclasses.is_dataclass(getattr(model, name))
+        if dataclasses.is_dataclass(getattr(model, name)) and not dataclasses.is_dataclass(value)
         else value
         for name, value in case.model.items()
     }

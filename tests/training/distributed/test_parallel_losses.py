@@ -41,12 +41,13 @@ PLANNED = {
     "fsdp2": [
         *(ARCHITECTURES if LONG else ON_SHARDS),
         "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
-        "gpt-recent", "ngpt-capped",
+        "gpt-recent", "ngpt-capped", "ngpt-hybrid",
     ],
     "tp": [
         *ARCHITECTURES,
         "gpt-plus-seq2seq", "ngpt-tied-scalar", "ngpt-grouped", "ngpt-best", "ngpt-riemannian",
-        "angpt-sphere", "ngpt-frobenius", "gpt-cpr", "gpt-recent", "ngpt-capped",
+        "angpt-sphere", "ngpt-frobenius", "gpt-cpr", "gpt-recent", "ngpt-capped", "gpt-hybrid",
+        "ngpt-hybrid",
     ],
     "fsdp2 x tp": [
         *(ARCHITECTURES if LONG else ON_A_MESH), "gpt-cpr", "ngpt-frobenius", "ngpt-best",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import time
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,7 @@ from unitsphere.training.distributed import processes
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import SharedError, on_all_ranks, on_first
 from unitsphere.training.folder import write_config
+from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 from unitsphere.training.stop import Stop
@@ -102,7 +104,9 @@ def hang(layout: Layout) -> str:
 
 @pytest.mark.timeout(300)
 def test_two_processes_are_one_run(tiny, tmp_path):
-    config = tiny("ngpt", steps=8, eval_every=4, save_every=3)
+    config = tiny("ngpt", steps=8, eval_every=4, save_every=3, sample_every=3)
+    average = AverageConfig("ema", decay=0.6)
+    config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, average=average))
     shards = dataclasses.replace(config.parallel, dp_shard=2)
     write_config(tmp_path, dataclasses.replace(config, parallel=shards))
     printed = launch(two_processes, 2, tmp_path)
@@ -120,12 +124,14 @@ def test_two_processes_are_one_run(tiny, tmp_path):
     train(config, tmp_path / "run")
     train(config, tmp_path / "alone")
     alone = figures(tmp_path / "alone")
+    assert alone[-1]["val_loss_average"] != alone[-1]["val_loss"]
     for name in ("run", "whole"):
         found = figures(tmp_path / name)
         assert [record.keys() for record in found] == [record.keys() for record in alone]
         for record, expected in zip(found, alone, strict=True):
             assert record == pytest.approx(expected, abs=1e-5), name
-    assert (tmp_path / "whole/samples.txt").read_text().startswith("--- step 8")
+    samples = (tmp_path / "whole/samples.txt").read_text()
+    assert re.findall(r"--- step (\d+)", samples) == ["3", "6", "8"]  # 3, 6: nothing is validated
     for name, tensor in weights(tmp_path / "alone").items():
         assert torch.allclose(tensor, weights(tmp_path / "run")[name], atol=1e-5), name
 

@@ -12,8 +12,8 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import build
 from unitsphere.training.optim import OptimConfig
-from unitsphere.training.optim.angle import cap_angle_
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.projection import cap_angle_
 from unitsphere.training.resolve import resolve
 
 SMALL = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}

@@ -122,6 +122,10 @@ def test_a_run_validates_it_resumes_bit_for_bit_and_serves_its_average(tiny, tmp
     shown = validation(whole, 8, "average")
     assert shown == {"validation loss (step 8)": f"{validated[-1]['val_loss_average']:.4f}"}
     assert len(validation(whole, 8, "last")) == 2
+    exported = ["export", str(whole), "--out", str(tmp_path / "export"), "--weights", "average"]
+    assert main([*exported, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"] < 1e-4  # from the averaged model's
+    assert f"{validated[-1]['val_loss_average']:.4f}" in (tmp_path / "export/README.md").read_text()
 
 
 def test_a_longer_run_resumes_from_before_its_average_starts(tiny, tmp_path):

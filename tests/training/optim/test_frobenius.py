@@ -9,7 +9,8 @@ from reference import optim as oracle
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
-from unitsphere.training.optim.constraint import ConstraintConfig, Frobenius, Hyperball, constrain
+from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.projection import Frobenius, Hyperball
 from unitsphere.training.optim.state import attach
 
 SMALL = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}

@@ -7,7 +7,7 @@ from torch import nn
 from unitsphere.kernels import using_kernels
 from unitsphere.models.constraint import Constraint
 from unitsphere.training.optim import constraint
-from unitsphere.training.optim.constraint import Projection
+from unitsphere.training.optim.projection import Projection
 from unitsphere.training.optim.state import StepHook, attach
 
 

@@ -18,8 +18,7 @@ from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
 from unitsphere.training.optim.average import AverageConfig, averaged
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
-from unitsphere.training.optim.muon import Muon, MuonConfig, OrthogonalConfig
-from unitsphere.training.optim.normuon import NorMuonConfig
+from unitsphere.training.optim.muon import Muon, MuonConfig, NorMuonConfig, OrthogonalConfig
 from unitsphere.training.optim.orthogonal import COEFFICIENTS, orthogonalise, orthogonalise_many
 from unitsphere.training.optim.state import state_spec
 

@@ -6,18 +6,19 @@ constraint. A mixer is a module with
 
 | member | meaning |
 |---|---|
-| `M(config, W)` | builds it; `W` makes matrices as the architecture starts and constrains them |
+| `M(config, W)` | builds it; `W` (`parts.Matrices`) makes matrices as the architecture does |
 | `forward(x, context)` | x [batch, time, d] -> [batch, time, d] |
 | `init_state(batch, length)` | an empty decoding state of this layer, for up to `length` tokens |
 | `reorder(state, rows)` | the state of these rows [n] int64 of the batch; a row may occur twice |
-| `flops(context, causal)` | operations per token, forward and backward, beside its weights' |
+| `flops(context, causal)` | operations per token, forward and backward, without its weights' |
 | `tp_plan` | how tensor parallel shards its parts (`models.plans`) |
 | `bidirectional` | whether a token may also see what is after it, and any mask |
 
 While a model decodes, `context.state` is what `init_state` made for the layer, and `forward`
 updates it in place, its tensors or its attributes; otherwise it is None. What the tokens are is in
 the context too: `context.real` [batch, time] is false for padding, which must leave no trace in the
-state; `context.documents` [batch, time] numbers documents that must not see each other;
+state; `context.documents` [batch, time] numbers documents that must not see each other (to a
+recurrence a document is a run of equal numbers);
 `context.past` counts the tokens before these. Each is None where there is nothing to say. A state
 may have any size: attention's grows with the text, a recurrence's is constant.
 
@@ -25,7 +26,7 @@ A new mixer is one file in this folder and one line in `MIXERS`; tests/protocols
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -33,19 +34,13 @@ from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.models.config import ModelConfig
 from unitsphere.models.context import Context
-from unitsphere.models.parts import Linear
+from unitsphere.models.mixers.gdn import GatedDeltaNet
+from unitsphere.models.mixers.gla import GatedLinearAttention
+from unitsphere.models.mixers.mamba2 import Mamba2
+from unitsphere.models.parts import Matrices
 
 ATTENTION = "attention"
 """The mixer that an architecture brings."""
-
-
-class Matrices(NamedTuple):
-    """How an architecture makes the matrices of a sublayer: their start and their constraint."""
-
-    from_h: Callable[[int], Linear]
-    """d_out -> W [d_out, d], which reads h (or the norm of h)"""
-    to_h: Callable[[int], Linear]
-    """d_in -> W [d, d_in], which makes the sublayer's output"""
 
 
 class Mixer(Protocol):
@@ -70,8 +65,12 @@ class Mixer(Protocol):
         ...
 
 
-MIXERS: dict[str, Callable[[Any, Matrices], Any]] = {}
-"""Mixers by name, beside each architecture's own attention."""
+MIXERS: dict[str, Callable[[Any, Matrices], Any]] = {
+    "gdn": GatedDeltaNet,
+    "mamba2": Mamba2,
+    "gla": GatedLinearAttention,
+}
+"""Mixers by name, in addition to each architecture's own attention."""
 
 
 def mixer_names(config: ModelConfig) -> list[str]:

@@ -13,13 +13,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from unitsphere import __version__
-from unitsphere.report.document import NOTHING, Figure, Page, Series, sort_value
+from unitsphere.report.document import Figure, Page, Series, sort_value
 
 STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
 STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
 TABLE_ROWS = 24
-"""Rows of the table beside a figure, for readers who cannot see it."""
+"""Rows of the table below a figure, for readers who cannot see it."""
 
 
 def html(
@@ -64,7 +64,7 @@ def template() -> Any:
         "sort_value": lambda cell: "" if (value := sort_value(cell)) is None else f"{value:.12g}",
         "anchor": anchor,
     }
-    environment.globals |= {"rows_of": figure_rows, "nothing": NOTHING}
+    environment.globals["rows_of"] = figure_rows
     return environment.from_string(static("page.html"))
 
 

@@ -133,7 +133,7 @@ def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress])
 
 
 def mark(states: list[State]) -> None:
-    """Write beside its folder that a run diverged or was stopped early, so that no call repeats it.
+    """Write next to a run's folder that it diverged or was stopped early: no call repeats it.
 
     As soon as it has: who follows the runs may be killed at any moment.
     """
@@ -145,7 +145,7 @@ def mark(states: list[State]) -> None:
 
 
 def early_stop(folder: Path) -> Path:
-    """The file beside a run folder that says why the run was stopped early."""
+    """The file next to a run folder that says why the run was stopped early."""
     return folder.with_name(folder.name + ".stopped")
 
 
@@ -164,7 +164,7 @@ def finished(folder: Path) -> bool:
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
-    """The result of a run; `error` is why it failed, if no file beside its folder says it."""
+    """The result of a run; `error` is why it failed, if no file next to its folder says it."""
     where = run.folder / ENVIRONMENT
     environment = read_json(where) if where.exists() else None
     if divergence(run.folder).exists():
@@ -197,5 +197,5 @@ def failure_lines(records: Iterable[Record]) -> list[str]:
 
 
 def said(mark: Path) -> str:
-    """What a mark beside a run folder says."""
+    """What a mark next to a run folder says."""
     return read_text(mark, mark.parent).strip()

@@ -290,7 +290,7 @@ def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
 
 
 def runs_commit(records: Iterable[Record]) -> str | None:
-    """The commits that runs were made with, which need not be that of who reports them."""
+    """The commits that runs were made with, which need not be the reporter's."""
     known = {place["commit"] for place in places(records) if place.get("commit")}
     return ", ".join(sorted(known)) or None
 

@@ -47,7 +47,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file that receives the job's output, beside its run folder."""
+        """The file that receives the job's output, next to its run folder."""
         return self.out.with_name(self.out.name + ".log")
 
 
@@ -65,6 +65,8 @@ class State:
     tokens_per_second: float | None = None
     seconds: float = 0.0
     seconds_left: float | None = None
+    overdue: float = 0.0
+    """seconds by which it is later than its pace said: it validates, or it is finishing"""
     error: str | None = None
     stop: str | None = None
     log_begins: int = 0
@@ -152,8 +154,8 @@ class Clock:
             self.first = self.first or self.last
         if state.job.steps and self.first and self.last[0] > self.first[0]:
             pace = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
-            ahead = pace * (state.job.steps - state.step)
-            state.seconds_left = max(0.0, ahead - (now - self.last[1]))
+            left = pace * (state.job.steps - state.step) - (now - self.last[1])
+            state.seconds_left, state.overdue = max(0.0, left), max(0.0, -left)
 
 
 def tail_records(metrics: Path) -> list[dict[str, Any]]:

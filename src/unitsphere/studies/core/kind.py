@@ -14,7 +14,7 @@ write its file, and add its page to `unitsphere.report.registry.KINDS`, one line
 A study's folder, which other studies are kept out by, and in which one call works at a time:
 
     study.toml              what is asked, every key spelled out; written once
-    runs/<arm>/…            the run folders, their logs beside them
+    runs/<arm>/…            the run folders, and their logs
     results.json, …         what was found
 
 The dry run counts runs as the study starts: a grid of rates that grows while its best is at an
@@ -75,7 +75,7 @@ class Kind(Generic[S, F]):
     train: Callable[[S, Path, Executor | None], F]
     """trains what is missing in a folder; a UserError for a mistake comes before it writes"""
     document: Callable[[S, F], dict[str, Any]]
-    """plain values; every null has its reason beside it or among the flags"""
+    """plain values; every null has its reason next to it or among the flags"""
     failures: Callable[[F], Sequence[str]] = lambda found: ()
     """a line for each run that failed; a run that diverged has a result"""
     parts: Callable[[S], Sequence[Part]] | None = None
@@ -83,7 +83,7 @@ class Kind(Generic[S, F]):
     write: Callable[[dict[str, Any], Path], tuple[Page, Sequence[Path]]] = write_results
     """writes the document, its page and pictures into the folder; the page, and the paths"""
     more: Callable[[S, F, Path], Sequence[Path]] = lambda study, found, out: ()
-    """writes files beside those; their paths"""
+    """writes more files; their paths"""
 
 
 @dataclass(frozen=True)

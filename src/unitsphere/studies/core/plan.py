@@ -23,7 +23,7 @@ from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, resolve, saved_config
-from unitsphere.training.run import last_state
+from unitsphere.training.resume import last_state
 
 RUNS = "runs"
 """The run folders' place in the study's."""

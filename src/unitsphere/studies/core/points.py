@@ -55,8 +55,8 @@ from unitsphere.studies.core.search import (
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study
 from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest, tuning_data
+from unitsphere.training.by_size import sizes
 from unitsphere.training.config import RunConfig
-from unitsphere.training.sized import sizes
 from unitsphere.training.transfer import by_law
 
 ALL = ".*"

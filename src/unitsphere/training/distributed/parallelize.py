@@ -29,8 +29,9 @@ from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import Layout, Recompute
 
-FORWARD_METHODS = ("loss", "encode")
-"""What callers use of a model beside `forward`: FSDP gathers the weights for these too."""
+FORWARD_METHODS = ("loss", "features", "encode")
+"""What callers use of a model besides `forward`: FSDP gathers the weights for these too. Embedding
+and head stay gathered after `features`, so `logits` may follow it."""
 
 
 def parallelize(

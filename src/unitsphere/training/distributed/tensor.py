@@ -51,7 +51,7 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
                 continue
             axis = 1 if cut == "rows" else 0
             for shape in (parameter.shape for parameter in part.parameters(recurse=False)):
-                if cut != "gathered" and axis < len(shape) and shape[axis] % mesh.size():
+                if cut not in WHOLE and axis < len(shape) and shape[axis] % mesh.size():
                     raise UserError(
                         f"parallel.tp {mesh.size()} does not divide {name}'s {shape[axis]} {cut}: "
                         "take a smaller parallel.tp, or other sizes of the model"
@@ -113,11 +113,20 @@ def cut_heads(part: nn.Module, mesh: DeviceMesh) -> None:
     elif part.stored is not None and part.stored.dim():
         distribute_module(part, mesh, placed(0), None, leaving(Shard(0)))
     elif part.stored is not None:
-        part.register_forward_hook(
-            lambda module, arguments, value: whole(value, mesh).to_local(
-                grad_placements=[Partial()]
-            )
-        )
+        cut_shared(part, mesh)
+
+
+def cut_channels(part: nn.Module, mesh: DeviceMesh) -> None:
+    """A module that returns its parameter: own part out."""
+    distribute_module(part, mesh, placed(0), None, leaving(Shard(0)))
+
+
+def cut_shared(part: nn.Module, mesh: DeviceMesh) -> None:
+    """A module that returns its parameter, one for the heads of all processes: they add to its
+    gradient."""
+    part.register_forward_hook(
+        lambda module, arguments, value: whole(value, mesh).to_local(grad_placements=[Partial()])
+    )
 
 
 def cut_gathered(norm: nn.Module, mesh: DeviceMesh) -> None:
@@ -130,9 +139,13 @@ CUTTERS: dict[PlannedShard, Callable[[nn.Module, DeviceMesh], None]] = {
     "rows": cut_rows,
     "vocabulary": cut_vocabulary,
     "heads": cut_heads,
+    "channels": cut_channels,
+    "shared": cut_shared,
     "units": cut_units,
     "gathered": cut_gathered,
 }
+WHOLE: tuple[PlannedShard, ...] = ("gathered", "shared")
+"""What stays whole, whatever its size."""
 
 
 def whole(value: Any, mesh: DeviceMesh) -> DTensor:

@@ -1,17 +1,6 @@
 """The constraint belongs to the optimizer: it holds after every step, in anyone's loop.
 
-Vectors on spheres and in balls are projected by `Projection`. Whole matrices keep their Frobenius
-norm, the control for constraining vectors. R = ‖W₀‖_F is the norm when the constraint was set.
-
-| constraint | after the optimizer moved W to W' | source |
-|---|---|---|
-| frobenius | W ← R·W'/‖W'‖_F | equation of AdamH and MuonH, to first order in the rate |
-| hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
-
-Hyperball keeps only the optimizer's direction, so a step has the angle arctan(lr) where it is
-tangent; with Adam it is AdamH, with Muon MuonH (`optim.name` adamh, muonh: with the head). R is
-kept in the optimizer's state as "radius"; with `norm = "before"` it is ‖W‖_F before each step
-instead (MuonH's code, arXiv 2603.28743): the same but for rounding and moves made from outside.
+What is done around a step is in projection.py, and in cpr.py.
 """
 
 import math
@@ -25,15 +14,19 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
-from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import MATRICES, Constraint, Role, constraints, overridden, roles
 from unitsphere.ops.dtensor import Axes
-from unitsphere.ops.project import length, project_sphere_, project_tangent_
-from unitsphere.training.optim.angle import AngleCap
+from unitsphere.ops.project import length
 from unitsphere.training.optim.cpr import CPR, CPRConfig
-from unitsphere.training.optim.state import Slot, StateSpec, StepHook, attach, holds
-
-WHOLE = (0, 1)
+from unitsphere.training.optim.projection import (
+    WHOLE,
+    AngleCap,
+    Frobenius,
+    Hyperball,
+    Projection,
+    Tangent,
+)
+from unitsphere.training.optim.state import StepHook, attach, holds
 
 REMEMBERED: dict[str, tuple[Role, ...]] = {
     "frobenius": MATRICES,
@@ -87,109 +80,6 @@ class ConstraintConfig:
             )
 
 
-class Projection(StepHook):
-    """Projects those of an optimizer's tensors that are constrained; by a kernel in Adam's pass."""
-
-    def __init__(self, held: list[tuple[Tensor, Constraint]]) -> None:
-        self.held = held
-        self.stepped: dict[Tensor, Tensor] = {}
-
-    def before(self, optimizer: Optimizer, ready: bool) -> None:
-        """Step and project what the kernel can serve, in the optimizer's place."""
-        if ready:
-            self.stepped = fused_step(optimizer, self.held)
-
-    def after(self, optimizer: Optimizer) -> None:
-        """Project every other held tensor in place."""
-        for weight, constraint in self.held:
-            if weight in self.stepped:
-                weight.grad = self.stepped.pop(weight)
-            else:
-                constraint.project_(weight)
-
-
-class Tangent(StepHook):
-    """Riemannian gradients: takes out of each gradient what would change its vector's length.
-
-    This is the project's own (nGPT's A.4 is about steps of h, not about gradients of weights).
-    For gradients that `backward` left before the step; those of a closure come too late for it.
-    """
-
-    def __init__(self, held: list[tuple[Tensor, Axes]]) -> None:
-        self.held = held
-
-    def before(self, optimizer: Optimizer, ready: bool) -> None:
-        """g ← g − w⟨w, g⟩/⟨w, w⟩."""
-        for weight, dim in self.held:
-            if weight.grad is not None:
-                project_tangent_(weight.grad, weight, dim)
-
-
-class Frobenius(StepHook):
-    """Puts each matrix back on the Frobenius sphere of its initial radius."""
-
-    def __init__(self, weights: list[Tensor]) -> None:
-        self.weights = weights
-        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
-
-    def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The radius."""
-        held = any(weight is parameter for weight in self.weights)
-        return {"radius": Slot((), self.start[0].dtype)} if held else {}
-
-    def after(self, optimizer: Optimizer) -> None:
-        """Project."""
-        for weight, radius in self.radii(optimizer):
-            project_sphere_(weight, WHOLE, radius)
-
-    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-        """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
-        return [
-            (weight, optimizer.state[weight].setdefault("radius", start))
-            for weight, start in zip(self.weights, self.start, strict=True)
-            if weight.grad is not None  # an optimizer takes any state for a step done
-        ]
-
-
-class Hyperball(Frobenius):
-    """Steps of the relative length lr along the optimizer's direction, then the sphere."""
-
-    def __init__(self, weights: list[Tensor], norm: Literal["start", "before"] = "start") -> None:
-        super().__init__(weights)
-        self.norm: Literal["start", "before"] = norm
-        self.previous: list[Tensor] = []
-
-    def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The radius, if it is that of the start."""
-        return super().state_spec(parameter) if self.norm == "start" else {}
-
-    def before(self, optimizer: Optimizer, ready: bool) -> None:
-        """Keep the weights as they are before the step."""
-        self.previous = [weight.detach().clone() for weight in self.weights]
-
-    @torch.no_grad()
-    def after(self, optimizer: Optimizer) -> None:
-        """Replace the step by one of length lr·R in its direction, and project."""
-        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-        previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
-        for weight, radius in self.radii(optimizer):
-            old = previous[id(weight)]
-            direction = project_sphere_(weight - old, WHOLE, radius)
-            weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
-            project_sphere_(weight, WHOLE, radius)
-        self.previous = []
-
-    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-        """Each matrix that was stepped, and its radius: the start's, or that before the step."""
-        if self.norm == "start":
-            return super().radii(optimizer)
-        return [
-            (weight, length(old, WHOLE).squeeze())
-            for weight, old in zip(self.weights, self.previous, strict=True)
-            if weight.grad is not None
-        ]
-
-
 def constrain(
     model: nn.Module,
     *optimizers: Optimizer,
@@ -204,7 +94,7 @@ def constrain(
 
     The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
     Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
-    weights averaged beside the optimizer are for `unitsphere.project`. It survives
+    weights averaged outside the optimizer are for `unitsphere.project`. It survives
     `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
     optimizer comes back without it: call `constrain` again, what it remembers is in the state.
 

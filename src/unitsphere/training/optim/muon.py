@@ -1,4 +1,5 @@
-"""Muon for matrices and Adam for the rest, as one optimizer; the head's gradient by frequency.
+"""Muon and NorMuon for matrices, Adam for the rest, as one optimizer; the head's gradient by
+frequency.
 
 | step | formula | source |
 |---|---|---|
@@ -13,7 +14,18 @@
 | p_v, with `optim.head_by_frequency` | (1 − ε)·(token v's share of the targets) + ε/V, ε = 0.02 | |
 | gradient of the head's row v | G_v ← G_v/√(V·p_v): at most 1/√ε = 7 times | |
 
-`muonh` is Muon whose matrices are on `hyperball` (constraint.py), and its head too, by Adam there.
+NorMuon divides the orthogonal direction O by a second moment for each row:
+
+| step | formula | source |
+|---|---|---|
+| second moment | v ← β₂v + (1−β₂)·(mean of O² over the shorter side) | arXiv 2510.05491 |
+| divide | O' = O/√v, row by row, or column by column of a wide W; v at least 1e-10 | |
+| norm | O' ← O'·‖O‖_F/‖O'‖_F | modded-nanogpt |
+
+v starts at 0 without Adam's correction, which the last line would cancel. Every process keeps all
+of v: it is as long as the longer side.
+
+`muonh` is Muon whose matrices are on `hyperball` (projection.py), and its head too, by Adam there.
 
 `head_by_frequency` is this project's (docs/results/best-search.md). The gradient of a row of the
 head comes from the targets that are its token, so it is longer for common ones. Adam evens that out
@@ -27,30 +39,34 @@ come too late, is not served.
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unitsphere.data.batch import IGNORED
-from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
-from unitsphere.ops.dtensor import local, part_of, placements
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
+from unitsphere.ops.sharded_loss import IGNORE
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import ZOLOTAREV, orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import (
     COUNT,
-    Combined,
     Eager,
+    Slot,
     StateSpec,
     StepHook,
     attach,
+    closure_loss,
     like,
 )
+
+if TYPE_CHECKING:  # unitsphere.optim does without the modules of the data
+    from unitsphere.data.batches import ByStep
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
@@ -58,6 +74,8 @@ COUNTED_BY_V = 256
 """At least this many for each token of the vocabulary."""
 UNIFORM = 0.02
 """ε: the part of p that all tokens share."""
+LEAST = 1e-10
+"""NorMuon: second moments below this count as this."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,19 @@ def check_terms(coefficients: str, terms: int) -> None:
         raise UserError(f"zolotarev has 1 to {max(ZOLOTAREV)} terms: optim.ns_steps is {terms}")
 
 
+@dataclass(frozen=True)
+class NorMuonConfig(MuonConfig):
+    """Muon's own keys and the second moment's."""
+
+    beta2: float = 0.95
+    """decay of the rows' second moment"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta2 < 1:
+            raise UserError(f"optim.normuon.beta2 must be from 0 to below 1: {self.beta2}")
+
+
 def shape_rate(kind: str, shape: torch.Size) -> float:
     """r: what the rate is multiplied with for a matrix [out, in]."""
     rows, columns = shape
@@ -148,10 +179,7 @@ class Muon(Eager, torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """A step by the table above."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             numbers = group["ns_steps"], group["coefficients"]
             for weights in self._together(group):
@@ -202,6 +230,32 @@ class Muon(Eager, torch.optim.Muon):
         weight.add_(direction, alpha=-lr * shape_rate(group["adjust_lr_fn"], weight.shape))
 
 
+class NorMuon(Muon):
+    """Muon whose direction is divided by a second moment for each row."""
+
+    own: ClassVar[dict[str, Any]] = asdict(NorMuonConfig())
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """Muon's, and the second moment."""
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return super().state_spec(parameter) | {
+            "second_moment": Slot((max(parameter.shape),), dtype)
+        }
+
+    def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
+        direction, short = complete(direction), 1 if weight.shape[0] >= weight.shape[1] else 0
+        wide = direction.to(torch.promote_types(weight.dtype, torch.float32))
+        mean = whole(wide.square().sum(short)) / weight.shape[short]
+        held = self.state[weight].setdefault("second_moment", torch.zeros_like(mean))
+        held.lerp_(mean, 1 - group["beta2"])
+        factors = held.clamp(min=LEAST).rsqrt()
+        after = (mean * factors.square()).sum()
+        factors *= (mean.sum() / after.clamp(min=LEAST)).sqrt()
+        rows = factors.to(direction.dtype).unsqueeze(short).expand(direction.shape)
+        local(direction).mul_(part_of(rows, direction))
+        return direction
+
+
 def cool_momentum(optimizer: Optimizer, left: int) -> None:
     """Set the momentum where it has a cool-down; `left`: steps of the run, the next one too.
 
@@ -217,12 +271,8 @@ def cool_momentum(optimizer: Optimizer, left: int) -> None:
 def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = Muon) -> Optimizer:
     """Muon over the layers' matrices, and over the head if asked for; AdamW over the rest."""
     of_muon: tuple[Role, ...] = ("matrix", "head") if config.muon_head else ("matrix",)
-    matrices, rest = split_roles(parameters, of_muon)
-    adam = build_adam(rest, config)
-    if not matrices:
-        return adam
-    muon = kind(
-        grouped(matrices, config.group),
+    build = partial(
+        kind,
         lr=config.lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
@@ -231,11 +281,12 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
         adjust_lr_fn=config.adjust_lr,
         **asdict(config.section),
     )
-    return Combined(muon, adam)
+    return with_adam(parameters, config, build, of_muon)
 
 
 READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
 MUON = Definition(build_muon, READS, MuonConfig)
+NORMUON = Definition(partial(build_muon, kind=NorMuon), READS, NorMuonConfig)
 MUONH = Definition(build_muon, READS - {"weight_decay"}, OrthogonalConfig, "hyperball")
 
 
@@ -243,8 +294,8 @@ class ByFrequency(StepHook):
     """Multiplies each row of a head's gradient by that row's factor, [V]."""
 
     def __init__(self, head: Tensor, factors: Tensor) -> None:
-        whole = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
-        self.head, self.factors = head, part_of(whole, head)
+        rows = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
+        self.head, self.factors = head, part_of(rows, head)
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
         """G_v ← G_v/√(V·p_v)."""
@@ -252,17 +303,19 @@ class ByFrequency(StepHook):
             local(self.head.grad).mul_(self.factors)
 
 
-def row_factors(batches: ByStep, batch_tokens: int, V: int) -> Tensor:
+def row_factors(batches: "ByStep", batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
     for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
         targets = batches.batch(step).targets
-        counts += torch.bincount(targets[targets != IGNORED], minlength=V)
+        counts += torch.bincount(targets[targets != IGNORE], minlength=V)
     share = counts / counts.sum().clamp(min=1)
     return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
 
 
-def weigh_head(model: nn.Module, optimizer: Optimizer, batches: ByStep, batch_tokens: int) -> None:
+def weigh_head(
+    model: nn.Module, optimizer: Optimizer, batches: "ByStep", batch_tokens: int
+) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 
     Before `constrain`: what that takes out of gradients, it takes out of these.

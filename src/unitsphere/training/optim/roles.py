@@ -117,7 +117,7 @@ class RolesConfig:
 
 
 SHOWN = ("weight_decay", "betas", "eps", "momentum", "cooldown")
-"""Numbers of a group that `trained` shows beside its peak rate."""
+"""Numbers of a group that `trained` shows with its peak rate."""
 
 
 def trained(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:

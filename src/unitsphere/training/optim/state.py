@@ -132,6 +132,14 @@ class Eager(Optimizer):
     zero_grad = unwrap(Optimizer.zero_grad)
 
 
+def closure_loss(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure that is given to an optimizer's `step`; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class ByWeight(Eager, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
@@ -142,10 +150,7 @@ class ByWeight(Eager, ABC):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every tensor."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -172,10 +177,7 @@ class Combined(Eager):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every part."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for part in self.parts:
             part.step()
         return loss

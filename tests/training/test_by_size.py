@@ -16,11 +16,11 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.plan import arm_config, with_overrides
 from unitsphere.studies.core.spec import ArmSpec, Study, Tune
 from unitsphere.studies.ladder import LadderStudy, rung_of
+from unitsphere.training.by_size import BySize
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import config_from, layers, load_recipe, recipe_names
 from unitsphere.training.resolve import check_same, resolve, saved_config
-from unitsphere.training.sized import BySize
 
 SMALL = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}
 

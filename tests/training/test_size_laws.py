@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
-from unitsphere.training.optim.transfer import (
+from unitsphere.training.by_size import (
     BaseConfig,
     BaseRatesConfig,
     Group,

@@ -1,0 +1,190 @@
+"""What is kept of the weights, around each step of an optimizer.
+
+`Projection` puts vectors back on spheres or into balls. Whole matrices keep their Frobenius norm,
+the control for constraining vectors. R = ‖W₀‖_F is the norm when the constraint was set.
+
+| constraint | after the optimizer moved W to W' | source |
+|---|---|---|
+| frobenius | W ← R·W'/‖W'‖_F | equation of AdamH and MuonH, to first order in the rate |
+| hyperball | D = W' − W; W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F | arXiv 2606.16899 |
+
+Hyperball keeps only the optimizer's direction, so a step has the angle arctan(lr) where it is
+tangent; with Adam it is AdamH, with Muon MuonH (`optim.name` adamh, muonh: with the head). R is
+kept in the optimizer's state as "radius"; with `norm = "before"` it is ‖W‖_F before each step
+instead (MuonH's code, arXiv 2603.28743): the same but for rounding and moves made from outside.
+
+`AngleCap` limits the angle by which a step turns a vector on its sphere ("Training nGPT",
+2608.01284). For a vector w of length d that the optimizer moved to w̃, with the learning rate η
+and κ:
+
+| step | formula |
+|---|---|
+| largest angle | θ = κ·η·√d, since an entry moves about η under Adam, and the vector η·√d |
+| tangent part | u = w̃ − ⟨w̃, ŵ⟩ŵ, with ŵ = w/‖w‖ |
+| angle | φ = atan2(‖u‖, ⟨w̃, ŵ⟩) |
+| if φ > θ | w̃ ← ‖w̃‖·(cos θ·ŵ + sin θ·u/‖u‖) |
+
+Then the sphere's projection, which turns nothing. Input embeddings are left out, as in the paper.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unitsphere.kernels import fused_step
+from unitsphere.models.constraint import Constraint
+from unitsphere.ops.dtensor import Axes, complete, local
+from unitsphere.ops.project import length, project_sphere_, project_tangent_
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook
+
+WHOLE = (0, 1)
+
+
+class Projection(StepHook):
+    """Projects those of an optimizer's tensors that are constrained; by a kernel in Adam's pass."""
+
+    def __init__(self, held: list[tuple[Tensor, Constraint]]) -> None:
+        self.held = held
+        self.stepped: dict[Tensor, Tensor] = {}
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Step and project what the kernel can serve, in the optimizer's place."""
+        if ready:
+            self.stepped = fused_step(optimizer, self.held)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Project every other held tensor in place."""
+        for weight, constraint in self.held:
+            if weight in self.stepped:
+                weight.grad = self.stepped.pop(weight)
+            else:
+                constraint.project_(weight)
+
+
+class Tangent(StepHook):
+    """Riemannian gradients: takes out of each gradient what would change its vector's length.
+
+    This is the project's own (nGPT's A.4 is about steps of h, not about gradients of weights).
+    For gradients that `backward` left before the step; those of a closure come too late for it.
+    """
+
+    def __init__(self, held: list[tuple[Tensor, Axes]]) -> None:
+        self.held = held
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """g ← g − w⟨w, g⟩/⟨w, w⟩."""
+        for weight, dim in self.held:
+            if weight.grad is not None:
+                project_tangent_(weight.grad, weight, dim)
+
+
+class Frobenius(StepHook):
+    """Puts each matrix back on the Frobenius sphere of its initial radius."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
+        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The radius."""
+        held = any(weight is parameter for weight in self.weights)
+        return {"radius": Slot((), self.start[0].dtype)} if held else {}
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Project."""
+        for weight, radius in self.radii(optimizer):
+            project_sphere_(weight, WHOLE, radius)
+
+    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
+        return [
+            (weight, optimizer.state[weight].setdefault("radius", start))
+            for weight, start in zip(self.weights, self.start, strict=True)
+            if weight.grad is not None  # an optimizer takes any state for a step done
+        ]
+
+
+class Hyperball(Frobenius):
+    """Steps of the relative length lr along the optimizer's direction, then the sphere."""
+
+    def __init__(self, weights: list[Tensor], norm: Literal["start", "before"] = "start") -> None:
+        super().__init__(weights)
+        self.norm: Literal["start", "before"] = norm
+        self.previous: list[Tensor] = []
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The radius, if it is the start's."""
+        return super().state_spec(parameter) if self.norm == "start" else {}
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Keep the weights as they are before the step."""
+        self.previous = [weight.detach().clone() for weight in self.weights]
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer) -> None:
+        """Replace the step by one of length lr·R in its direction, and project."""
+        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
+        for weight, radius in self.radii(optimizer):
+            old = previous[id(weight)]
+            direction = project_sphere_(weight - old, WHOLE, radius)
+            weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
+            project_sphere_(weight, WHOLE, radius)
+        self.previous = []
+
+    def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Each matrix that was stepped, and its radius: the start's, or that before the step."""
+        if self.norm == "start":
+            return super().radii(optimizer)
+        return [
+            (weight, length(old, WHOLE).squeeze())
+            for weight, old in zip(self.weights, self.previous, strict=True)
+            if weight.grad is not None
+        ]
+
+
+class AngleCap(StepHook):
+    """Keeps the step of every vector of `held`, weights with their axis, within θ."""
+
+    def __init__(self, held: list[tuple[Tensor, Axes]], kappa: float) -> None:
+        self.held, self.kappa = held, kappa
+        self.previous: list[Tensor] = []
+
+    def before(self, optimizer: Optimizer, ready: bool) -> None:
+        """Keep the weights as they are before the step."""
+        self.previous = [weight.detach().clone() for weight, _ in self.held]
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer) -> None:
+        """Turn back what has turned too far."""
+        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        for (weight, dim), old in zip(self.held, self.previous, strict=True):
+            size = weight.shape[dim] if isinstance(dim, int) else weight.numel()
+            cap_angle_(weight, old, dim, self.kappa * rate[id(weight)] * size**0.5)
+        self.previous = []
+
+
+@torch.no_grad()
+def cap_angle_(weight: Tensor, old: Tensor, dim: Axes, theta: float) -> Tensor:
+    """Turn each vector of `weight` along `dim` back to the angle `theta` to the vector of `old`.
+
+    A shorter turn and the length stay as they are, and so do vectors that are zero.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    radius, before = length(weight.detach(), dim), length(old, dim)
+    new, start = weight.detach().to(wide), old.to(wide)
+    inner = local(complete((new * start).sum(dim, keepdim=True)))
+    along = inner / before.masked_fill(before == 0, 1)  # ⟨w̃, ŵ⟩
+    direction = local(start) / before.masked_fill(before == 0, 1)
+    tangent = new.clone()
+    local(tangent).sub_(along * direction)
+    across = length(tangent, dim)
+    too_far = (torch.atan2(across, along) > theta) & (before > 0) & (across > 0)
+    side = local(tangent) / across.masked_fill(across == 0, 1)
+    turned = radius * (math.cos(theta) * direction + math.sin(theta) * side)
+    held = local(weight.detach())
+    held.copy_(torch.where(too_far, turned.to(held.dtype), held))
+    return weight
