@@ -6,6 +6,7 @@ torch.distributed.checkpoint writes them, and puts together what several process
 second to import, so what one process wrote is read without it.
 """
 
+import json
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
@@ -27,8 +28,8 @@ from unitsphere.training.optim.state import check_state
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
-SHARDS = "DCP_SHARDING_INFO"
-"""In the header of a file of shards (`torch.distributed.checkpoint._hf_utils` has it)."""
+PLACES = "DCP_SHARDING_INFO"
+"""In a file's header: where in the whole tensors its parts begin, as JSON."""
 
 
 def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -157,7 +158,8 @@ def whole_tensors(folder: Path) -> Stored | None:
     found: Stored = {}
     for path in sorted(path for path in folder.iterdir() if path.suffix == ".safetensors"):
         with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get(SHARDS):
+            places = json.loads((file.metadata() or {}).get(PLACES, "{}"))
+            if any(any(place["saved_offsets"]) for place in places.values()):
                 return None
             names = file.keys()
             for name in names:
