@@ -90,6 +90,7 @@ def check_exportable(model: Transformer) -> None:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
+        "n_experts": "{} experts: its exported form has one MLP in every layer",
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
@@ -102,6 +103,7 @@ def check_exportable(model: Transformer) -> None:
         "residual": tuple(EXPORTED),
         "attention_factor": (False,),
         "softcap": (None,),
+        "n_experts": (0,),
         "gated": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]

@@ -66,6 +66,23 @@ def on_mesh_of(target: Tensor, value: Tensor) -> Tensor:
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
+def part_like(part: Tensor, target: Tensor) -> Tensor:
+    """The tensor spread as `target` is, of which this process holds `part`."""
+    if not placements(target):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(target, DTensor)
+    return DTensor.from_local(
+        part,
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """The tensors in groups of the same mesh, ordinary ones in one more group.
 

@@ -138,8 +138,8 @@ class NorMuonConfig(MuonConfig):
 
 
 def shape_rate(kind: str, shape: torch.Size) -> float:
-    """r: what the rate is multiplied with for a matrix [out, in]."""
-    rows, columns = shape
+    """r: what the rate is multiplied with for a matrix [out, in], or a stack of them."""
+    rows, columns = shape[-2:]
     if kind == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
@@ -148,18 +148,21 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 class Muon(Eager, torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`.
+    Takes torch's numbers and the keys of `MuonConfig`. Beside matrices it steps stacks of them
+    [E, out, in], each on its own.
     """
 
     own: ClassVar[dict[str, Any]] = asdict(MuonConfig())
 
     def __init__(self, params: Any, **numbers: Any) -> None:
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
-        super().__init__(params, **numbers)
-        self.defaults |= own
-        self._complete_groups(own)
+        super().__init__([torch.empty(1, 1)], **numbers)  # checks numbers; it refuses stacks
+        Optimizer.__init__(self, params, self.defaults | own)
         for group in self.param_groups:
             check_terms(group["coefficients"], group["ns_steps"])
+            for p in group["params"]:
+                if p.dim() not in (2, 3):
+                    raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -238,19 +241,19 @@ class NorMuon(Muon):
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """Muon's, and the second moment."""
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return super().state_spec(parameter) | {
-            "second_moment": Slot((max(parameter.shape),), dtype)
-        }
+        *stack, rows, columns = parameter.shape
+        moment = Slot((*stack, max(rows, columns)), dtype)
+        return super().state_spec(parameter) | {"second_moment": moment}
 
     def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
-        direction, short = complete(direction), 1 if weight.shape[0] >= weight.shape[1] else 0
+        direction, short = complete(direction), -1 if weight.shape[-2] >= weight.shape[-1] else -2
         wide = direction.to(torch.promote_types(weight.dtype, torch.float32))
         mean = whole(wide.square().sum(short)) / weight.shape[short]
         held = self.state[weight].setdefault("second_moment", torch.zeros_like(mean))
         held.lerp_(mean, 1 - group["beta2"])
         factors = held.clamp(min=LEAST).rsqrt()
-        after = (mean * factors.square()).sum()
-        factors *= (mean.sum() / after.clamp(min=LEAST)).sqrt()
+        after = (mean * factors.square()).sum(-1, keepdim=True)
+        factors *= (mean.sum(-1, keepdim=True) / after.clamp(min=LEAST)).sqrt()
         rows = factors.to(direction.dtype).unsqueeze(short).expand(direction.shape)
         local(direction).mul_(part_of(rows, direction))
         return direction

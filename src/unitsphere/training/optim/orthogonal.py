@@ -34,7 +34,7 @@ every CPU.
 import torch
 from torch import Tensor
 
-from unitsphere.ops.dtensor import on_mesh_of, whole
+from unitsphere.ops.dtensor import local, on_mesh_of, part_like, whole
 
 COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
     "quintic": ((3.4445, -4.7750, 2.0315),),
@@ -100,7 +100,12 @@ NO_LENGTH = 1e-7
 
 
 def orthogonalise(update: Tensor, steps: int, coefficients: str = "quintic") -> Tensor:
-    """O ≈ (U Uᵀ)^(−½) U of U [m, n]: the same directions, singular values about 1."""
+    """O ≈ (U Uᵀ)^(−½) U of U [m, n]: the same directions, singular values about 1.
+
+    Of a stack [E, m, n] that of each matrix.
+    """
+    if update.dim() == 3:
+        return part_like(orthogonalise_stack(local(update), steps, coefficients), update)
     if coefficients == "zolotarev":
         return by_inverses(update, steps)
     x = update.to(precision(update))
@@ -133,17 +138,22 @@ def by_inverses(update: Tensor, terms: int) -> Tensor:
 def orthogonalise_many(
     updates: list[Tensor], steps: int, coefficients: str = "quintic"
 ) -> list[Tensor]:
-    """`orthogonalise` of tensors of one shape, in one batched call; Zolotarev one by one."""
+    """`orthogonalise` of ordinary tensors of one shape in one batched call."""
+    return list(orthogonalise_stack(torch.stack(updates), steps, coefficients).unbind())
+
+
+def orthogonalise_stack(update: Tensor, steps: int, coefficients: str) -> Tensor:
+    """`orthogonalise` of each matrix of [E, m, n], in batched products; Zolotarev one by one."""
     if coefficients == "zolotarev":
-        return [by_inverses(update, steps) for update in updates]
-    x = torch.stack(updates).to(precision(updates[0]))
+        return torch.stack([by_inverses(one, steps) for one in update]) if len(update) else update
+    x = update.to(precision(update))
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x
     x = x / x.flatten(1).norm(dim=1).clamp(min=NO_LENGTH)[:, None, None]
     for a, b, c in each_step(coefficients, steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return list((x.mT if tall else x).unbind())
+    return x.mT if tall else x
 
 
 def precision(update: Tensor) -> torch.dtype:
