@@ -75,8 +75,7 @@ def last_logits(
     model: Transformer, tokens_BT: Tensor, cache: Cache, padding_B: Tensor | None
 ) -> Tensor:
     """Logits [B, V] after only the last token."""
-    attends = any(mixer.bidirectional for mixer in model.mixers())
-    pieces = tokens_BT.split(tokens_BT.shape[1] if attends else PIECE, dim=1)
+    pieces = tokens_BT.split(tokens_BT.shape[1] if model.attends else PIECE, dim=1)
     for piece in pieces[:-1]:
         model.features(piece, cache=cache, left_padding=padding_B)
     return model.logits(model.features(pieces[-1], cache=cache, left_padding=padding_B)[:, -1])
