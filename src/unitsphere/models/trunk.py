@@ -92,7 +92,7 @@ class Transformer(nn.Module, ABC):
 
     @property
     def attends(self) -> bool:
-        """Whether any of `blocks` has attention, which alone needs a mask and a growing state."""
+        """Whether any of `blocks` has attention: other mixers need no mask."""
         return any(mixer.bidirectional for mixer in self.mixers())
 
     @abstractmethod
