@@ -7,7 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
-SOURCES := src tests benchmarks examples
+DOCS := $(VENV)/.installed-docs
+RELEASE := $(VENV)/.installed-release
+SOURCES := src tests benchmarks examples tools
 
 # Choose an interpreter: make quickstart PYTHON=/path/to/python3.12
 PYTHON ?=
@@ -25,10 +27,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiling all of torch takes longer than unpacking it: modules are compiled when they are imported.
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
-# One thread per worker, and no busy waiting, which would slow down other programs on the core.
+# One thread per worker, the compiler's too, which would start processes that import torch, and no
+# busy waiting, which would slow down other programs on the core.
 # A worker has the tests of a module together: what they share is made once.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal \
-	--basetemp=$(VENV)/pytest
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TORCHINDUCTOR_COMPILE_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 --dist worksteal --basetemp=$(VENV)/pytest
 
 .PHONY: help
 help: ## show this list
@@ -42,8 +45,17 @@ quickstart: $(CORE) ## train four small models on the standard library's source 
 pages: $(CORE) ## build the HTML pages of docs/results from their JSON, in build/pages
 	@$(BIN)/python benchmarks/pages.py $(ARGS)
 
+.PHONY: models
+models: $(DEV) ## train the three release models (hours) and pack them with their cards, in dist/models
+	@$(BIN)/python benchmarks/models.py $(ARGS)
+
 .PHONY: test
-test: lint ## run lint, import contract, type checks and the CPU test suite
+test: style ## run lint, import contract, type checks and the CPU test suite
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+# Types are checked beside the tests, which often wait for programs that they have started.
+.PHONY: suite
+suite: $(DEV)
 	@echo "tests"
 	@$(PYTEST) -m "not data and not gpu and not browser" $(ARGS)
 
@@ -62,6 +74,36 @@ test-browser: $(DEV) ## test the report's page in headless Chromium, which is in
 		echo "make test-browser: install Chromium (package chromium) as root first" >&2; exit 2; }
 	@echo "tests in a browser"
 	@$(PYTEST) -n 0 -m browser tests/browser $(ARGS)
+
+.PHONY: docs
+docs: $(DOCS) ## build the documentation site in build/site; a dead link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	@echo "build/site/index.html"
+
+.PHONY: notebooks
+notebooks: $(DOCS) ## run the notebooks of examples/notebooks; ARGS=--write stores their outputs
+	@$(BIN)/python tools/notebooks.py $(ARGS)
+
+.PHONY: dist
+dist: $(RELEASE) ## build the wheel and the sdist, and check that a second build is the same
+	@$(BIN)/python tools/dist.py
+
+.PHONY: test-dist
+test-dist: dist ## use the wheel in a clean environment and an empty folder; write the SBOM
+	@$(BIN)/python tools/smoke.py
+
+.PHONY: address
+address: ## write the project's address where it stands: make address URL=https://…
+	@test -n "$(URL)" || { echo "make address: name it with URL=https://…" >&2; exit 2; }
+	@sed -i "s|$$(sed -n 's/^Homepage = "\(.*\)"/\1/p' pyproject.toml)|$(URL)|g" \
+		pyproject.toml CITATION.cff mkdocs.yml README.md SECURITY.md docs/tutorial.md \
+		.github/ISSUE_TEMPLATE/config.yml
+
+.PHONY: coverage
+coverage: $(DEV) ## run the CPU tests under coverage (three times as long); report in build/coverage
+	@$(BIN)/python -m pip install --quiet --quiet -c constraints.txt pytest-cov
+	@$(PYTEST) -m "not data and not gpu and not browser" --cov=unitsphere --cov-report=term \
+		--cov-report=html:build/coverage $(ARGS)
 
 # With GPU_PYTHON no environment is made: that interpreter has torch, and GPU_WHEELS is a folder of
 # the wheels that it lacks, which are installed beside it, without a network.
@@ -89,12 +131,18 @@ torture: $(DEV) ## run the long form of tests/torture (kills, faults, fuzz): 20 
 		tests/training/distributed/test_parallel_losses.py tests/bench/test_traffic_budget.py $(ARGS)
 
 .PHONY: lint
-lint: $(DEV) ## run ruff, the import contract and the type checks
+lint: style types ## run ruff, the import contract and the type checks
+
+.PHONY: style
+style: $(DEV)
 	@echo "ruff"
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@echo "import contract"
 	@$(BIN)/lint-imports --no-logo
+
+.PHONY: types
+types: $(DEV)
 	@echo "types"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
@@ -117,6 +165,16 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing unitsphere and its development tools in $(VENV) (about 1 minute)"
 	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(CORE)
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what makes the documentation in $(VENV) (about 1 minute)"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@ $(CORE)
+
+$(RELEASE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what makes a release in $(VENV)"
+	@$(INSTALL) -e '.[release]'
 	@touch $@ $(CORE)
 
 # A name on the path may be a shim without an interpreter: ask each for its version.

@@ -1,4 +1,4 @@
-"""nGPT in Hugging Face's Trainer: constrain the optimizer where the Trainer makes it.
+"""nGPT in Hugging Face's Trainer: a callback keeps the constraints.
 
     pip install 'transformers[torch]'
     python examples/hf_trainer.py
@@ -13,6 +13,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 import unitsphere
+from unitsphere.trainer import Constrain
 
 
 class LanguageModel(torch.nn.Module):
@@ -24,13 +25,6 @@ class LanguageModel(torch.nn.Module):
 
     def forward(self, input_ids, labels):
         return {"loss": self.model.loss(input_ids, labels)}
-
-
-class SphereTrainer(Trainer):
-    def create_optimizer(self, model=None):
-        optimizer = super().create_optimizer(model)
-        unitsphere.constrain(self.model, optimizer)
-        return optimizer
 
 
 def main(out: str = "runs/hf-trainer", steps: int = 200, resume: bool = False, **settings):
@@ -50,7 +44,7 @@ def main(out: str = "runs/hf-trainer", steps: int = 200, resume: bool = False, *
         use_cpu=True,
         **settings,
     )
-    trainer = SphereTrainer(model, arguments, train_dataset=windows)
+    trainer = Trainer(model, arguments, train_dataset=windows, callbacks=[Constrain()])
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 

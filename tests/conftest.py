@@ -6,6 +6,7 @@ Without a GPU Triton interprets kernels. It reads that when it is imported, whic
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
 
 settings.register_profile("no clock", deadline=None)  # a busy machine is not a failure
 settings.load_profile("no clock")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_samples() -> Iterator[None]:
+    """A tiny run's sample takes longer than its training: a few tokens of it do."""
+    from unitsphere.inference import samples
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "TOKENS", 24)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,18 @@ def digits(seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 8, generator=generator)
     return x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+
+
+def test_it_is_imported_without_the_rest():
+    """Of the package it needs what optimizers stand on: no data, no trained run, no report."""
+    code = "import sys, unitsphere.optim; print(*(m for m in sys.modules if 'unitsphere.' in m))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    loaded = {".".join(name.split(".")[1:3]) for name in result.stdout.decode().split()}
+    tops = {name.split(".")[0] for name in loaded} - {"training"}
+    assert tops == {"config", "errors", "files", "kernels", "models", "ops", "optim"}
+    training = {name for name in loaded if name.startswith("training.")}
+    assert training == {"training.optim", "training.by_size"}
+    assert {name for name in loaded if name.startswith("models.")} == {"models.constraint"}
 
 
 def test_every_name_is_there_and_documented():

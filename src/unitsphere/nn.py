@@ -29,7 +29,7 @@ from unitsphere.errors import UserError
 from unitsphere.kernels import lerp_norm
 from unitsphere.models import ngpt, parts
 from unitsphere.models.config import rotary_size
-from unitsphere.models.constraint import Bound, Declaration, Declares, normalize_
+from unitsphere.models.constraint import Bound, Declaration, declares, normalize_
 from unitsphere.models.context import SelfContext
 from unitsphere.models.parts import Resets, ScaleConfig
 from unitsphere.ops.norm import unit_norm
@@ -189,7 +189,7 @@ def declare(module: Module, **bounds: Bound | None) -> Module:
 def free(module: Module) -> Module:
     """The module, all parameters in it declared free but those that modules in it declare."""
     for part in module.modules():
-        if not isinstance(part, Declares):
+        if not declares(part):
             declare(part, **{name: None for name, _ in part.named_parameters(recurse=False)})
     return module
 

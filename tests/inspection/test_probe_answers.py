@@ -198,6 +198,13 @@ def test_gates_of_known_vectors():
     assert found["attention"]["means"] == pytest.approx([opened.mean().item(), 1.0], rel=1e-5)
     assert found["attention"]["quantiles"][0][-1] == pytest.approx(opened.max().item(), rel=1e-5)
     assert found["mlp"]["means"] == [1.0, 1.0]
+
+    model = made("gpt", gated=True)
+    x = model.blocks[0].norm_A(model.E_in.weight[batch().inputs])
+    fill(model, "blocks.0.w_A.stored", 3.0)
+    found = states.gates(model, trace(model, batch(), deep=False))
+    opened = 2 / (1 + torch.exp(-3 * x.sum(-1)))
+    assert found["attention"]["means"] == pytest.approx([opened.mean().item(), 1.0], rel=1e-5)
     with pytest.raises(DoesNotApply, match="no sublayer has a gate"):
         states.gates(made("ngpt"), trace(made("ngpt"), batch(), deep=False))
 

@@ -75,6 +75,7 @@ CASES = {
             "relu2": {"activation": "relu2"},
             "softcap": {"softcap": 0.5},
             "embedding-norm": {"embedding_norm": True},
+            "gated": {"gated": True, "branch": 0.4},
             "recent-tied": {
                 "activation": "relu2",
                 "softcap": 0.5,

@@ -52,4 +52,6 @@ def test_counts_of_the_switches_that_add_parameters():
     assert count("ngpt", **gated) - count("ngpt") == 2 * L * d
     # encoder 2·L·d, decoder 3·L·d with the gate across
     assert count("ngpt", "seq2seq", **gated) - count("ngpt", "seq2seq") == 5 * L * d
+    assert count("gpt", gated=True) - count("gpt") == 2 * L * d
+    assert count("gpt", "seq2seq", gated=True) - count("gpt", "seq2seq") == 5 * L * d
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

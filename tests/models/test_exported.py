@@ -19,7 +19,13 @@ CASES = [(design, objective, "plain") for design in DESIGNS for objective in CLA
     for design in DESIGNS
     for i, name in enumerate(switches(design))
 ]
-REFUSED = {"residual=slerp", "residual=riemannian", "attention_factor=True", "softcap=2.5"}
+REFUSED = {
+    "residual=slerp",
+    "residual=riemannian",
+    "attention_factor=True",
+    "softcap=2.5",
+    "gated=True",
+}
 
 
 def switched(design, objective, name):

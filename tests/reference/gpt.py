@@ -30,6 +30,8 @@ Decisions where the papers are silent:
 Switches of recent baselines (modded-nanogpt, track 3; all off by default):
 - embedding_norm: h = RMSNorm_E(E_in[token]), with its gain_E [d]; a tied head has E_in as it is;
 - activation "relu2": W_oMLP max(W_u x, 0)^2, and no W_nu;
+- gated (this project's): F(x) 2 / (1 + exp(-w . x)) for F(x), x = RMSNorm(h), with layers.{i}.w_A,
+  w_M (w_X) [d];
 - softcap c: z = c y / sqrt(c^2 + y^2) of the logits y.
 """
 
@@ -64,6 +66,7 @@ class Settings:
     activation: str = "swiglu"
     softcap: float | None = None
     branch: float = 1.0  # c: h = h + c F(norm(h))
+    gated: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -82,6 +85,9 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
         "W_oMLP": (d, d_f),
     }
     cross: dict[str, tuple[int, ...] | None] = {"gain_X": (d,)}
+    if s.gated:
+        layer |= {"w_A": (d,), "w_M": (d,)}
+        cross |= {"w_X": (d,)}
     cross |= {f"cross.{name}": shape for name, shape in attention_shapes.items()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= {"gain_E": (d,) if s.embedding_norm else None}
@@ -146,14 +152,18 @@ def block(
     see_memory: Tensor | None = None,
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
+
+    def opened(x: Tensor, F_x: Tensor, w: str) -> Tensor:
+        return F_x * 2 / (1 + torch.exp(-(x @ p[w])))[..., None] if s.gated else F_x
+
     x = rms_norm(h, p["gain_A"], s.eps)
-    states = [h + s.branch * attention(x, p, s, positions, see)]
+    states = [h + s.branch * opened(x, attention(x, p, s, positions, see), "w_A")]
     if memory is not None and see_memory is not None:
         x = rms_norm(states[-1], p["gain_X"], s.eps)
         h_X = attention(x, under(p, "cross"), s, positions, see_memory, memory)
-        states.append(states[-1] + s.branch * h_X)
+        states.append(states[-1] + s.branch * opened(x, h_X, "w_X"))
     x = rms_norm(states[-1], p["gain_M"], s.eps)
-    states.append(states[-1] + s.branch * mlp(x, p, s))
+    states.append(states[-1] + s.branch * opened(x, mlp(x, p, s), "w_M"))
     return states
 
 

@@ -1,12 +1,15 @@
 """`unitsphere compare`: arms against each other at equal tokens, fairly, from one file."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.cli.study import StudyOptions, run_verb
+from unitsphere.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +30,13 @@ class Compare(StudyOptions):
     examples:
       unitsphere compare quickstart
       unitsphere compare my-study.toml --out runs/mine --json
+      unitsphere compare league --add my-design.toml
     """
 
     study: Annotated[Positional[str], arg(metavar="STUDY")]
-    """a TOML file, or the name of a study that is shipped: quickstart"""
+    """a TOML file; or quickstart, a study that is shipped; or league, the published designs"""
+    add: Annotated[tuple[Path, ...], arg(metavar="FILE [FILE …]")] = ()
+    """league: files of arms to train by its rules and to rank with the published ones"""
     baseline: Annotated[str | None, arg(metavar="ARM")] = None
     """the arm to compare with; by default the file's baseline"""
 
@@ -38,6 +44,10 @@ class Compare(StudyOptions):
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Compare, argv, "compare")
+    if args.study == "league":
+        return run_league(args)
+    if args.add:
+        raise UserError("--add is for the league: unitsphere compare league --add FILE")
     from unitsphere.studies.compare import KIND, find_study
     from unitsphere.studies.core.spec import load_study
 
@@ -46,3 +56,23 @@ def run(argv: list[str]) -> int:
     if args.baseline is not None:
         study = dataclasses.replace(study, baseline=args.baseline)
     return run_verb(KIND, study, args, usual)
+
+
+def run_league(args: Compare) -> int:
+    """Print the published league, or train entries and place them in it."""
+    from unitsphere.studies.league import KIND, league_study, published_standings
+
+    if args.baseline is not None:
+        raise UserError("the league has no baseline: leave --baseline out")
+    usual = Path("runs/compare-league")
+    if args.add:
+        return run_verb(KIND, league_study(args.add), args, usual)
+    found = published_standings()
+    if args.json:
+        print_json(found)
+        return 0
+    from unitsphere.report.kinds.league import league_page
+    from unitsphere.report.render.terminal import print_page
+
+    print_page(league_page(found, usual))
+    return 0

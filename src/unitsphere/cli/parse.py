@@ -13,13 +13,15 @@ import io
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import (
     MISSING_NONPROP,
+    ConstructorRegistry,
     StructConstructorSpec,
     StructFieldSpec,
     StructTypeInfo,
@@ -61,8 +63,11 @@ def parse(
     given = _read(argv, known, verb, takes_words=bool(_positionals(cls)))
     if not given.help:
         _check_words(given, cls, default is not None, verb)
-    # Help shows a flag as one; else every boolean has been given its value.
-    flags = tyro.conf.FlagCreatePairsOff if given.help else tyro.conf.FlagConversionOff
+    # Help shows a flag as one; else every boolean has been given its value, and nobody reads
+    # comments, for which tyro parses every module that has one of the classes.
+    plain = (tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff)
+    forms = (tyro.conf.FlagCreatePairsOff,) if given.help else plain
+    registry = _registry(_shown_plainly if given.help else _only_asked_for(cls, given))
     headline, _, notes = inspect.cleandoc(about or cls.__doc__ or "").partition("\n\n")
     start: dict[str, Any] = {} if default is None else {"default": default}
     errors = io.StringIO()
@@ -74,8 +79,8 @@ def parse(
                 prog=f"unitsphere {verb}",
                 description=headline,
                 use_underscores=True,
-                config=(flags,),
-                registry=_HELP if given.help else None,
+                config=forms,
+                registry=registry,
                 **start,
             )
     except SystemExit as stop:
@@ -90,22 +95,50 @@ def given_options(cls: type, argv: list[str], verb: str) -> set[str]:
     return {name for name, _ in _read(argv, options(cls), verb, takes_words=False).options}
 
 
-_HELP = tyro.constructors.ConstructorRegistry()
-_at_work: list[type] = []
+Change = Callable[[type, StructConstructorSpec], StructConstructorSpec]
 
 
-@_HELP.struct_rule
-def _plain_help(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """tyro's own rule, but help does not show a default that is nothing, nor `--no_` flags."""
-    if info.type in _at_work:
-        return None
-    _at_work.append(info.type)
-    try:
-        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
-    finally:
-        _at_work.remove(info.type)
-    if not isinstance(spec, StructConstructorSpec):
-        return None
+def _registry(change: Change) -> ConstructorRegistry:
+    """tyro's own rules, with every dataclass's fields changed."""
+    registry = ConstructorRegistry()
+    at_work: list[type] = []
+
+    @registry.struct_rule
+    def changed(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info.type in at_work:
+            return None
+        at_work.append(info.type)
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            at_work.remove(info.type)
+        return change(info.type, spec) if isinstance(spec, StructConstructorSpec) else None
+
+    return registry
+
+
+def _only_asked_for(cls: type, given: "_Given") -> Change:
+    """Only the fields that the options and words set: a recipe has hundreds, and tyro is slow."""
+    asked_for = {(cls, name) for name in _positionals(cls)}
+    for option, _ in given.options:
+        kind: Any = cls
+        for name in option.split("."):
+            asked_for.add((kind, name))
+            kind = field_types(kind)[name]
+
+    def change(kind: type, spec: StructConstructorSpec) -> StructConstructorSpec:
+        others = {f.name: f.default for f in spec.fields if (kind, f.name) not in asked_for}
+        return dataclasses.replace(
+            spec,
+            instantiate=partial(spec.instantiate, **others),
+            fields=tuple(field for field in spec.fields if field.name not in others),
+        )
+
+    return change
+
+
+def _shown_plainly(_: type, spec: StructConstructorSpec) -> StructConstructorSpec:
+    """Help does not show a default that is nothing, nor `--no_` flags."""
     return dataclasses.replace(spec, fields=tuple(map(_plain_field, spec.fields)))
 
 

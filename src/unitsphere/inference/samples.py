@@ -8,6 +8,8 @@ from unitsphere.inference.generate import generate_text
 from unitsphere.inference.translate import Search
 from unitsphere.models.trunk import Transformer
 
+TOKENS = 200
+"""Most tokens of a new document."""
 SHOWN = 100
 """Most tokens of a text that are shown."""
 
@@ -22,7 +24,7 @@ def write_sample(model: Transformer, tokenizer: Tokenizer, example: Batch) -> st
         return fill_text(model, tokenizer, example)
     if model.objective == "seq2seq":
         return show_targets(model, tokenizer, example)
-    return sample_text(model, tokenizer)
+    return sample_text(model, tokenizer, TOKENS)
 
 
 def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200) -> str:

@@ -9,11 +9,11 @@
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unitsphere.data.batch import Batch
 from unitsphere.inspection.anatomy import layers_of, unless_none
-from unitsphere.inspection.trace import Trace
+from unitsphere.inspection.trace import Move, Trace
 from unitsphere.inspection.values import (
     DoesNotApply,
     Values,
@@ -24,11 +24,12 @@ from unitsphere.inspection.values import (
     singular,
     whole,
 )
-from unitsphere.models.parts import Scale
+from unitsphere.models.parts import RMSNorm, Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.ops.residual import opening
 
+NOT_GATED = "no sublayer has a gate: nGPT has with model.residual gated, GPT with model.gated"
 GATES = {"attention": "w_A", "cross": "w_X", "mlp": "w_M"}
 """Sublayer -> the w of its gate in a block."""
 DEAD = 0.01
@@ -50,17 +51,21 @@ def gates(model: Transformer, found: Trace) -> Values:
     """The numbers 2σ(⟨w, h⟩) that each sublayer's output is multiplied with, over the tokens."""
     blocks = {layer.label: layer.block for layer in layers_of(model)}
     seen = [
-        (move.sublayer, move.layer, opening(move.before, whole(w())))
+        (move.sublayer, move.layer, opening(gate_input(block, move), whole(w())))
         for move in found.moves
-        if isinstance(w := getattr(blocks[move.layer], GATES[move.sublayer], None), Scale)
+        if isinstance(w := getattr(block := blocks[move.layer], GATES[move.sublayer], None), Scale)
     ]
-    return distribution(
-        unless_none(seen, "no sublayer has a gate: nGPT has with model.residual gated")
-    )
+    return distribution(unless_none(seen, NOT_GATED))
+
+
+def gate_input(block: nn.Module, move: Move) -> Tensor:
+    """What a sublayer's gate reads: h, or its norm before a pre-norm sublayer."""
+    reader = block.get_submodule(block.sublayer_inputs[move.sublayer])
+    return reader(move.before) if isinstance(reader, RMSNorm) else move.before
 
 
 def attention_entropy(found: Trace) -> Values:
-    """Entropy of each head's attention in nats, and that of weights all alike ("… if uniform")."""
+    """Entropy of each head's attention in nats, and of weights all alike ("… if uniform")."""
     points = [
         point
         for (layer, sublayer), by_head in found.entropies.items()

@@ -6,15 +6,15 @@ is constrained; nothing is guessed from names or shapes.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
-Role = Literal["matrix", "embedding", "head", "gain", "scale", "bias"]
-MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head")
+Role = Literal["matrix", "embedding", "head", "router", "gain", "scale", "bias"]
+MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head", "router")
 """Roles of what has vectors to constrain; all else are gains, scales and biases."""
 Kind = Literal["sphere", "ball"]
 
@@ -54,13 +54,17 @@ class Constraint:
         return PROJECTIONS[self.kind](weight, self.dim, self.radius)
 
 
-@runtime_checkable
 class Declares(Protocol):
     """A module that declares the parameters it owns."""
 
     def declare(self) -> dict[str, Declaration]:
         """Local parameter name -> declaration."""
         ...
+
+
+def declares(module: nn.Module) -> TypeGuard[Declares]:
+    """Whether the module declares its parameters; an isinstance of a protocol takes far longer."""
+    return hasattr(module, "declare")
 
 
 def declarations(model: nn.Module) -> dict[str, Declaration]:
@@ -71,7 +75,7 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
     found: dict[str, Declaration] = {}
     shared: set[int] = set()
     for prefix, module in model.named_modules():
-        declared = _declared(module)
+        declared = module.declare() if declares(module) else {}
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
             if id(parameter) in shared:
@@ -84,10 +88,6 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
             shared.add(id(parameter))
             found[name] = declared[local]
     return found
-
-
-def _declared(module: nn.Module) -> dict[str, Declaration]:
-    return module.declare() if isinstance(module, Declares) else {}
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

@@ -26,16 +26,19 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `zero_outputs` | W_o and W_oMLP start at 0 (`branches`), and E_out does (`all`) |
 | `activation = "relu2"` | h = h + W_oMLP ReLU(W_u x)² |
 | `softcap = c` | z = c·z'/√(c² + z'²), z' = E_out RMSNorm(h) |
+| `gated` | F(x) 2σ(⟨w, x⟩) for a sublayer's output F(x), x = RMSNorm(h): the gate of `best` |
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
+from unitsphere.models import variants
 from unitsphere.models.config import (
     ModelConfig,
     head_size,
@@ -45,9 +48,10 @@ from unitsphere.models.config import (
     vocabulary,
 )
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
-from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, logit_gain
+from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, Scale, logit_gain
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import relu2, swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
@@ -83,6 +87,8 @@ class GPTConfig(ModelConfig):
     """what starts at zero; branches: W_o and W_oMLP; all: an untied E_out too"""
     branch: float = 1.0
     """c: factor of each sublayer's output before it is added to h; 1/√(2L) is Depth-μP's"""
+    gated: bool = False
+    """each sublayer's output is multiplied by 2σ(⟨w, x⟩), one number per token of its input x"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -151,6 +157,7 @@ class Block(nn.Module):
     }
     cross: Attention
     norm_X: RMSNorm
+    w_X: Scale | None
 
     def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:
         super().__init__()
@@ -158,17 +165,22 @@ class Block(nn.Module):
         std = output_std(config.init_std, config.n_layers, cross)
         W = matrices(config, std if config.zero_outputs == "none" else 0.0)
         self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
-        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(config, W)
+        self.norm_M, self.mlp = RMSNorm(d, eps), build_mlp(config, W, MLP)
+        gate = partial(variants.gate_vector, config.gated, d)
+        self.w_A, self.w_M = gate(), gate()
         if cross:
-            self.norm_X, self.cross = RMSNorm(d, eps), Attention(config, W)
+            self.norm_X, self.cross, self.w_X = RMSNorm(d, eps), Attention(config, W), gate()
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        c = self.branch
-        h = torch.add(h, self.attention(self.norm_A(h), context), alpha=c)  # h + c·…, in one pass
+        c, gated = self.branch, variants.gated
+        x = self.norm_A(h)
+        h = torch.add(h, gated(x, self.attention(x, context), self.w_A), alpha=c)  # h + c·…
         if across is not None:
-            h = torch.add(h, self.cross(self.norm_X(h), across), alpha=c)
-        return torch.add(h, self.mlp(self.norm_M(h)), alpha=c)
+            x = self.norm_X(h)
+            h = torch.add(h, gated(x, self.cross(x, across), self.w_X), alpha=c)
+        x = self.norm_M(h)
+        return torch.add(h, gated(x, self.mlp(x), self.w_M), alpha=c)
 
 
 class GPT(Transformer):

@@ -1,4 +1,4 @@
-"""The architectures by name. A new one is a file beside this and a line in `ARCHITECTURES`."""
+"""The architectures by name. A new one is a file next to this and a line in `ARCHITECTURES`."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -275,7 +275,7 @@ class Transformer(nn.Module, ABC):
         )
 
     def mixing_flops(self, context: int) -> float:
-        """Operations per token, forward and backward, that mixers do beside those of weights.
+        """Operations per token, forward and backward, of mixers without those of their weights.
 
         In sequences of `context` tokens; with seq2seq a token of the target together with one of a
         source of the same length.

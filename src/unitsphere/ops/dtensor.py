@@ -56,6 +56,23 @@ def part_of(value: Tensor, target: Tensor) -> Tensor:
     return value[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
 
 
+def part_like(part: Tensor, target: Tensor) -> Tensor:
+    """The tensor spread as `target` is, of which this process holds `part`."""
+    if not placements(target):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(target, DTensor)
+    return DTensor.from_local(
+        part,
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """The tensors in groups of the same mesh, ordinary ones in one more group.
 

@@ -16,6 +16,7 @@ from unitsphere.report.kinds.compare import compare_page
 from unitsphere.report.kinds.context import context_page
 from unitsphere.report.kinds.finetune import finetune_page
 from unitsphere.report.kinds.ladder import ladder_page
+from unitsphere.report.kinds.league import league_page
 from unitsphere.report.kinds.quantize import quantize_page
 from unitsphere.report.kinds.quickstart import quickstart_page
 from unitsphere.report.kinds.ramp import ramp_page
@@ -33,6 +34,7 @@ KINDS: dict[str, Callable[[Json, Path], Page]] = {
     "context": context_page,
     "finetune": finetune_page,
     "ladder": ladder_page,
+    "league": league_page,
     "quantize": quantize_page,
     "quickstart": quickstart_page,
     "lr-ramp": ramp_page,

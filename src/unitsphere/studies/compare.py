@@ -19,14 +19,13 @@ from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
     run_flags,
-    runs_commit,
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import Planned, Size, at_budget, final_run, size_of, to_come
 from unitsphere.studies.core.points import at_point, check_points, tuned_points
 from unitsphere.studies.core.search import space_of
-from unitsphere.studies.core.spec import Comparing, check_numbers
+from unitsphere.studies.core.spec import Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig, steps_for
@@ -36,7 +35,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareStudy(Comparing):
-    """What `compare` asks beside what all studies do."""
+    """What `compare` asks in addition to all studies."""
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*Comparing.CHANGEABLE, "baseline:")
     TUNES_KEYS: ClassVar[bool] = True
@@ -80,7 +79,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
         ]
         tune = tuned_points if study.tune.keys else tuned_rates
         rates = tune(out, study, budgets, executor, later)
-        records = final_records(out, study, rates, executor)
+        records = final_records(out, study, budgets, rates, executor)
     configs = {arm: decided(study, arm, rates[arm, budgets[0]].point) for arm in configs}
     return Comparison(study.reference, budgets, study.seeds, configs, rates, records)
 
@@ -115,7 +114,11 @@ def check_budgets(study: CompareStudy, configs: Mapping[str, RunConfig]) -> None
 
 
 def final_records(
-    out: Path, study: CompareStudy, rates: Mapping[tuple[str, int], Tuned], executor: Executor
+    out: Path,
+    study: Study,
+    budgets: Sequence[int],
+    rates: Mapping[tuple[str, int], Tuned],
+    executor: Executor,
 ) -> dict[tuple[str, int, int], Record]:
     """The result of each reported run, by (arm, budget, seed); small budgets are run first.
 
@@ -123,7 +126,7 @@ def final_records(
     """
     runs = {
         (arm, tokens, seed): reported_run(out, study, arm, tokens, rates[arm, tokens], seed)
-        for tokens in sorted(study.budgets)
+        for tokens in sorted(budgets)
         for seed in study.seeds
         for arm in study.arms
         if rates[arm, tokens].lr is not None
@@ -131,9 +134,7 @@ def final_records(
     return dict(zip(runs, execute(list(runs.values()), executor), strict=True))
 
 
-def reported_run(
-    out: Path, study: CompareStudy, arm: str, tokens: int, rate: Tuned, seed: int
-) -> Planned:
+def reported_run(out: Path, study: Study, arm: str, tokens: int, rate: Tuned, seed: int) -> Planned:
     """A run with an arm's tuned rate, or at its best point."""
     assert rate.lr is not None
     if rate.point is None:
@@ -145,7 +146,7 @@ def reported_run(
 def document(
     found: Comparison, recipes: Mapping[str, str], findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """Everything that was found; every null has its reason beside it or among the flags."""
+    """Everything that was found; every null has its reason next to it or among the flags."""
     sizes = {arm: size_of(config) for arm, config in found.configs.items()}
     counts = {arm: size.parameters for arm, size in sizes.items()}
     flags = [
@@ -163,7 +164,7 @@ def document(
         "differences": differences(found, others),
         "speedups": [speedup_of(found, arm, sizes) for arm in others],
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance() | {"runs_commit": runs_commit(found.records.values())},
+        "provenance": provenance(records=found.records.values()),
     }
 
 
@@ -272,8 +273,8 @@ def failures(found: Comparison) -> list[str]:
 
 
 def shipped_studies() -> list[str]:
-    """The names of the studies that come with the package."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    """The names of the comparisons that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml") if path.stem != "league")
 
 
 def find_study(name: str, verb: str) -> tuple[Path, Path]:
@@ -285,9 +286,8 @@ def find_study(name: str, verb: str) -> tuple[Path, Path]:
     if name in shipped_studies():
         return SHIPPED / f"{name}.toml", Path("runs") / f"{verb}-{name}"
     if not name.endswith(".toml"):
-        raise UserError(
-            f"no study '{name}'{did_you_mean(name, shipped_studies())}, and not a .toml file"
-        )
+        meant = did_you_mean(name, [*shipped_studies(), "league"])
+        raise UserError(f"no study '{name}'{meant}, and not a .toml file")
     return Path(name), Path("runs") / Path(name).stem
 
 

@@ -197,7 +197,7 @@ class Watch:
 
 
 def divergence(folder: Path) -> Path:
-    """The file beside a run folder that says that, and how, the run diverged in a study."""
+    """The file next to a run folder that says that, and how, the run diverged in a study."""
     return folder.with_name(folder.name + ".diverged")
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -143,12 +142,7 @@ class RunLog:
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.live is not None:
             self.live.stop()
         self.metrics.close()
@@ -278,12 +272,7 @@ class QuietLog(RunLog):
     def __enter__(self) -> "QuietLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Nothing is open."""
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ Between the gradients and the weights act, in this order, and nothing else:
 away so that the optimizer skips that weight |
 | the optimizer | in `optimizer.step()` | moves the other weights |
 | `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
+| `balance_` | `update` | moves the bias of experts (`models/experts.py`) |
 
 The hooks (`optim/state.py`) are those that `constrain` and `weigh_head` attached to the optimizer
 when the run was built.
@@ -34,6 +35,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
+from unitsphere.models.experts import balance_, start_counting_
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import by_mesh, local, placements, whole
 from unitsphere.training.device import autocast
@@ -135,6 +137,7 @@ def update(
         batch = local_batch(trainer, step)
 
     def gradients() -> Tensor:
+        start_counting_(model)
         loss = backward(trainer, batch, between)
         reduce_gradients(model, trainer.plan.layout)
         return loss
@@ -154,6 +157,7 @@ def update(
         trainer.live.updating(step + 1, model),
         cooled,
     )
+    balance_(model, trainer.plan.layout.sum_)
     return loss, grad_norm, config.optim.lr * scheduled
 
 

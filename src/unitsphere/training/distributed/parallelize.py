@@ -28,13 +28,16 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from unitsphere.models.constraint import MATRICES, constraints, declarations, normalize_, roles
+from unitsphere.models.constraint import Role, constraints, declarations, normalize_, roles
 from unitsphere.models.parts import Resets
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import Layout, Recompute
 from unitsphere.training.distributed.tensor import share_matrices
+
+SHARDED: tuple[Role, ...] = ("matrix", "embedding", "head")
+"""What FSDP2 shards; a router is small, and stays in fp32."""
 
 FORWARD_METHODS = ("loss", "features", "encode")
 """What callers use of a model besides `forward`: FSDP gathers the weights for these too. Embedding
@@ -72,16 +75,16 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
     Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
-    columns and divide evenly, so that each process projects its own vectors. Gains, scales and
-    biases stay whole and in fp32 in every process: `step.reduce_gradients` sums their
-    gradients.
+    columns and divide evenly, so that each process projects its own vectors, and stacks of them by
+    expert. Routers, gains, scales and biases stay whole and in fp32 in every process:
+    `step.reduce_gradients` sums their gradients.
     """
     assert layout.mesh is not None
     policy = policy_of(model, precision)
     several = layout.degrees.dp_replicate > 1
     mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
     role = roles(model)
-    small = {p for name, p in model.named_parameters() if role[name] not in MATRICES}
+    small = {p for name, p in model.named_parameters() if role[name] not in SHARDED}
     columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
 
     def between(weight: nn.Parameter) -> Shard | None:
@@ -136,7 +139,10 @@ def replicas(model: Transformer, loss: Callable[..., Tensor]) -> DistributedData
     """The model's loss with gradients summed over the copies."""
     device = [model.device] if model.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
-        Loss(model, loss), device_ids=device, gradient_as_bucket_view=True
+        Loss(model, loss),
+        device_ids=device,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,  # each counts its own tokens per expert
     )
     wrapped.register_comm_hook(None, summed)
     return wrapped
@@ -210,6 +216,8 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         for key, start in module.named_parameters(name, recurse=False):
             target = model.get_parameter(key)
             local(target).copy_(part_of(start, target))
+        for key, start in module.named_buffers(name, recurse=False):
+            model.get_buffer(key).copy_(start)
         module.to_empty(device="meta", recurse=False)
 
 

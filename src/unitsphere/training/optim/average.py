@@ -1,4 +1,4 @@
-"""Averages of the weights, kept beside them by the optimizer, and projected when they are used.
+"""Averages of the weights, kept by the optimizer, and projected when they are used.
 
 With A the average of a weight W after its step n, and k = n − s the weights averaged so far:
 
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Declares, roles
+from unitsphere.models.constraint import declares, roles
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length, project_sphere_
 from unitsphere.training.optim.constraint import (
@@ -49,7 +49,7 @@ START = {"ema": 0.0, "tail": 0.8}
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """An average of the weights, kept and validated beside them."""
+    """An average of the weights, which is validated too."""
 
     kind: Literal["none", "ema", "tail"] = "none"
     """ema: exponential; tail: the plain mean of the weights from `start` on"""
@@ -170,14 +170,14 @@ def load_averages_(
         local(weight.detach()).copy_(local(tensor))
         if radius is not None:
             project_sphere_(weight, WHOLE, radius)
-    for bound in bounds_of(model, constraint.kind) if declares(model) else []:
+    for bound in bounds_of(model, constraint.kind) if _declares_any(model) else []:
         if bound.parameter in averages:
             bound.project_(model.get_parameter(bound.parameter))
 
 
-def declares(model: nn.Module) -> bool:
+def _declares_any(model: nn.Module) -> bool:
     """Whether the model says anything of its parameters; a module of torch's has no constraint."""
-    return any(isinstance(module, Declares) for module in model.modules())
+    return any(declares(module) for module in model.modules())
 
 
 @contextmanager

@@ -40,22 +40,32 @@ come too late, is not served.
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unitsphere.data.batch import IGNORED
-from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
 from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.ops.sharded_loss import IGNORE
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import orthogonalise, orthogonalise_many
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, Combined, Slot, StateSpec, StepHook, attach, like
+from unitsphere.training.optim.state import (
+    COUNT,
+    Slot,
+    StateSpec,
+    StepHook,
+    attach,
+    closure_loss,
+    like,
+)
+
+if TYPE_CHECKING:  # unitsphere.optim does without the modules of the data
+    from unitsphere.data.batches import ByStep
 
 COUNTED = 2**20
 """Training tokens whose targets are counted, at least."""
@@ -117,8 +127,8 @@ class NorMuonConfig(MuonConfig):
 
 
 def shape_rate(kind: str, shape: torch.Size) -> float:
-    """r: what the rate is multiplied with for a matrix [out, in]."""
-    rows, columns = shape
+    """r: what the rate is multiplied with for a matrix [out, in], or a stack of them."""
+    rows, columns = shape[-2:]
     if kind == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
@@ -127,16 +137,20 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 class Muon(torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`.
+    Takes torch's numbers and the keys of `MuonConfig`. Beside matrices it steps stacks of them
+    [E, out, in], each on its own.
     """
 
     own: ClassVar[dict[str, Any]] = asdict(MuonConfig())
 
     def __init__(self, params: Any, **numbers: Any) -> None:
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
-        super().__init__(params, **numbers)
-        self.defaults |= own
-        self._complete_groups(own)
+        checked = torch.optim.Muon([torch.empty(1, 1)], **numbers)  # torch's refuses stacks
+        Optimizer.__init__(self, params, checked.defaults | own)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() not in (2, 3):
+                    raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -156,10 +170,7 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """A step by the table above."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             numbers = group["ns_steps"], group["coefficients"]
             for weights in self._together(group):
@@ -218,19 +229,19 @@ class NorMuon(Muon):
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """Muon's, and the second moment."""
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return super().state_spec(parameter) | {
-            "second_moment": Slot((max(parameter.shape),), dtype)
-        }
+        *stack, rows, columns = parameter.shape
+        moment = Slot((*stack, max(rows, columns)), dtype)
+        return super().state_spec(parameter) | {"second_moment": moment}
 
     def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
-        direction, short = complete(direction), 1 if weight.shape[0] >= weight.shape[1] else 0
+        direction, short = complete(direction), -1 if weight.shape[-2] >= weight.shape[-1] else -2
         wide = direction.to(torch.promote_types(weight.dtype, torch.float32))
         mean = whole(wide.square().sum(short)) / weight.shape[short]
         held = self.state[weight].setdefault("second_moment", torch.zeros_like(mean))
         held.lerp_(mean, 1 - group["beta2"])
         factors = held.clamp(min=LEAST).rsqrt()
-        after = (mean * factors.square()).sum()
-        factors *= (mean.sum() / after.clamp(min=LEAST)).sqrt()
+        after = (mean * factors.square()).sum(-1, keepdim=True)
+        factors *= (mean.sum(-1, keepdim=True) / after.clamp(min=LEAST)).sqrt()
         rows = factors.to(direction.dtype).unsqueeze(short).expand(direction.shape)
         local(direction).mul_(part_of(rows, direction))
         return direction
@@ -251,12 +262,8 @@ def cool_momentum(optimizer: Optimizer, left: int) -> None:
 def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = Muon) -> Optimizer:
     """Muon over the layers' matrices, and over the head if asked for; AdamW over the rest."""
     of_muon: tuple[Role, ...] = ("matrix", "head") if config.muon_head else ("matrix",)
-    matrices, rest = split_roles(parameters, of_muon)
-    adam = build_adam(rest, config)
-    if not matrices:
-        return adam
-    muon = kind(
-        grouped(matrices, config.group),
+    build = partial(
+        kind,
         lr=config.lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
@@ -265,7 +272,7 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
         adjust_lr_fn=config.adjust_lr,
         **asdict(config.section),
     )
-    return Combined(muon, adam)
+    return with_adam(parameters, config, build, of_muon)
 
 
 READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
@@ -287,17 +294,19 @@ class ByFrequency(StepHook):
             local(self.head.grad).mul_(self.factors)
 
 
-def row_factors(batches: ByStep, batch_tokens: int, V: int) -> Tensor:
+def row_factors(batches: "ByStep", batch_tokens: int, V: int) -> Tensor:
     """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
     counts = torch.zeros(V, dtype=torch.int64)
     for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
         targets = batches.batch(step).targets
-        counts += torch.bincount(targets[targets != IGNORED], minlength=V)
+        counts += torch.bincount(targets[targets != IGNORE], minlength=V)
     share = counts / counts.sum().clamp(min=1)
     return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
 
 
-def weigh_head(model: nn.Module, optimizer: Optimizer, batches: ByStep, batch_tokens: int) -> None:
+def weigh_head(
+    model: nn.Module, optimizer: Optimizer, batches: "ByStep", batch_tokens: int
+) -> None:
     """Give the optimizer the head's gradient by frequency from now on.
 
     Before `constrain`: what that takes out of gradients, it takes out of these.

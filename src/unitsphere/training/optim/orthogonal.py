@@ -18,6 +18,8 @@ products without bf16 instructions are over 30 times slower (28 ms against 0.8 f
 import torch
 from torch import Tensor
 
+from unitsphere.ops.dtensor import local, part_like
+
 COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
     "quintic": ((3.4445, -4.7750, 2.0315),),
     "polar-express": (
@@ -50,7 +52,12 @@ NO_LENGTH = 1e-7
 
 
 def orthogonalise(update: Tensor, steps: int, coefficients: str = "quintic") -> Tensor:
-    """O ≈ (U Uᵀ)^(−½) U of U [m, n]: the same directions, singular values about 1."""
+    """O ≈ (U Uᵀ)^(−½) U of U [m, n]: the same directions, singular values about 1.
+
+    Of a stack [E, m, n] that of each matrix.
+    """
+    if update.dim() == 3:
+        return part_like(orthogonalise_stack(local(update), steps, coefficients), update)
     x = update.to(precision(update))
     tall = x.size(0) > x.size(1)
     x = x.T if tall else x
@@ -65,14 +72,19 @@ def orthogonalise_many(
     updates: list[Tensor], steps: int, coefficients: str = "quintic"
 ) -> list[Tensor]:
     """`orthogonalise` of ordinary tensors of one shape in one batched call."""
-    x = torch.stack(updates).to(precision(updates[0]))
+    return list(orthogonalise_stack(torch.stack(updates), steps, coefficients).unbind())
+
+
+def orthogonalise_stack(update: Tensor, steps: int, coefficients: str) -> Tensor:
+    """`orthogonalise` of each matrix of [E, m, n], in batched products."""
+    x = update.to(precision(update))
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x
     x = x / x.flatten(1).norm(dim=1).clamp(min=NO_LENGTH)[:, None, None]
     for a, b, c in each_step(coefficients, steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return list((x.mT if tall else x).unbind())
+    return x.mT if tall else x
 
 
 def precision(update: Tensor) -> torch.dtype:

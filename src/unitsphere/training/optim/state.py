@@ -120,6 +120,14 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
+def closure_loss(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure that is given to an optimizer's `step`; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class ByWeight(Optimizer, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
@@ -130,10 +138,7 @@ class ByWeight(Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every tensor."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -160,10 +165,7 @@ class Combined(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every part."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for part in self.parts:
             part.step()
         return loss

@@ -1,0 +1,241 @@
+"""`unitsphere compare league`: anyone's designs and optimizers next to those that are published.
+
+Every entry is trained by the same rules (shipped/league.toml): size, tokens, seeds, and as many
+runs to tune its rate. The published rows (shipped/league.json) are such entries. They are ranked
+with those that are trained on the same tokens.
+
+An entry is an arm in a file of its own:
+
+    [arms.my-design]
+    recipe = "quickstart/ngpt"
+    set = { optim = { name = "muon" } }
+    lr = 2e-2                            # the middle of the rates to try
+    [set]
+    data = { source = "wiki.jsonl", validation = "dev.jsonl" }
+
+Places: Tukey's test of all pairs (scipy). Its one estimate of the noise comes from all entries,
+since the few seeds of two entries say little of it. With n entries an entry stands between place
+1 + (entries that are significantly better) and n − (entries that are significantly worse).
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from scipy import stats
+
+from unitsphere.config import flatten, read_json, read_toml
+from unitsphere.data.prepare import prepared
+from unitsphere.data.shards import Shards
+from unitsphere.errors import UserError
+from unitsphere.studies.compare import SHIPPED, final_records
+from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
+from unitsphere.studies.core.fairness import check_fair
+from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
+from unitsphere.studies.core.plan import at_budget, size_of, to_come
+from unitsphere.studies.core.spec import ArmSpec, Comparing, study_from
+from unitsphere.studies.core.tune import Tuned, tuned_rates
+from unitsphere.training.config import RunConfig
+
+NAME: Final = "league"
+REFERENCE: Final = "reference"
+"""The arm that has the rules' data and sizes; it is not trained."""
+TEXT = ("data.source", "data.field", "data.validation", "data.cache")
+"""What an entry's file may set for all of its arms."""
+SIGNIFICANT = 0.05
+"""p below which two entries differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeagueStudy(Comparing):
+    """The rules, with the entries that are to be added as its arms."""
+
+    tokens: int
+    """training tokens of every run"""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What the entries of a study came to; `text` fingerprints the tokens they trained on."""
+
+    configs: Mapping[str, RunConfig]
+    rates: Mapping[str, Tuned]
+    records: Mapping[str, Mapping[int, Record]]
+    text: str
+
+
+def league_study(files: Sequence[Path]) -> LeagueStudy:
+    """The rules with the entries of some files.
+
+    Raises UserError for a file that says more than arms and their text, and for two arms of a name.
+    """
+    arms: dict[str, object] = {}
+    text: dict[str, object] = {}
+    for path in files:
+        table = read_toml(path)
+        odd = [key for key in table if key not in ("arms", "set")]
+        own = flatten(table.get("set", {}))
+        odd += [f"set.{key}" for key in own if key not in TEXT]
+        if odd:
+            raise UserError(f"{path}: '{odd[0]}' is for the league's rules: leave it out")
+        twice = sorted(set(arms) & set(table.get("arms", {})))
+        if twice:
+            raise UserError(f"{path}: the entry '{twice[0]}' is in another file too: rename it")
+        if any(text.get(key, value) != value for key, value in own.items()):
+            raise UserError(f"{path}: its text is not that of the other files: add it by itself")
+        arms |= table.get("arms", {})
+        text |= own
+    table = {**rules(), "arms": arms}
+    table["set"] = {**flatten(table["set"]), **text}
+    return study_from(LeagueStudy, table)
+
+
+def rules() -> dict[str, Any]:
+    """What all entries share."""
+    return read_toml(SHIPPED / f"{NAME}.toml")
+
+
+def published() -> list[dict[str, Any]]:
+    """The rows that come with the package."""
+    path = SHIPPED / f"{NAME}.json"
+    return read_json(path)["rows"] if path.exists() else []
+
+
+def published_standings() -> dict[str, Any]:
+    """The published rows, ranked. Raises UserError while there are none."""
+    rows = published()
+    if not rows:
+        raise UserError("no entry of the league is published yet: add your own with --add FILE")
+    return {"kind": NAME, **standings(rows, rows[0]["text"]), "rules": rules(), "provenance": {}}
+
+
+def league(study: LeagueStudy, out: Path, executor: Executor | None = None) -> Entries:
+    """Train what is missing of the entries in the folder `out`.
+
+    Raises UserError for an entry that is unfair (see core/fairness.py) or unusable data, and
+    `Preempted` when stopped; the same call then resumes.
+    """
+    configs = checked(study)
+    with study_folder(out, study):
+        executor = executor or executor_of(study.run, out)
+        later = [
+            job for arm in study.arms for job in to_come(study, arm, study.tokens, len(study.seeds))
+        ]
+        rates = tuned_rates(out, study, [study.tokens], executor, later)
+        found = final_records(out, study, [study.tokens], rates, executor)
+    records = {
+        arm: {seed: r for (name, _, seed), r in found.items() if name == arm} for arm in study.arms
+    }
+    config = next(iter(configs.values()))
+    text = Shards.open(prepared(config.data), "train").fingerprint
+    return Entries(configs, {arm: rates[arm, study.tokens] for arm in study.arms}, records, text)
+
+
+def checked(study: LeagueStudy) -> dict[str, RunConfig]:
+    """Each entry's config; a UserError for one that breaks the rules."""
+    everyone = {REFERENCE: ArmSpec("quickstart/gpt-plus"), **study.arms}
+    field = dataclasses.replace(study, arms=everyone)
+    configs = {arm: at_budget(field, arm, study.tokens) for arm in everyone}
+    check_fair(configs, REFERENCE, study.allow, tuned=dict.fromkeys(configs, ()))
+    return {arm: configs[arm] for arm in study.arms}
+
+
+def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
+    """The entries, ranked with the published ones of the same text."""
+    own = [row(study, found, arm) for arm in study.arms]
+    records = [record for by_seed in found.records.values() for record in by_seed.values()]
+    return {
+        **standings([*published(), *own], found.text),
+        "rules": rules(),
+        "provenance": provenance(records=records),
+    }
+
+
+def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:
+    """One entry."""
+    config, rate, spec = found.configs[arm], found.rates[arm], study.arms[arm]
+    done = {
+        seed: record for seed, record in found.records[arm].items() if record.status == "finished"
+    }
+    bits = [r.bits_per_byte for r in done.values() if r.bits_per_byte is not None]
+    speeds = [r.tokens_per_second for r in done.values() if r.tokens_per_second]
+    return {
+        "name": arm,
+        "recipe": spec.recipe,
+        "set": spec.set,
+        "architecture": config.architecture,
+        "optimizer": config.optim.name,
+        **dataclasses.asdict(size_of(config)),
+        "lr": rate.lr,
+        "at_edge": rate.at_edge,
+        "rates": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
+        "losses": {str(seed): record.loss for seed, record in done.items()},
+        "bits_per_byte": statistics.mean(bits) if bits else None,
+        "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "text": found.text,
+    }
+
+
+def standings(rows: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
+    """Rows of one text, best first, each with its places; what is left out is among the flags."""
+    ranked, flags = [], []
+    for entry in rows:
+        if entry["text"] != text:
+            flags.append(("other-text", f"{entry['name']} was trained on another text: not ranked"))
+        elif len(entry["losses"]) < 2:
+            flags.append(("no-rank", f"{entry['name']} has fewer than two finished runs"))
+        else:
+            ranked.append(entry)
+        if entry["at_edge"]:
+            flags.append(("edge", f"{entry['name']}: the best rate is at the edge of its grid"))
+    ranked.sort(key=lambda entry: statistics.mean(entry["losses"].values()))
+    return {
+        "rows": [
+            entry | place
+            for entry, place in zip(ranked, places([r["losses"] for r in ranked]), strict=True)
+        ],
+        "flags": [{"name": name, "text": text} for name, text in flags],
+    }
+
+
+def places(losses: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Mean, standard error and places of some entries, which come best first.
+
+    best, worst: the places between which no significant difference decides.
+    """
+    samples = [list(by_seed.values()) for by_seed in losses]
+    means = np.array([statistics.mean(sample) for sample in samples])
+    p = stats.tukey_hsd(*samples).pvalue if len(samples) > 1 else np.ones((1, 1))
+    differ = p < SIGNIFICANT
+    return [
+        {
+            "loss": float(means[i]),
+            "standard_error": statistics.stdev(sample) / len(sample) ** 0.5,
+            "place": i + 1,
+            "best": 1 + int((differ[i] & (means < means[i])).sum()),
+            "worst": len(samples) - int((differ[i] & (means > means[i])).sum()),
+        }
+        for i, sample in enumerate(samples)
+    ]
+
+
+def failures(found: Entries) -> list[str]:
+    """A line for each run that failed."""
+    tuning_errors = [error for rate in found.rates.values() for error in rate.errors]
+    records = [record for by_seed in found.records.values() for record in by_seed.values()]
+    return [*dict.fromkeys(tuning_errors), *failure_lines(records)]
+
+
+def parts(study: LeagueStudy) -> list[Part]:
+    """What would be trained."""
+    checked(study)
+    return tuning(study, [study.tokens], study.arms) + [
+        Part(arm, len(study.seeds), at_budget(study, arm, study.tokens)) for arm in study.arms
+    ]
+
+
+KIND = Kind(NAME, LeagueStudy, league, document, failures, parts)

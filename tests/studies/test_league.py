@@ -1,0 +1,118 @@
+"""The league: entries of one set of rules, ranked with published rows by one test."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from studies.inprocess import InProcess
+from studies.tiny import recipes
+
+from unitsphere.cli import main
+from unitsphere.errors import UserError
+from unitsphere.report.registry import page_of
+from unitsphere.studies import league as module
+from unitsphere.studies.core.kind import run_study
+from unitsphere.studies.core.spec import toml_text
+from unitsphere.studies.league import KIND, LeagueStudy, league_study, places, standings
+
+RULES = """
+tokens = 384
+seeds = [0, 1, 2]
+[set]
+data.tokenizer = "bytes"
+train = { batch_tokens = 64, eval_tokens = 256 }
+[tune]
+points = 1
+"""
+
+
+def losses(*values: float) -> dict[str, float]:
+    return {str(seed): value for seed, value in enumerate(values)}
+
+
+def test_places_follow_tukeys_test():
+    found = places([losses(3.0, 3.01, 2.99), losses(3.01, 3.02, 3.0), losses(3.2, 3.21, 3.19)])
+    assert [(row["place"], row["best"], row["worst"]) for row in found] == [
+        (1, 1, 2),
+        (2, 1, 2),
+        (3, 3, 3),
+    ]
+    assert found[2]["loss"] == pytest.approx(3.2)
+    assert found[0]["standard_error"] == pytest.approx(0.01 / np.sqrt(3))
+    assert places([losses(3.0, 3.1)])[0]["worst"] == 1
+    assert places([]) == []
+
+
+def entry(name: str, text: str = "a", at_edge: bool = False, **by_seed: float):
+    return {"name": name, "text": text, "at_edge": at_edge, "losses": by_seed}
+
+
+def test_other_texts_and_single_runs_have_no_rank():
+    rows = [
+        entry("worse", s0=3.2, s1=3.21),
+        entry("elsewhere", text="b", s0=1.0, s1=1.0),
+        entry("alone", s0=3.0),
+        entry("better", at_edge=True, s0=3.0, s1=3.01),
+    ]
+    found = standings(rows, "a")
+    assert [row["name"] for row in found["rows"]] == ["better", "worse"]
+    flags = {(flag["name"], flag["text"].split()[0].rstrip(":")) for flag in found["flags"]}
+    assert flags == {("other-text", "elsewhere"), ("no-rank", "alone"), ("edge", "better")}
+
+
+@pytest.fixture
+def entries(tmp_path: Path, monkeypatch) -> Path:
+    """A file with one entry, and rules that train it in a second."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "league.toml").write_text(RULES)
+    monkeypatch.setattr(module, "SHIPPED", shipped)
+    _, ngpt, _ = recipes(tmp_path)
+    reference = {"data.context": 16, "train.precision": "fp32", "train.device": "cpu"}
+    text = {"data.source": str(tmp_path / "text.jsonl"), "data.cache": str(tmp_path / "cache")}
+    path = tmp_path / "mine.toml"
+    arms = {"mine": {"recipe": ngpt, "set": {"data.val_fraction": 0.3}}}
+    path.write_text(toml_text({"arms": arms, "set": text}))
+    (shipped / "league.toml").write_text(
+        RULES.replace("[set]", toml_text({"set": reference | {"data.val_fraction": 0.3}}))
+    )
+    return path
+
+
+def test_an_entry_is_trained_and_ranked_with_the_published(entries, tmp_path):
+    study = league_study([entries])
+    assert isinstance(study, LeagueStudy)
+    out = tmp_path / "out"
+    first = run_study(KIND, study, out, InProcess()).document
+    (mine,) = first["rows"]
+    assert (mine["name"], mine["place"], mine["optimizer"]) == ("mine", 1, "adam")
+    assert len(mine["losses"]) == 3
+    theirs = {k: v - 1 for k, v in mine["losses"].items()}
+    published = {"rows": [mine | {"name": "theirs", "losses": theirs}]}
+    (tmp_path / "shipped/league.json").write_text(json.dumps(published))
+    again = run_study(KIND, study, out, InProcess(stop=0))  # nothing is left to train
+    assert [row["name"] for row in again.document["rows"]] == ["theirs", "mine"]
+    assert again.document["rows"][1]["best"] == 2
+    page = page_of(out)
+    assert "theirs has the lowest loss of 2 entries" in page.answer
+
+
+def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
+    path = tmp_path / "other.toml"
+    path.write_text('[arms.other]\nrecipe = "quickstart/ngpt"\n[set]\ndata.context = 512\n')
+    with pytest.raises(UserError, match=r"'set.data.context' is for the league's rules"):
+        league_study([path])
+    path.write_text("tokens = 3\n[arms]\n")
+    with pytest.raises(UserError, match="'tokens' is for the league's rules"):
+        league_study([path])
+    with pytest.raises(UserError, match="'mine' is in another file too"):
+        league_study([entries, entries])
+    longer = entries.read_text().replace("[arms.mine.set]", '[arms.mine.set]\n"data.context" = 32')
+    path.write_text(longer)
+    with pytest.raises(UserError, match="unfair: context"):
+        module.checked(league_study([path]))
+    assert main(["compare", "league"]) == 2
+    assert "no entry of the league is published yet" in capsys.readouterr().err
+    assert main(["compare", "quickstart", "--add", str(path)]) == 2
+    assert "--add is for the league" in capsys.readouterr().err
