@@ -19,7 +19,7 @@ class Params:
     """Exact parameter counts of recipes, without allocating the models.
 
     With --show: all settings of one recipe as `unitsphere train` would use them,
-    each with its source: a default, a recipe's file (its own, or that of a base),
+    each with its source: a default, a recipe's file (its own, or a base's),
     the command line, or derived from other settings and this machine. And how each
     kind of parameter is trained: by which optimizer, at which peak rate.
 

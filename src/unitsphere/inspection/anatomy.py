@@ -22,7 +22,7 @@ Place = Literal["in", "out"]
 
 @dataclass(frozen=True)
 class Layer:
-    """A block by its label: its number, of an encoder beside a decoder "enc" and its number."""
+    """A block by its label: its number; in the encoder of a pair "enc" and its number."""
 
     label: str
     path: str

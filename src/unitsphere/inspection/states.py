@@ -65,7 +65,7 @@ def gate_input(block: nn.Module, move: Move) -> Tensor:
 
 
 def attention_entropy(found: Trace) -> Values:
-    """Entropy of each head's attention in nats, and that of weights all alike ("… if uniform")."""
+    """Entropy of each head's attention in nats, and of weights all alike ("… if uniform")."""
     points = [
         point
         for (layer, sublayer), by_head in found.entropies.items()

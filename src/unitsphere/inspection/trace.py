@@ -13,6 +13,7 @@ from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection.anatomy import Layer, layers_of
 from unitsphere.inspection.values import entropy
 from unitsphere.models.context import Context, KeysValues, LayerState
+from unitsphere.models.experts import Experts
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.mixers.recurrent import RecurrentMixer, RecurrentState
 from unitsphere.models.plans import tp_plan
@@ -218,8 +219,15 @@ def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractCon
 
 
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
-    """Within: the strength of each hidden unit of the MLP is recorded, before a norm over them."""
+    """Within: the strength of each hidden unit of the MLP is recorded, before a norm over them.
+
+    Of experts that of the shared one's units, which every token uses.
+    """
     mlp = layer.block.get_submodule("mlp")
+    if isinstance(mlp, Experts):
+        mlp = mlp.shared
+    if mlp is None:
+        return nullcontext()
     local = {shard: name for name, shard in tp_plan(mlp).items()}
     reader = mlp.get_submodule(local.get("gathered", local["rows"]))
 

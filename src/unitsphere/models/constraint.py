@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
-Role = Literal["matrix", "embedding", "head", "gain", "scale", "bias"]
-MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head")
+Role = Literal["matrix", "embedding", "head", "router", "gain", "scale", "bias"]
+MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head", "router")
 """Roles of what has vectors to constrain; all else are gains, scales and biases."""
 Kind = Literal["sphere", "ball"]
 
