@@ -139,11 +139,9 @@ def replicas(model: Transformer, loss: Callable[..., Tensor]) -> DistributedData
     """The model's loss with gradients summed over the copies."""
     device = [model.device] if model.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
-        Loss(model, loss),
-        device_ids=device,
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # each counts its own tokens per expert
+        Loss(model, loss), device_ids=device, gradient_as_bucket_view=True
     )
+    wrapped.broadcast_buffers = False  # each process counts its own tokens per expert
     wrapped.register_comm_hook(None, summed)
     return wrapped
 
