@@ -146,10 +146,16 @@ def grouped(weight: Tensor, size: int, form: Format) -> Tensor:
 
 def integers(groups: Tensor, bits: int) -> Tensor:
     """Rounded to q·scale, q an integer of `bits` bits; one scale along the last axis, in fp16."""
+    q, scale = codes(groups, bits)
+    return q * scale
+
+
+def codes(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The integers q and their scale along the last axis, as floats; see `integers`."""
     largest = 2 ** (bits - 1) - 1
     scale = half(groups.abs().amax(-1, keepdim=True) / largest)
     q = (groups / scale.clamp(min=torch.finfo(torch.float16).tiny)).round()
-    return q.clamp(-largest, largest) * scale
+    return q.clamp(-largest, largest), scale
 
 
 def half(scale: Tensor) -> Tensor:

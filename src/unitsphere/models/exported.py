@@ -87,6 +87,12 @@ def exported_name(name: str) -> str:
 
 def check_exportable(model: Transformer) -> None:
     """Raise a `UserError` with the reason for what the exported form does not have."""
+    if reason := not_exportable(model):
+        raise UserError(f"cannot export {reason}; keep the run folder for it")
+
+
+def not_exportable(model: Transformer) -> str:
+    """What a model has that the exported form does not; empty if there is nothing."""
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
@@ -113,9 +119,7 @@ def check_exportable(model: Transformer) -> None:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")
-    if wrong:
-        what = reasons[wrong[0]].format(getattr(config, wrong[0], ""))
-        raise UserError(f"cannot export {what}; keep the run folder for it")
+    return reasons[wrong[0]].format(getattr(config, wrong[0], "")) if wrong else ""
 
 
 def is_tied(model: Transformer) -> bool:

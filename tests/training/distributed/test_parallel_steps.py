@@ -115,8 +115,7 @@ def blocks_in_one_graph(rank: int) -> None:
     """Compiled blocks, whole or an error, compute the same on shards; bf16 and recomputed too."""
     traced = partial(torch.compile, backend="eager")
     for layout, more in (
-        (FSDP2, {"recompute": "selective"}),
-        (FSDP2, {"precision": "bf16"}),
+        (FSDP2, {"recompute": "selective", "precision": "bf16"}),
         (TP, {"recompute": "full"}),
     ):
         plain = losses(trainer_with("ngpt", layout, rank, **more), range(2))
