@@ -174,7 +174,7 @@ class Panel {
       if (this.stopped) break;
     }
     const began = performance.now();
-    while (made < count && !this.stopped && !ended) {
+    while (made < count && !this.stopped) {
       const id = choose(logits, size, temperature);
       ended = id === separator;
       if (ended) break;
