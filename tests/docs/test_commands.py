@@ -31,7 +31,7 @@ from unitsphere.data.prepare import prepare
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README",
-    *("train", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
+    *("train", "hybrids", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
     *("transfer", "lr-ramp", "optimizers", "trainer", "migrate", "one-node", "many-nodes", "slurm"),
     "gpu",

@@ -11,7 +11,7 @@ from unitsphere.models.experts import active_parameters, balance_, experts_of
 from unitsphere.models.exported import check_exportable
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import ARCHITECTURES, build
-from unitsphere.ops.grouped import grouped_linear
+from unitsphere.ops.linear import grouped_linear
 from unitsphere.ops.norm import unit_norm
 from unitsphere.training.distributed.layout import ParallelConfig
 from unitsphere.training.forecast import flops_per_token

@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.config import ModelConfig, mlp_size
 from unitsphere.models.parts import Linear, Matrices, Scale, ScaleConfig
-from unitsphere.ops.grouped import grouped_linear
-from unitsphere.ops.linear import folds, scale_rows, unless_one
+from unitsphere.ops.linear import folds, grouped_linear, scale_rows, unless_one
 
 HALF = math.sqrt(0.5)
 

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, timing
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
-    runs_commit,
-    timing,
     version_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
@@ -226,7 +224,7 @@ def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
         "flags": [dataclasses.asdict(flag) for flag in flags],
         "timing": timing(records),
         "rows": [row_document(study, table, row, found) for row in table.rows],
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

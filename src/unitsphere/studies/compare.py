@@ -19,7 +19,6 @@ from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
     run_flags,
-    runs_commit,
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
@@ -165,7 +164,7 @@ def document(
         "differences": differences(found, others),
         "speedups": [speedup_of(found, arm, sizes) for arm in others],
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance() | {"runs_commit": runs_commit(found.records.values())},
+        "provenance": provenance(records=found.records.values()),
     }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.fairness import Finding, timing
+from unitsphere.studies.core.execute import Record, timing
+from unitsphere.studies.core.fairness import Finding
 from unitsphere.studies.core.plan import Size
 from unitsphere.studies.core.statistics import (
     NOWHERE,

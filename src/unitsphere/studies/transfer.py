@@ -34,7 +34,6 @@ from scipy import stats
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
-from unitsphere.studies.core.fairness import runs_commit
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
 from unitsphere.studies.core.spec import ArmSpec, Study, check_numbers
@@ -239,7 +238,7 @@ def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
             for arm, own in arms.items()
         },
         "flags": flags(study, cells),
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

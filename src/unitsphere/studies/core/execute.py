@@ -199,3 +199,32 @@ def failure_lines(records: Iterable[Record]) -> list[str]:
 def said(mark: Path) -> str:
     """What a mark next to a run folder says."""
     return read_text(mark, mark.parent).strip()
+
+
+MACHINE = ("device", "cpu", "threads")
+"""Keys of a run's environment on which its times depend."""
+
+
+def runs_commit(records: Iterable[Record]) -> str | None:
+    """The commits that runs were made with, which need not be the reporter's."""
+    known = {place["commit"] for place in places(records) if place.get("commit")}
+    return ", ".join(sorted(known)) or None
+
+
+def timing(records: Iterable[Record]) -> str:
+    """Why the runs' times cannot be compared; empty if they can."""
+    known = list(records)
+    seen = {key: values(known, key) for key in MACHINE}
+    odd = [f"{key} {' and '.join(found)}" for key, found in seen.items() if len(found) > 1]
+    return f"runs were timed on different hardware: {'; '.join(odd)}" if odd else ""
+
+
+def values(records: Iterable[Record], key: str) -> list[str]:
+    """What the runs' environments say under a key, each once."""
+    return sorted({str(place.get(key)) for place in places(records)})
+
+
+def places(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The environments in which runs started and resumed."""
+    known = [r.environment for r in records if r.environment is not None]
+    return [place for first in known for place in (first, *first.get("resumed", []))]

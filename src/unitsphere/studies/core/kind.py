@@ -39,7 +39,7 @@ from unitsphere.files import write_text
 from unitsphere.report.document import Page
 from unitsphere.report.numbers import short
 from unitsphere.report.write import write_results
-from unitsphere.studies.core.execute import Executor, is_settled
+from unitsphere.studies.core.execute import Executor, Record, is_settled, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
 from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
 from unitsphere.studies.core.spec import Study, load_study, toml_text
@@ -151,9 +151,14 @@ def write_record(out: Path, study: Study) -> None:
         )
 
 
-def provenance(program: str = "unitsphere") -> dict[str, str | None]:
-    """The command line, `program` in the place of its path, and what it ran on."""
-    return {
+def provenance(
+    program: str = "unitsphere", records: Iterable[Record] | None = None
+) -> dict[str, str | None]:
+    """The command line, `program` in the place of its path, and what it ran on.
+
+    With `records` the commits that these runs were made with, too.
+    """
+    found = {
         "command": shlex.join([*program.split(), *sys.argv[1:]]),
         "commit": commit(),
         "machine": f"{cpu_model()}, {os.cpu_count()} cores",
@@ -161,6 +166,7 @@ def provenance(program: str = "unitsphere") -> dict[str, str | None]:
         "torch": package_version("torch"),
         "unitsphere": unitsphere.__version__,
     }
+    return found if records is None else found | {"runs_commit": runs_commit(records)}
 
 
 def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Part]:
