@@ -90,6 +90,11 @@ class Transformer(nn.Module, ABC):
         """The token mixers of `blocks`, in the order of the layers."""
         return [cast(Mixer, block.get_submodule("attention")) for block in self.blocks]
 
+    @property
+    def attends(self) -> bool:
+        """Whether any of `blocks` has attention: other mixers need no mask."""
+        return any(mixer.bidirectional for mixer in self.mixers())
+
     @abstractmethod
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
@@ -218,6 +223,8 @@ class Transformer(nn.Module, ABC):
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
         if left_padding is not None:  # one table per row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
+        if causal and not self.attends:  # an encoder always does
+            return SelfContext(positions, table, None, causal, past, real, documents)
         rule = MaskRule(causal, self._window(past + new), documents)
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
         blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
