@@ -38,7 +38,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: $(CORE) ## train four small models on the standard library's source and compare them
+quickstart: $(CORE) ## train five small models on the standard library's source and compare them
 	@$(BIN)/unitsphere quickstart $(ARGS)
 
 .PHONY: pages

@@ -50,11 +50,11 @@ def source_files(source: str) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def scored_files(source: str, missing: str = "is no text") -> Iterator[list[Path]]:
+def scored_files(source: str, missing: str = "there is no text") -> Iterator[list[Path]]:
     """`source_files` of a text to be scored; UserError if it is empty."""
     with source_files(source) as files:
         if not any(path.stat().st_size for path in files):
-            raise UserError(f"{source} is empty: there {missing} to evaluate")
+            raise UserError(f"{source} is empty: {missing} to evaluate")
         yield files
 
 

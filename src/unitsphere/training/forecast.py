@@ -33,7 +33,7 @@ from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
 from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.layout import Degrees, Layout, Recompute
-from unitsphere.training.distributed.parallelize import KEPT, parallelize, policy_of
+from unitsphere.training.distributed.parallelize import KEPT, gathered_dtype, parallelize
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import state_spec
 
@@ -154,7 +154,7 @@ def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], lay
         sizes = (p.numel() * (dtype or p.dtype).itemsize for p in module.parameters())
         return sum(sizes) // layout.degrees.tp
 
-    dtype = policy_of(model, config.train.precision).param_dtype
+    dtype = gathered_dtype(model, config.train.precision)
     outside = whole(model) - sum(whole(block) for block in blocks)
     return outside + sum(sorted(whole(block, dtype) for block in blocks)[-2:])
 

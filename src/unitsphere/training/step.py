@@ -23,9 +23,10 @@ when the run was built.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -44,6 +45,9 @@ from unitsphere.training.guard import Guard
 from unitsphere.training.optim.muon import cool_momentum
 from unitsphere.training.optim.schedule import factor, with_decay
 from unitsphere.training.plan import Trainer
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Monitor(Protocol):
@@ -220,14 +224,12 @@ def scored_targets(trainer: Trainer, batch: Batch) -> int | Tensor:
 def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
     """Within: a loss and its backward pass, whose gradients are summed over the processes `now`, or
     with those of a later one."""
-    from torch.distributed.fsdp import FSDPModule
-
     if isinstance(loss, DistributedDataParallel) and not now:
         with loss.no_sync():
             yield
         return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(now)
+    if (sharded := as_fsdp(model)) is not None:
+        sharded.set_requires_gradient_sync(now)
     yield
 
 
@@ -250,9 +252,7 @@ def redistribute(model: Transformer) -> None:
 
 def reduce_small(model: Transformer, layout: Layout) -> None:
     """Sum what FSDP leaves alone, gradients of gains, scales and biases, over the batch's parts."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(model, FSDPModule):
+    if as_fsdp(model) is None:
         return
     left = [p for p in model.parameters() if not is_sharded(p)]
     found = [local(p.grad) for p in left if p.grad is not None]
@@ -261,6 +261,12 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
         parts = total.split([gradient.numel() for gradient in found])
         for gradient, part in zip(found, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def as_fsdp(model: nn.Module) -> "FSDPModule | None":
+    """The model if FSDP has wrapped it. Its module, slow to import, is loaded where that is so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return model if fsdp is not None and isinstance(model, fsdp.FSDPModule) else None
 
 
 def is_sharded(parameter: Tensor) -> bool:

@@ -50,7 +50,7 @@ def gathered_in_bf16(rank: int) -> None:
         for key, dtype in used.items():
             matrix = key.startswith("blocks.") and key.endswith(".weight")
             assert dtype == (torch.bfloat16 if matrix else torch.float32), key
-        with mock.patch.object(parallelize, "policy_of", return_value=parallelize.REDUCED):
+        with mock.patch.object(parallelize, "gathered_dtype", return_value=None):
             plain = bf16()
         assert torch.equal(curve, losses(plain, range(4))), name
         for weight, other in zip(weights(trainer), weights(plain), strict=True):

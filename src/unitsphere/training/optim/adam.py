@@ -1,8 +1,10 @@
 """Adam and AdamW, torch's own: fused where torch has it, weight decay never on gains."""
 
 from collections.abc import Callable, Container
+from inspect import unwrap
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adam as TorchAdam
@@ -13,11 +15,13 @@ from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import by_mesh
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
-from unitsphere.training.optim.state import COUNT, Combined, StateSpec, like
+from unitsphere.training.optim.state import COUNT, Combined, Eager, StateSpec, like
 
 
-class Adam(TorchAdam):
+class Adam(Eager, TorchAdam):
     """torch's Adam, which declares its state."""
+
+    step = torch.no_grad()(unwrap(TorchAdam.step))  # without the compiler: see `Eager`
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The count of steps and both moments."""

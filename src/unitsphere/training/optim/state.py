@@ -12,6 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -120,6 +121,17 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
+class Eager(Optimizer):
+    """torch's methods without the wrapper that hides them from its compiler.
+
+    For that it imports the compiler, and with it Triton, FSDP and DTensor: half of the time until
+    a run's first step. Here nothing compiles a step of an optimizer.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
     """The loss of a closure that is given to an optimizer's `step`; None without one."""
     if closure is None:
@@ -128,7 +140,7 @@ def closure_loss(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-class ByWeight(Optimizer, ABC):
+class ByWeight(Eager, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
     @abstractmethod
@@ -150,7 +162,7 @@ class ByWeight(Optimizer, ABC):
         return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
 
 
-class Combined(Optimizer):
+class Combined(Eager):
     """Several optimizers behind one `step`, one state and one list of groups.
 
     So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
