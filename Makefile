@@ -38,12 +38,16 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: $(CORE) ## train four small models on the standard library's source and compare them
+quickstart: $(CORE) ## train five small models on the standard library's source and compare them
 	@$(BIN)/unitsphere quickstart $(ARGS)
 
 .PHONY: pages
 pages: $(CORE) ## build the HTML pages of docs/results from their JSON, in build/pages
 	@$(BIN)/python benchmarks/pages.py $(ARGS)
+
+.PHONY: models
+models: $(DEV) ## train the three release models (hours) and pack them with their cards, in dist/models
+	@$(BIN)/python benchmarks/models.py $(ARGS)
 
 .PHONY: test
 test: style ## run lint, import contract, type checks and the CPU test suite
@@ -92,7 +96,8 @@ test-dist: dist ## use the wheel in a clean environment and an empty folder; wri
 address: ## write the project's address where it stands: make address URL=https://…
 	@test -n "$(URL)" || { echo "make address: name it with URL=https://…" >&2; exit 2; }
 	@sed -i "s|$$(sed -n 's/^Homepage = "\(.*\)"/\1/p' pyproject.toml)|$(URL)|g" \
-		pyproject.toml CITATION.cff mkdocs.yml SECURITY.md .github/ISSUE_TEMPLATE/config.yml
+		pyproject.toml CITATION.cff mkdocs.yml README.md SECURITY.md docs/tutorial.md \
+		.github/ISSUE_TEMPLATE/config.yml
 
 .PHONY: coverage
 coverage: $(DEV) ## run the CPU tests under coverage (three times as long); report in build/coverage

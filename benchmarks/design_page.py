@@ -31,7 +31,7 @@ def page(found: Mapping[str, Any]) -> str:
         f"{size['d_model']}, {size['n_layers']} layers, {size['n_heads']} heads, "
         f"{data['tokenizer']}, context {data['context']}, fp32, the same batches in the same "
         "order and the same schedule (10% warm-up, then linear) for all. Each design's settings "
-        "are in the JSON beside this page.\n\n"
+        "are in the JSON next to this page.\n\n"
         "It shows that each design trains here and, where it has several rates, how its result "
         "depends on the rate. It does not rank the designs: "
         f"one seed, {found['tokens'] / 1e6:.1f}M tokens, one size, the best of a few rates on "

@@ -1,4 +1,4 @@
-"""A run on GLUE's four tasks, beside the same model from random weights and the majority class.
+"""A run on GLUE's four tasks, with the same model from random weights and the majority class.
 
     python benchmarks/glue.py runs/mlm DATA --out runs/glue --markdown docs/results/glue.md
 

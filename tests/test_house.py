@@ -91,6 +91,7 @@ OPENS = {"read_text", "read_bytes", "write_text", "write_bytes", "open"}
 OPENS_ITSELF = {
     "files.py": "what all others go through",
     "training/recipes.py": "a recipe that ships with the package",
+    "training/archive.py": "members of an archive, each checked, and files that are packed",
     "report/render/html.py": "the page's own parts",
     "inference/hf/load.py": "the package's own modeling file",
     "training/device.py": "/proc/cpuinfo",

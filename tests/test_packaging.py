@@ -34,8 +34,15 @@ def test_the_version_and_the_address_are_the_same_everywhere():
     assert citation["repository-code"] == address
     rule = re.search(r"^address:.*\n(?:\t.*\n)+", read("Makefile"), re.M)
     assert rule
-    for name in re.findall(r"[\w./-]+\.(?:toml|cff|yml|md)\b", rule[0].partition("|g")[2]):
-        assert address in read(name), name
+    named = set(re.findall(r"[\w./-]+\.(?:toml|cff|yml|md)\b", rule[0].partition("|g")[2]))
+    texts = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md"), *WORKFLOWS]
+    holding = {
+        str(path.relative_to(ROOT))
+        for path in texts
+        if path.suffix in (".toml", ".cff", ".yml", ".md")
+        and address in path.read_text(encoding="utf-8")
+    }
+    assert holding == named
     assert all(url.startswith(address) for url in METADATA["urls"].values())
 
 

@@ -203,7 +203,7 @@ def first_line(cls: type) -> str:
 
 
 def verbs_page() -> str:
-    """Every verb's help, as a terminal of 100 columns shows it."""
+    """Every verb's help, as a terminal of 84 columns shows it."""
     lines = ["# The command line", "", "`unitsphere VERB …`. Exit status: 0 for success, 1 for a"]
     lines += ["failed run, 2 for a user's mistake, 75 for a run that was stopped and saved."]
     for verb, (_, about) in app.VERBS.items():
@@ -217,7 +217,7 @@ def verbs_page() -> str:
 def help_of(verb: str) -> str:
     """What `unitsphere VERB --help` prints."""
     out = io.StringIO()
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    terminal = {"COLUMNS": "84", "NO_COLOR": "1", "TERM": "dumb"}
     with (
         mock.patch.dict(os.environ, terminal),
         contextlib.redirect_stdout(out),

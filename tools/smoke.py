@@ -2,8 +2,9 @@
 
     make test-dist
 
-It trains 20 steps, samples text and writes the report within SECONDS, checks that no extra
-installs another torch, and writes what was installed as an SBOM (CycloneDX) beside the wheel.
+It trains 20 steps, samples text and writes the report within SECONDS (on a busy machine, of
+processor time), checks that no extra installs another torch, and writes what was installed as an
+SBOM (CycloneDX) beside the wheel.
 """
 
 import json
@@ -42,17 +43,23 @@ def install(wheel: Path, folder: Path) -> Path:
     return programs
 
 
-def use(programs: Path) -> float:
-    """Run COMMANDS in an empty folder; the seconds that they took."""
+def use(programs: Path) -> tuple[float, float]:
+    """Run COMMANDS in an empty folder; the seconds that they took, and those of processors."""
     hidden = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as empty:
-        start = time.monotonic()
+        start, before = time.monotonic(), processor_seconds()
         for command in COMMANDS:
             run(programs / "unitsphere", *command.split(), cwd=empty, env=hidden)
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - start, processor_seconds() - before
         page = Path(empty, "first.html").read_text(encoding="utf-8")
         assert "<html" in page, "report wrote no page"
     return seconds
+
+
+def processor_seconds() -> float:
+    """Processor time of all programs that this one has started and waited for."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def check_extras(wheel: Path, programs: Path) -> None:
@@ -80,12 +87,12 @@ def main() -> None:
     """Install, use, check, write; exit with a line at the first that fails."""
     (wheel,) = (ROOT / "dist").glob("*.whl")
     programs = install(wheel, ROOT / "build/smoke")
-    seconds = use(programs)
-    print(f"trained, sampled and reported with the wheel in {seconds:.0f} s")
+    seconds, used = use(programs)
+    print(f"trained, sampled and reported in {seconds:.0f} s, {used:.0f} s of processor time")
     check_extras(wheel, programs)
     write_sbom(wheel, programs)
-    if seconds > SECONDS:
-        sys.exit(f"make test-dist: it took {seconds:.0f} s, which is more than {SECONDS} s")
+    if min(seconds, used) > SECONDS:
+        sys.exit(f"make test-dist: that is more than {SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def refuse_link(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file beside `path`, sync it, rename it over `path`: no reader sees half of it.
+    """Write a new file next to `path`, sync it, rename it over `path`: no reader sees half of it.
 
     A link at `path` is replaced by the file; what it pointed to stays as it is. Raises OSError.
     """
@@ -111,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A new empty file beside `path`, with its suffix; it is renamed to `path` if all goes well.
+    """A new empty file next to `path`, with its suffix; it is renamed to `path` if all goes well.
 
     Its name is random, so nobody can have put a file or a link there before.
     """

@@ -26,7 +26,7 @@ to `Combined`. Rates are per step. A user's mistake is a `UserError`.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -127,7 +127,8 @@ def keep_norms(optimizer: Optimizer) -> None:
 
 
 def by_role(model: nn.Module) -> dict[Role, list[Parameter]]:
-    """A model's parameters by role, in its order: matrix, embedding, head, gain, scale, bias.
+    """A model's parameters by role, in its order: matrix, embedding, head, router, gain, scale,
+    bias.
 
     For models of `unitsphere.build`, and those whose modules declare their parameters. Roles that
     the model does not have are empty lists. ValueError for a parameter that is not declared.
@@ -137,9 +138,7 @@ def by_role(model: nn.Module) -> dict[Role, list[Parameter]]:
     >>> rest = optim.AdamW([p for held in of.values() for p in held], lr=3e-3)
     >>> optimizer = optim.Combined(matrices, rest)
     """
-    found: dict[Role, list[Parameter]] = {
-        role: [] for role in ("matrix", "embedding", "head", "gain", "scale", "bias")
-    }
+    found: dict[Role, list[Parameter]] = {role: [] for role in get_args(Role)}
     for name, role in roles(model).items():
         found[role].append(model.get_parameter(name))
     return found

@@ -35,8 +35,9 @@ def test_every_architecture_has_a_budget():
     assert set(BUDGETS) == set(ARMS)
 
 
-# gpt's block is gpt-plus's without two norms, lnscaling's is that with a factor.
-LIKE_GPT_PLUS = {"gpt", "lnscaling"}
+# Made of the operations of gpt-plus: a norm or two fewer or more, or a factor. The long form counts
+# them too.
+LIKE_GPT_PLUS = {"gpt", "lnscaling", "normformer", "rezero"}
 COUNTED = sorted(BUDGETS if os.environ.get("TORTURE") == "long" else {*BUDGETS} - LIKE_GPT_PLUS)
 
 

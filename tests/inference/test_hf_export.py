@@ -29,6 +29,12 @@ from transformers import (
     AutoTokenizer,
 )
 
+from unitsphere.inference.hf.modeling_unitsphere import (
+    UnitsphereConfig,
+    UnitsphereModel,
+    rope_table,
+)
+
 RECIPE = """
 architecture = "{architecture}"
 objective = "{objective}"
@@ -445,6 +451,33 @@ def test_auto_map_names_what_other_engines_ask_for(folder):
     assert set(config.auto_map) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
     masked = AutoConfig.from_pretrained(folder / "hf-masked", trust_remote_code=True)
     assert set(masked.auto_map) == {"AutoConfig", "AutoModel", "AutoModelForMaskedLM"}
+
+
+@torch.no_grad()
+def test_shards_by_the_tensor_parallel_plan_add_up_to_the_layer():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = UnitsphereConfig(**shape, intermediate_size=48, num_hidden_layers=1, rotary_dim=8)
+    whole = UnitsphereModel(config).eval().layers[0]
+    plan = {name.removeprefix("layers.*."): how for name, how in config.base_model_tp_plan.items()}
+    assert {n.removesuffix(".weight") for n in whole.state_dict() if "proj" in n} == plan.keys()
+    halved = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24}
+    x, angles = torch.randn(2, 5, 32), rope_table(torch.arange(5)[None], 8, 10000.0)
+    mask = torch.full((5, 5), -torch.inf).triu(1)
+    found = []
+    for rank in range(2):
+        part = UnitsphereModel(UnitsphereConfig(**config.to_dict() | halved)).eval().layers[0]
+        for name, weight in whole.state_dict().items():
+            how = plan.get(name.removesuffix(".weight"))
+            mine = weight.chunk(2, dim=0 if how == "colwise" else 1)[rank] if how else weight
+            part.get_parameter(name).copy_(mine)
+        found.append((part.self_attn(x, angles, attention_mask=mask)[0], part.mlp(x)))
+    sums = [torch.stack(shards).sum(0) for shards in zip(*found, strict=True)]
+    expected = whole.self_attn(x, angles, attention_mask=mask)[0], whole.mlp(x)
+    for one, other in zip(sums, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert UnitsphereConfig(logit_gain=True).base_model_tp_plan is None
+    assert UnitsphereConfig(block="step").base_model_tp_plan is None
 
 
 def test_verbs_take_an_exported_folder_for_a_run(folder, capsys, monkeypatch):

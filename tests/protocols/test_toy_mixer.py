@@ -205,6 +205,19 @@ def test_a_folded_model_has_the_same_logits(name, mixer):
     torch.testing.assert_close(fold_(model)(x), logits, rtol=0, atol=1e-10)
 
 
+def test_a_long_prompt_is_read_in_pieces_where_no_layer_has_attention(monkeypatch):
+    model = build("ngpt", mixers="gdn mean", **SMALL)
+    prompts = [[5, 9, 2, 7, 1, 3, 8, 4, 6], [7, 7]]
+    whole, read = generate(model, prompts, 5), []
+    monkeypatch.setattr(decode, "PIECE", 4)
+    features = model.features
+    monkeypatch.setattr(
+        model, "features", lambda x, **given: read.append(x.shape[1]) or features(x, **given)
+    )
+    assert generate(model, prompts, 5) == whole
+    assert read == [4, 4, 1, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("mixer", ["mean", *MIXERS])
 def test_compiled_decoding_writes_the_same_texts(monkeypatch, mixer):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -8,16 +8,17 @@
 W ← W − lr · L^(−p) M R^(−p). Its line in the registry is `LINE`.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local, part_of, whole
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.registry import Definition
-from unitsphere.training.optim.state import Combined, Slot, like
+from unitsphere.training.optim.state import Slot, like
 
 LINE = {"toy-factors": "toy_optimizer:TOY"}
 
@@ -75,10 +76,7 @@ def root(factor, power):
 
 
 def build_toy(parameters, config):
-    matrices, rest = split_roles(parameters, ["matrix"])
-    own = config.section
-    groups = grouped(matrices, lambda role: {"lr": config.lr * config.rates.of(role)})
-    return Combined(Toy(groups, decay=own.decay, power=own.power), build_adam(rest, config))
+    return with_adam(parameters, config, partial(Toy, **asdict(config.section)))
 
 
 TOY = Definition(build_toy, reads=frozenset({"adam_lr"}), section=ToyConfig)

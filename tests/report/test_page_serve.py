@@ -1,16 +1,14 @@
 """The page over real HTTP: the latest, only for this machine, ended by Ctrl-C with a line."""
 
 import http.client
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from forked import Forked, wait_for
 from report.made_up import make_run
 
 from unitsphere.cli import main
@@ -81,19 +79,18 @@ def test_a_port_that_is_taken_is_a_mistake_in_one_line(serving):
         server(run, port)
 
 
-def test_ctrl_c_ends_it_with_a_line(serving):
+def test_ctrl_c_ends_it_with_a_line(serving, tmp_path):
     run, _ = serving
-    words = [sys.executable, "-m", "unitsphere", "report", str(run), "--serve", "--port", "0"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/ until Ctrl-C", line)
-    assert found, line
+    process = Forked(main, ["report", str(run), "--serve", "--port", "0"], folder=tmp_path)
+    said = tmp_path / "stderr"
+    wait_for(lambda: "\n" in said.read_text() or process.poll() is not None, 60)
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/ until Ctrl-C", said.read_text())
+    assert found, said.read_text()
     assert ask(int(found[1]), "/")[0] == 200
     process.send_signal(signal.SIGINT)
-    assert process.stderr.read() == "report: stopped serving\n"
-    assert process.wait(30) == 0
+    _, told = process.communicate(30)
+    assert told.splitlines()[1:] == ["report: stopped serving"]
+    assert process.poll() == 0
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--out", "x.html"], ["--port", "70000"]])

@@ -281,11 +281,11 @@ def test_the_time_left_counts_the_final_runs_while_rates_are_tuned(finished, tmp
         return progress.display(workers, stream, later)
 
     monkeypatch.setattr(execute_module, "display", display)
-    study = toy(folder, budgets=BUDGETS[:2], seeds=[0], tune=Tune(points=2, growths=0))
-    compare(study, tmp_path / "out", InProcess())
-    names = {f"{arm} {tokens}" for arm in study.arms for tokens in BUDGETS[:2]}
+    study = toy(folder, seeds=[0], tune=Tune(points=2, growths=0))
+    compare(study, tmp_path / "out", InProcess(broken=["#0"]))  # final runs fail: that is quick
+    names = {f"{arm} {tokens}" for arm in study.arms for tokens in BUDGETS}
     assert {name for name, *_ in seen[0]} == names
-    assert {steps for *_, steps in seen[0]} == {tokens // 64 for tokens in BUDGETS[:2]}
+    assert {steps for *_, steps in seen[0]} == {tokens // 64 for tokens in BUDGETS}
     assert seen[1] == []
 
 

@@ -20,7 +20,7 @@ from unitsphere.training.guard import divergence
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three runs: one that trains, one that diverges, one that cannot begin."""
+    """Three runs: one that trains, as a program; then one that cannot begin, one that diverges."""
     folder = tmp_path_factory.mktemp("execute")
     recipe = recipes(folder)[0]
     planned = [
@@ -29,7 +29,9 @@ def runs(tmp_path_factory):
         plan("broken", recipe, {}, folder / "runs" / "broken"),
     ]
     planned[2] = dataclasses.replace(planned[2], recipe=str(folder / "gone.toml"))
-    return planned, execute(planned, Local(2))
+    good, wild, broken = planned
+    failing = execute([broken, wild], InProcess())
+    return planned, [*execute([good], Local(1)), *reversed(failing)]
 
 
 def nothing(jobs):

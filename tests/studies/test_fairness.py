@@ -7,8 +7,8 @@ import pytest
 from studies.tiny import recipes
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Record
-from unitsphere.studies.core.fairness import REFUSALS, check_fair, run_flags, setting_flags, timing
+from unitsphere.studies.core.execute import Record, timing
+from unitsphere.studies.core.fairness import REFUSALS, check_fair, run_flags, setting_flags
 from unitsphere.studies.core.plan import size_of, wanted
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig

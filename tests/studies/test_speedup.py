@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitsphere.studies.gains import (
+from unitsphere.studies.core.statistics import (
     BELOW,
     NOT_REACHED,
-    Interval,
     LossCurve,
     Losses,
+    RatioInterval,
     draws,
     interval,
     speedup,
@@ -34,7 +34,7 @@ def gain(baseline, arm, budget: int = -1, tokens=TOKENS) -> float:
     return speedup(LossCurve(tokens, baseline), LossCurve(tokens, arm), budget)
 
 
-def gains(baseline: np.ndarray, arm: np.ndarray) -> Interval:
+def gains(baseline: np.ndarray, arm: np.ndarray) -> RatioInterval:
     """Its interval, of losses [seeds, budgets]."""
     return interval(speedups(Losses(TOKENS, baseline), Losses(TOKENS, arm)), len(baseline))
 

@@ -132,7 +132,7 @@ def random_prompts(load: Load, vocabulary: int, seed: int) -> list[list[int]]:
 
 
 def report_of(load: Load, times: dict[str, Times], names: Sequence[str]) -> dict[str, Any]:
-    """The figures of one load; the noise is that of the two copies of the baseline."""
+    """The figures of one load; the noise is between the two copies of the baseline."""
     tokens = {name: times[name].token for name in names}
     noise, ratios = against_baseline(tokens, times[names[0] + COPY].token)
     return {

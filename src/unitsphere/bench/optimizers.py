@@ -1,4 +1,4 @@
-"""`unitsphere bench optimizers`: what a step of each optimizer costs, beside that of AdamW.
+"""`unitsphere bench optimizers`: what a step of each optimizer costs, and AdamW's.
 
 Each optimizer has a copy of one model and steps it with the same gradients, its constraint
 included. They take turns, in an order that rotates; a round's figure is the mean of its steps, for

@@ -1,4 +1,4 @@
-"""`unitsphere ablate`: a paper's ablation table, ours beside the paper's."""
+"""`unitsphere ablate`: a paper's ablation table, with the paper's own figures."""
 
 import dataclasses
 from pathlib import Path

@@ -20,7 +20,7 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0,
 
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
-    "quickstart": ("quickstart", "train four matched models on this computer and compare them"),
+    "quickstart": ("quickstart", "train five matched models on this computer and compare them"),
     "recipes": ("recipes", "the recipes that can be trained by name, paper by paper"),
     "params": ("params", "exact parameter counts; --show: a recipe resolved"),
     "prepare": ("prepare", "text, JSONL or files -> token shards to train on"),

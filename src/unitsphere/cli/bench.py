@@ -44,7 +44,7 @@ class Bench(Measured):
       unitsphere bench loss       cross-entropy with and without logits in memory
       unitsphere bench generate   tokens per second and latency with the KV cache
       unitsphere bench data       prepare, and the loader as a share of a step
-      unitsphere bench optimizers  a step of each, beside AdamW's
+      unitsphere bench optimizers  a step of each, and AdamW's
 
     examples:
       unitsphere bench
@@ -151,7 +151,7 @@ class BenchGenerate(Measured):
 
 @dataclasses.dataclass(frozen=True)
 class BenchOptimizers(Measured):
-    """What a step of each optimizer costs beside the first, on one model with the same gradients.
+    """What a step of each optimizer costs next to the first, on one model with the same gradients.
 
     Only the step: neither the forward nor the backward pass. muon:muon.batched=true
     is Muon with all equal matrices in one batched call.

@@ -1,4 +1,4 @@
-"""`unitsphere context`: perplexity of runs beside each other by context length and position."""
+"""`unitsphere context`: perplexity of runs, side by side, by context length and position."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from unitsphere.cli.study import report
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Perplexity by context length and by position in the context, run beside run.
+    """Perplexity by context length and by position in the context, runs side by side.
 
     The nGPT paper's Figure 14. Every run at every context is scored on the same
     tokens of whole documents. Runs of one NAME are seeds of one arm. Writes

@@ -87,6 +87,6 @@ def run(argv: list[str]) -> int:
 
 
 def default_out(args: Finetune) -> Path:
-    """`RUN/finetune/NAME`, the control beside it."""
+    """`RUN/finetune/NAME`, and the control's."""
     name = args.task or args.data.stem
     return args.run / "finetune" / (f"{name}-scratch" if args.scratch else name)

@@ -118,7 +118,7 @@ def _registry(change: Change) -> ConstructorRegistry:
 
 
 def _only_asked_for(cls: type, given: "_Given") -> Change:
-    """Only fields that lead to the given options and words: tyro takes long for a recipe's all."""
+    """Only the fields that the options and words set: a recipe has hundreds, and tyro is slow."""
     asked_for = {(cls, name) for name in _positionals(cls)}
     for option, _ in given.options:
         kind: Any = cls

@@ -1,4 +1,4 @@
-"""`unitsphere quickstart`: four matched models, trained here and now, and what they gain."""
+"""`unitsphere quickstart`: five matched models, trained here and now, and what they gain."""
 
 import dataclasses
 from pathlib import Path
@@ -22,9 +22,9 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Quickstart:
-    """Train GPT+ by AdamW and Muon, nGPT and anGPT on Python's source; compare them.
+    """Train GPT+ by AdamW and Muon, nGPT, anGPT and `best` on Python's source; compare them.
 
-    No download, no account, no GPU; about four minutes on two cores. The same
+    No download, no account, no GPU; five to six minutes on two cores. The same
     command again resumes arms that were stopped and reuses finished ones.
 
     examples:

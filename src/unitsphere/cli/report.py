@@ -27,6 +27,7 @@ class Report:
     examples:
       unitsphere report runs/quickstart
       unitsphere report runs/first --serve
+      unitsphere report runs/ngpt runs/gpt --playground --out page.html
       unitsphere report runs/ngpt runs/gpt runs/ngpt-long --out page.html
       unitsphere report runs/compare-quickstart --figures figures --out page.html
     """
@@ -39,6 +40,9 @@ class Report:
     """draw every figure there too, as SVG and PNG"""
     samples: int = 0
     """number of texts that the last checkpoint of a run writes for the page"""
+    playground: bool = False
+    """put the models of the runs on the page, where a reader writes with them (as
+    int8: 1.4 bytes of the page for each parameter)"""
     serve: bool = False
     """serve the page on this machine only, always the latest, until Ctrl-C"""
     port: int = 8321
@@ -57,13 +61,15 @@ def run(argv: list[str]) -> int:
     if args.serve:
         if args.json or args.out or args.figures:
             raise UserError("--serve writes nothing: leave --out, --figures and --json out")
+        if args.playground:
+            raise UserError("--serve shows no model: write a page with --playground instead")
         from unitsphere.report.serve import serve
 
         serve(args.folders, args.port)
         return 0
     from unitsphere.report.write import write_page
 
-    written = write_page(args.folders, args.out, args.figures, args.samples)
+    written = write_page(args.folders, args.out, args.figures, args.samples, args.playground)
     if args.json:
         print_json(written.record())
     else:

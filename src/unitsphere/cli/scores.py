@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.cli.output import progress
 from unitsphere.cli.parse import check_positive
-from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.data.batch import Form
@@ -50,7 +49,7 @@ def scorer(
     """context -> figures of the run on a text, or on its own validation split."""
     from unitsphere.data.documents import read_documents
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import source_files
+    from unitsphere.data.sources import scored_files
     from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
 
     def form(context: int) -> "Form":
@@ -64,9 +63,7 @@ def scorer(
         )
         return
     assert data is not None  # that means a split
-    with source_files(data) as files:
-        if not any(path.stat().st_size for path in files):
-            raise UserError(f"{data} is empty: there is no text to evaluate")
+    with scored_files(data) as files:
         yield lambda context: evaluate(
             run.model,
             read_documents(files, field),
@@ -170,7 +167,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
     from unitsphere.data.documents import read_text_pairs
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import source_files
+    from unitsphere.data.sources import scored_files
     from unitsphere.data.tokenizer import text_lost
     from unitsphere.training.evaluate.pairs import text_pairs
 
@@ -183,9 +180,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         )
         return
     assert data is not None  # that means a split
-    with source_files(data) as files:
-        if not any(path.stat().st_size for path in files):
-            raise UserError(f"{data} is empty: there are no pairs to evaluate")
+    with scored_files(data, "there are no pairs") as files:
         yield PairSource(
             lambda: text_pairs(read_text_pairs(files, fields), run.tokenizer),
             lambda: (pair.target for pair in read_text_pairs(files, fields)),

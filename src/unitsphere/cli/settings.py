@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 def split_recipe(argv: list[str], own: type) -> tuple[str | None, list[str]]:
     """The recipe (the first word that is neither an option nor an option's value), and the rest.
 
-    own: the dataclass of the options that the verb has beside a recipe's keys.
+    own: the dataclass of the options that the verb has in addition to a recipe's keys.
     """
     index = 0
     while index < len(argv):

@@ -15,7 +15,7 @@ class Sweep(StudyOptions):
     """Search config keys by grid, at random or by Optuna, and report the best.
 
     Trials are judged, and hopeless ones stopped, on documents held out of the
-    training split. Only the best point is then trained on all of it, beside the
+    training split. Only the best point is then trained on all of it, with the
     recipe as it is, and reported. The same command resumes.
 
     a study is a file like this (docs/how-to/sweep.md explains each key):

@@ -15,7 +15,7 @@ class Transfer(StudyOptions):
     """Train widths × depths × horizons at the transferred rate and at rates around it.
 
     Of each cell the gap to its best rate, and the exponents that fit the best rates
-    beside the law's. The same command resumes.
+    next to the law's. The same command resumes.
 
     a study is a file like this (docs/how-to/transfer.md explains each key):
       arms.ngpt = "quickstart/ngpt"

@@ -53,7 +53,7 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
     def keywords(self) -> dict[str, Any]:
-        """The model's keyword arguments, beside inputs and targets."""
+        """The model's keyword arguments, in addition to inputs and targets."""
         names = ("source", "source_mask", "mask", "documents")
         found = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -168,7 +168,7 @@ class Masked:
     def __post_init__(self) -> None:
         if self.context < 2:
             raise UserError(
-                f"a context of {self.context} has no room for a masked token beside the separator "
+                f"a context of {self.context} has no room for a masked token and the separator "
                 "that begins each sequence: it must be at least 2"
             )
 
@@ -198,7 +198,7 @@ class Masked:
     def _mask(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
-        # The number comes first and from 1 on: no draw is that of `Batches`' permutations.
+        # The number comes first and from 1 on: no draw is one of `Batches`' permutations.
         generator = np.random.default_rng([1 + window.number, window.epoch, self.seed])
         tokens = window.tokens.astype("int64")
         return mask_tokens(tokens, self.separator, self.vocab_size, self.config, generator)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from unitsphere.data.batch import Batch, Form, Window, count_windows
@@ -106,12 +105,7 @@ class Prefetch:
     def __enter__(self) -> Prefetch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def batch(self, step: int) -> Batch:

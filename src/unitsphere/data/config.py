@@ -47,7 +47,7 @@ class DataConfig:
     """a file, a glob or a folder to validate on; none: val_fraction of the source"""
     tokenizer: str | None = None
     """bytes, bpe:N (a byte-level BPE of N entries trained on the source), or the path of a Hugging
-    Face tokenizer.json; none: that of the prepared folder, for other sources bpe:1024"""
+    Face tokenizer.json; none: the prepared folder's, for other sources bpe:1024"""
     context: int = 256
     """sequence length in tokens; of each side of a pair, with the separator"""
     document_mask: bool = False

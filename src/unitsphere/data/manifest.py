@@ -1,6 +1,6 @@
 """The manifest of a folder of token shards: what is in it, checked before anything is used.
 
-A folder holds, beside manifest.json:
+A folder holds, in addition to manifest.json:
 
 - {split}-00000.bin, ...: the split's token ids, raw little-endian `dtype`; the shards of a split
   laid end to end are its token stream: separator, document 1, separator, document 2, ...

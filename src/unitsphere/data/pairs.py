@@ -132,7 +132,7 @@ def pair_batch(
     source_width: int | None = None,
     target_width: int | None = None,
 ) -> Batch:
-    """Pairs as rows, [pairs, width] each side; no width: that of the longest and its separator.
+    """Pairs as rows, [pairs, width] each side; no width: the longest's, with its separator.
 
     A side that is longer than its width is cut there: a source still ends with the separator, a
     target does not, because its end is missing.

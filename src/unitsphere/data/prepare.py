@@ -173,7 +173,7 @@ def source_text_lost(config: DataConfig, pairs: bool = False) -> float:
 
 
 def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> Shards | None:
-    """The validation split that `data` means: a prepared folder's; None: that of `config`.
+    """The validation split that `data` means: a prepared folder's; None: `config`'s.
 
     None if `data` is text. Raises UserError for a split that holds nothing.
     """

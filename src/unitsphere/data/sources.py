@@ -49,6 +49,15 @@ def source_files(source: str) -> Iterator[list[Path]]:
         yield [path]
 
 
+@contextmanager
+def scored_files(source: str, missing: str = "there is no text") -> Iterator[list[Path]]:
+    """`source_files` of a text to be scored; UserError if it is empty."""
+    with source_files(source) as files:
+        if not any(path.stat().st_size for path in files):
+            raise UserError(f"{source} is empty: {missing} to evaluate")
+        yield files
+
+
 def find_files(source: str) -> list[Path]:
     """The files of a source, sorted by name.
 

@@ -155,7 +155,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, locked while in use; `publish` it when it is complete.
+    """An empty folder next to `out`, locked while in use; `publish` it when it is complete.
 
     A second process waits here until the first is done. What is not published is removed; what a
     killed process left is removed by the next.

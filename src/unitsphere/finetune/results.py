@@ -96,7 +96,7 @@ class Scored:
 class Tuned:
     """How a trained classifier does on the tune part: None if its loss became NaN or infinite.
 
-    `commit` is that of the code which trained it: a later call may be of another.
+    `commit` is the commit of the code which trained it: a later call may be of another.
     """
 
     tune: Scored | None

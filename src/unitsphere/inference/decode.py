@@ -23,6 +23,9 @@ from unitsphere.ops.rope import rope_table
 
 SHORTEST = 64
 """The shortest buffers of keys and values, in tokens."""
+PIECE = 2048
+"""Tokens of a prompt that are read at once where no layer has attention: beside the recurrent
+states, which have one size, this many tokens of h are all the memory that a prompt needs."""
 GRAPHS = 64
 """Pairs of batch and length that a process compiles before torch refuses to continue."""
 
@@ -72,7 +75,10 @@ def last_logits(
     model: Transformer, tokens_BT: Tensor, cache: Cache, padding_B: Tensor | None
 ) -> Tensor:
     """Logits [B, V] after only the last token."""
-    return model.logits(model.features(tokens_BT, cache=cache, left_padding=padding_B)[:, -1])
+    pieces = tokens_BT.split(tokens_BT.shape[1] if model.attends else PIECE, dim=1)
+    for piece in pieces[:-1]:
+        model.features(piece, cache=cache, left_padding=padding_B)
+    return model.logits(model.features(pieces[-1], cache=cache, left_padding=padding_B)[:, -1])
 
 
 def one_token(

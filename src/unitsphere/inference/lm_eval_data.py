@@ -32,13 +32,13 @@ def local(
     """The lines of one local JSONL file as the split "test".
 
     `file` (the task's dataset_kwargs) is a name or a pattern that one file fits, in the folder
-    `data`, or without it beside the task file `config_source`; where `data` is a file, that is it.
+    `data`, or without it next to the task file `config_source`; where `data` is a file, that is it.
     `rename` maps a field that the task uses to the field of the line that holds it. Everything
     but `file` comes from the harness's metadata. Raises UserError if there is no such file, or
     more than one.
     """
     path = find_file(file, config_source, data)
-    if data is None:  # beside the task file, in a folder that may be somebody else's
+    if data is None:  # next to the task file, in a folder that may be somebody else's
         check_given(path, within=Path(config_source).parent)
     fields = dict(rename or {})
     rows: list[dict[str, Any]] = []

@@ -8,8 +8,8 @@
 | `nvfp4` | E2M1: 0, ½, 1, 1½, 2, 3, 4, 6 | one for 16 weights in E4M3, one per matrix | 4.5 |
 
 Integers are symmetric, their scale is largest/q. Only weights are rounded: products are taken of
-the rounded weights (`dequantised`) in the model's precision, so the loss is that of a kernel which
-does the same. Rows are those of W [d_out, d_in].
+the rounded weights (`dequantised`) in the model's precision, so a kernel which does the same has
+this loss. Rows are those of W [d_out, d_in].
 """
 
 import math
@@ -47,7 +47,7 @@ class Format:
 class Quantized:
     """What `quantize_` did: weights rounded, their bits with those of scales, and the error.
 
-    error: root mean square of the weights' change, divided by that of the weights.
+    error: root mean square of the weights' change, divided by the weights' own.
     """
 
     weights: int
@@ -95,7 +95,7 @@ def quantize_(
             if constraint.parameter.removesuffix(".weight") in chosen:
                 constraint.project_(model.get_parameter(constraint.parameter))
     weights = sum(matrix.numel() for matrix in before.values())
-    bits = sum(w.numel() * bits_per_weight(form, w.shape[1]) for w in before.values())
+    bits = sum(w.numel() * bits_per_weight(form, w.shape[-1]) for w in before.values())
     size = sum(w.double().square().sum().item() for w in before.values())
     change = sum(
         (chosen[name].matrix() - w).double().square().sum().item() for name, w in before.items()
@@ -118,7 +118,12 @@ def bits_per_weight(form: Format, d_in: int) -> float:
 
 
 def dequantised(weight: Tensor, form: Format, bound: Bound | None = None) -> Tensor:
-    """W [d_out, d_in] as it comes back from a format, in W's type; `bound` is its constraint."""
+    """W [d_out, d_in] as it comes back from a format, in W's type; `bound` is its constraint.
+
+    Of a stack [E, d_out, d_in] each matrix as if it were the only one.
+    """
+    if weight.dim() == 3:
+        return torch.stack([dequantised(one, form, bound) for one in weight])
     if form.name == "fp8":
         eight = rounded(weight, X_TYPE, bound.radius if bound else None)
         return (eight.matrix.float() * eight.factor).to(weight.dtype)
@@ -141,10 +146,16 @@ def grouped(weight: Tensor, size: int, form: Format) -> Tensor:
 
 def integers(groups: Tensor, bits: int) -> Tensor:
     """Rounded to q·scale, q an integer of `bits` bits; one scale along the last axis, in fp16."""
+    q, scale = codes(groups, bits)
+    return q * scale
+
+
+def codes(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The integers q and their scale along the last axis, as floats; see `integers`."""
     largest = 2 ** (bits - 1) - 1
     scale = half(groups.abs().amax(-1, keepdim=True) / largest)
     q = (groups / scale.clamp(min=torch.finfo(torch.float16).tiny)).round()
-    return q.clamp(-largest, largest) * scale
+    return q.clamp(-largest, largest), scale
 
 
 def half(scale: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from unitsphere.inspection.values import DoesNotApply, Values
 Form = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
 Reads = Literal["weights", "moments", "gradients", "update", "states", "records"]
-"""What a probe looks at, beside the model: a live one is taken when there is such a thing."""
+"""What a probe reads in addition to the model: a live one is taken when that is there."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ PROBES: dict[str, Probe] = {
         reads="records",
     ),
     "mean_gradients_by_layer": Probe(
-        "Mean gradient of the MLP's output matrix, over that of the last layer",
+        "Mean gradient of the MLP's output matrix, over the last layer's",
         "NormFormer Figure 3, as a mean",
         "mean L1 norm / the last layer's",
         lambda s: updates.mean_gradients_by_layer(s.recorded, s.step - s.steps, s.step),
@@ -247,6 +247,23 @@ PROBES: dict[str, Probe] = {
         "distribution",
         log=True,
         reads="states",
+    ),
+    "expert_loads": Probe(
+        "Tokens of each expert",
+        "this project",
+        "tokens / mean of the layer's experts",
+        lambda s: states.expert_loads(s.trace),
+        "distribution",
+        reads="states",
+    ),
+    "max_violation": Probe(
+        "Largest load of an expert over the mean",
+        "arXiv 2408.15664 (MaxVio)",
+        "largest load / mean − 1",
+        lambda s: states.max_violation(s.trace),
+        axis="step",
+        reads="states",
+        live=True,
     ),
     "matrix_rank": Probe(
         "Effective rank of the matrices",

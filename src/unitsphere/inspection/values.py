@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from unitsphere.ops import dtensor
 
 Series = dict[str, Any]
 """One series of either form."""
@@ -107,8 +108,7 @@ def flat(values: Values) -> dict[str, float]:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor without its graph, gathered if it is spread over processes."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return dtensor.whole(tensor.detach())
 
 
 def singular(matrices: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from unitsphere.models.config import ModelConfig, head_size, mlp_size, rotary_size, vocabulary
 from unitsphere.models.constraint import Bound
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, LogitGain, Scale, ScaleConfig, logit_gain
@@ -169,7 +170,7 @@ class Block(nn.Module):
         super().__init__()
         W = matrices(config)
         self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
-        self.mlp, self.alpha_M = MLP(config, W), Rate(config)
+        self.mlp, self.alpha_M = build_mlp(config, W, MLP), Rate(config)
         if cross:
             self.cross, self.alpha_X = Attention(config, W), Rate(config)
 

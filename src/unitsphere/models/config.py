@@ -42,7 +42,15 @@ class ModelConfig:
     window: int | None = None
     """tokens that each sees: itself and those before, in an encoder on either side; none: all"""
     d_ff: int | None = None
-    """width of the MLP; none: 4·d_model"""
+    """width of the MLP, or of each expert; none: 4·d_model"""
+    n_experts: int = 0
+    """experts in the place of each MLP, of which a token uses top_k; 0: one MLP for all tokens"""
+    top_k: int = 2
+    """with `n_experts`: those that a token is given to"""
+    shared_experts: int = 1
+    """with `n_experts`: experts beside those, that every token uses"""
+    balance: float = 1e-3
+    """with `n_experts`: c, how much a step moves the bias by which loads become even; 0: not"""
     mixers: str = "attention"
     """token mixers of the layers by name, again from the first when the names are used up"""
     recurrence: RecurrenceConfig = RecurrenceConfig()

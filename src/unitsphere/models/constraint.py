@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
-Role = Literal["matrix", "embedding", "head", "gain", "scale", "bias"]
-MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head")
+Role = Literal["matrix", "embedding", "head", "router", "gain", "scale", "bias"]
+MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head", "router")
 """Roles of what has vectors to constrain; all else are gains, scales and biases."""
 Kind = Literal["sphere", "ball"]
 
@@ -75,7 +75,7 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
     found: dict[str, Declaration] = {}
     shared: set[int] = set()
     for prefix, module in model.named_modules():
-        declared = module.declare() if declares(module) else {}
+        declared = _declared(module)
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
             if id(parameter) in shared:
@@ -88,6 +88,10 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
             shared.add(id(parameter))
             found[name] = declared[local]
     return found
+
+
+def _declared(module: nn.Module) -> dict[str, Declaration]:
+    return module.declare() if declares(module) else {}
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

@@ -1,4 +1,4 @@
-"""What a token mixer sees beside h: positions, the mask, and the state kept while decoding.
+"""What a token mixer sees in addition to h: positions, the mask, and the state kept while decoding.
 
 An architecture's attention is written once. Within a sequence it is given a `SelfContext`; across,
 from a decoder to the encoder's output, a `CrossContext`, which has no positions.

@@ -33,6 +33,7 @@ from unitsphere.models.config import (
 )
 from unitsphere.models.constraint import Declaration
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, LogitGain, Scale, ScaleConfig, logit_gain
@@ -158,7 +159,7 @@ class Block(nn.Module):
         super().__init__()
         W = matrices(config, output_std(config.init_std, config.n_layers, cross))
         self.norm_A, self.attention = DyT(config), build_mixer(config, layer, W, Attention)
-        self.norm_M, self.mlp = DyT(config), MLP(config, W)
+        self.norm_M, self.mlp = DyT(config), build_mlp(config, W, MLP)
         if cross:
             self.norm_X, self.cross = DyT(config), Attention(config, W)
 

@@ -21,6 +21,7 @@ from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
+from unitsphere.models.variants import EXPORTED
 from unitsphere.ops.linear import scale_rows, unless_one
 
 NAMES = {
@@ -86,9 +87,16 @@ def exported_name(name: str) -> str:
 
 def check_exportable(model: Transformer) -> None:
     """Raise a `UserError` with the reason for what the exported form does not have."""
+    if reason := not_exportable(model):
+        raise UserError(f"cannot export {reason}; keep the run folder for it")
+
+
+def not_exportable(model: Transformer) -> str:
+    """What a model has that the exported form does not; empty if there is nothing."""
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
+        "n_experts": "{} experts: its exported form has one MLP in every layer",
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
@@ -97,11 +105,11 @@ def check_exportable(model: Transformer) -> None:
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
-    steps = ("lerp", "lerp_nu", "add", "gated")
     carried = {
-        "residual": steps,
+        "residual": tuple(EXPORTED),
         "attention_factor": (False,),
         "softcap": (None,),
+        "n_experts": (0,),
         "gated": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
@@ -111,9 +119,7 @@ def check_exportable(model: Transformer) -> None:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")
-    if wrong:
-        what = reasons[wrong[0]].format(getattr(config, wrong[0], ""))
-        raise UserError(f"cannot export {what}; keep the run folder for it")
+    return reasons[wrong[0]].format(getattr(config, wrong[0], "")) if wrong else ""
 
 
 def is_tied(model: Transformer) -> bool:

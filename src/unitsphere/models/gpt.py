@@ -48,6 +48,7 @@ from unitsphere.models.config import (
     vocabulary,
 )
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, Scale, logit_gain
@@ -164,7 +165,7 @@ class Block(nn.Module):
         std = output_std(config.init_std, config.n_layers, cross)
         W = matrices(config, std if config.zero_outputs == "none" else 0.0)
         self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
-        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(config, W)
+        self.norm_M, self.mlp = RMSNorm(d, eps), build_mlp(config, W, MLP)
         gate = partial(variants.gate_vector, config.gated, d)
         self.w_A, self.w_M = gate(), gate()
         if cross:

@@ -31,6 +31,7 @@ from unitsphere.models.config import (
     vocabulary,
 )
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, logit_gain
@@ -125,7 +126,7 @@ class Block(nn.Module):
         self.depth_scale = 1 / math.sqrt(layer + 1)
         W = matrices(config, output_std(config.init_std, config.n_layers, cross))
         self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
-        self.norm_M, self.mlp = RMSNorm(d, eps), MLP(config, W)
+        self.norm_M, self.mlp = RMSNorm(d, eps), build_mlp(config, W, MLP)
         if cross:
             self.norm_X, self.cross = RMSNorm(d, eps), Attention(config, W)
 

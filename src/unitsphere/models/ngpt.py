@@ -41,6 +41,7 @@ from unitsphere.models.config import (
 )
 from unitsphere.models.constraint import Bound, Kind
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig
@@ -177,7 +178,7 @@ class Block(nn.Module):
         d, self.residual = config.d_model, config.residual
         W = matrices(config, output_std(1 / math.sqrt(d), config.n_layers, cross))
         self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
-        self.mlp, self.alpha_M = MLP(config, W), Rate(config)
+        self.mlp, self.alpha_M = build_mlp(config, W, MLP), Rate(config)
         gated = config.residual == "gated"
         self.w_A, self.w_M = variants.gate_vector(gated, d), variants.gate_vector(gated, d)
         if cross:

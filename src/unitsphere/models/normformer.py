@@ -42,6 +42,7 @@ from unitsphere.models.config import (
 )
 from unitsphere.models.constraint import Declaration
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, LayerNorm, Linear
@@ -197,7 +198,7 @@ class Block(nn.Module):
         )
         self.LN_1, self.attention = LayerNorm(d, eps), build_mixer(config, layer, W, Attention)
         self.LN_a = LayerNorm(d, eps) if config.post_attn_ln else nn.Identity()
-        self.LN_2, self.mlp = LayerNorm(d, eps), MLP(config, W)
+        self.LN_2, self.mlp = LayerNorm(d, eps), build_mlp(config, W, MLP)
         self.lambda_ = Ones(d) if config.res_scale else nn.Identity()
         if cross:
             self.LN_X, self.cross = LayerNorm(d, eps), Attention(config, W)

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.models import angpt, dyt, gpt, lnscaling, ngpt, normformer, rezero
+from unitsphere.models.experts import Router
 from unitsphere.models.mixers.gdn import GatedDeltaNet
 from unitsphere.models.mixers.gla import GatedLinearAttention
 from unitsphere.models.mixers.mamba2 import Mamba2
@@ -120,9 +121,10 @@ def fold_(model: Model) -> Model:
     """Make factors of outputs a part of the weights, in place, for inference only.
 
     The outputs are the same but for rounding, and a token costs less (docs/results/speed.md):
-    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, GPT's c and norm of the embedding, ReZero's a,
-    LN-scaling's 1/√ℓ and DyT's s disappear, every other scale is stored as it is used, and weights
-    that are normalised in the forward pass are normalised once. NormFormer has no such factors.
+    nGPT's s_u, s_ν·√d and s_z, anGPT's ν's and s_z, a router's s_r, GPT's c and norm of the
+    embedding, ReZero's a, LN-scaling's 1/√ℓ and DyT's s disappear, every other scale is stored as
+    it is used, and weights that are normalised in the forward pass are normalised once. NormFormer
+    has no such factors.
     Folded weights are not unit vectors: they need no gradient, have no constraint and are not for a
     checkpoint. Returns the model, in eval mode.
     """
@@ -157,6 +159,11 @@ def _fold_ngpt(model: ngpt.NGPT) -> None:
     if model.E_out is not None:  # a tied head is the embedding too
         model.E_out.fold(model.s_z())
         model.s_z.become_one()
+
+
+def _fold_router(router: Router) -> None:
+    router.W_r.fold(router.s_r())
+    router.s_r.become_one()
 
 
 def _fold_angpt_attention(attention: angpt.Attention) -> None:
@@ -209,10 +216,10 @@ def _fold_recurrent(mixer: nn.Module) -> None:
 def _fold_outputs(block: nn.Module, factor: Tensor | float) -> None:
     """A factor of a block's sublayers into the matrices of their outputs."""
     for name in ("attention", "cross", "mlp"):
-        sublayer = getattr(block, name, nn.Identity())
-        for local, shard in tp_plan(sublayer).items():
-            if shard == "rows":
-                getattr(sublayer, local).fold(factor)
+        for part in getattr(block, name, nn.Identity()).modules():  # of experts, each MLP
+            for local, shard in tp_plan(part).items():
+                if shard == "rows":
+                    getattr(part, local).fold(factor)
 
 
 def _fold_rezero(block: rezero.Block) -> None:
@@ -242,6 +249,7 @@ def _fold_dyt(model: dyt.DyTGPT) -> None:
 
 
 FOLDS: dict[type[nn.Module], Callable[[Any], None]] = {
+    Router: _fold_router,
     ngpt.MLP: _fold_ngpt_mlp,
     ngpt.Rate: _fold_ngpt_rate,
     ngpt.NGPT: _fold_ngpt,

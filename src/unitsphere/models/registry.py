@@ -1,9 +1,10 @@
-"""The architectures by name. A new one is a file beside this and a line in `ARCHITECTURES`."""
+"""The architectures by name. A new one is a file next to this and a line in `ARCHITECTURES`."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
@@ -63,12 +64,23 @@ def build_from(
     if torch.device(device).type == "meta":
         return model
     try:
-        model.to_empty(device=device)
+        allocate(model, device)
     except RuntimeError as error:  # no room: on a GPU too, whose error is one of these
         first = str(error).partition("\n")[0]
         raise UserError(f"a model of these sizes has no room on {device}: {first}") from error
     model.init_weights(torch.Generator(device).manual_seed(seed))
     return model
+
+
+def allocate(model: Transformer, device: torch.device | str) -> None:
+    """Give parameters on the meta device their memory on `device`, in place.
+
+    As `to_empty`, which imports torch's symbolic shapes, and so sympy, for tensors without values.
+    """
+    for module in model.modules():
+        for name, laid_out in list(module.named_parameters(recurse=False)):
+            room = torch.empty(laid_out.shape, dtype=laid_out.dtype, device=device)
+            module.register_parameter(name, nn.Parameter(room, laid_out.requires_grad))
 
 
 def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer:

@@ -30,6 +30,7 @@ from unitsphere.models.config import (
     vocabulary,
 )
 from unitsphere.models.context import Context
+from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig
@@ -109,7 +110,8 @@ class Block(nn.Module):
     def __init__(self, config: ReZeroConfig, layer: int, cross: bool) -> None:
         super().__init__()
         W = matrices(config, config.init_std)
-        self.attention, self.mlp = build_mixer(config, layer, W, Attention), MLP(config, W)
+        self.attention = build_mixer(config, layer, W, Attention)
+        self.mlp = build_mlp(config, W, MLP)
         if cross:
             self.cross = Attention(config, W)
         self.a = Scale(ScaleConfig("scalar", config.a_init, config.a_init), (), config.d_model)

@@ -23,7 +23,7 @@ from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
-from unitsphere.models.parts import Resets
+from unitsphere.models.parts import reset
 from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy, precondition
@@ -89,6 +89,11 @@ class Transformer(nn.Module, ABC):
     def mixers(self) -> list[Mixer]:
         """The token mixers of `blocks`, in the order of the layers."""
         return [cast(Mixer, block.get_submodule("attention")) for block in self.blocks]
+
+    @property
+    def attends(self) -> bool:
+        """Whether any of `blocks` has attention: other mixers need no mask."""
+        return any(mixer.bidirectional for mixer in self.mixers())
 
     @abstractmethod
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -218,6 +223,8 @@ class Transformer(nn.Module, ABC):
         table = rope_table(positions, self.d_rot, self.rope_base, wide)
         if left_padding is not None:  # one table per row, the same for all heads
             table = (table[0][:, None], table[1][:, None])
+        if causal and not self.attends:  # an encoder always does
+            return SelfContext(positions, table, None, causal, past, real, documents)
         rule = MaskRule(causal, self._window(past + new), documents)
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
         blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
@@ -268,7 +275,7 @@ class Transformer(nn.Module, ABC):
         )
 
     def mixing_flops(self, context: int) -> float:
-        """Operations per token, forward and backward, that mixers do beside those of weights.
+        """Operations per token, forward and backward, of mixers without those of their weights.
 
         In sequences of `context` tokens; with seq2seq a token of the target together with one of a
         source of the same length.
@@ -289,6 +296,5 @@ class Transformer(nn.Module, ABC):
         """Set every parameter to its start, then every constrained vector to its radius."""
         declarations(self)  # a parameter that is declared neither constrained nor free is an error
         for module in self.modules():
-            if isinstance(module, Resets):
-                module.reset(generator)
+            reset(module, generator)
         normalize_(self)

@@ -30,6 +30,15 @@ STEPS: dict[Residual, Callable[[Tensor, Tensor, Tensor | float], Tensor]] = {
 }
 
 
+EXPORTED: dict[Residual, str] = {
+    "lerp": "lerp_norm",
+    "lerp_nu": "lerp_nu",
+    "add": "add_norm",
+    "gated": "add_norm",
+}
+"""The rules that an exported folder has, by the names that its modeling file gives them."""
+
+
 def gate_vector(gated: bool, d: int) -> Scale | None:
     """w [d] of a sublayer's gate, from 0, so that the gate starts at 1; None without gates."""
     return Scale(ScaleConfig(init=0.0, scale=0.0), (d,), d) if gated else None

@@ -56,6 +56,33 @@ def part_of(value: Tensor, target: Tensor) -> Tensor:
     return value[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
 
 
+def on_mesh_of(target: Tensor, value: Tensor) -> Tensor:
+    """`value`, which all processes hold, as a DTensor on the mesh of `target` if it has one."""
+    if not placements(target):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = target.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def part_like(part: Tensor, target: Tensor) -> Tensor:
+    """The tensor spread as `target` is, of which this process holds `part`."""
+    if not placements(target):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(target, DTensor)
+    return DTensor.from_local(
+        part,
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """The tensors in groups of the same mesh, ordinary ones in one more group.
 

@@ -36,7 +36,7 @@ STATIC = 256.0
 MULTIPLE = 16
 """What the sizes of a matrix must be multiples of."""
 SMALLEST = 1e-30
-"""The smallest factor: that of zeros, which stay zeros."""
+"""The smallest factor: the one of zeros, which stay zeros."""
 X_TYPE, DY_TYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
 

@@ -1,8 +1,17 @@
-"""Linear maps whose outputs are scaled."""
+"""Linear maps whose outputs are scaled, and of rows sorted by group, a matrix for each group.
+
+`grouped_linear` is two torch operators, so that the compiler and tensors without values see one
+product, whatever the sizes of the groups: `torch.nn.functional.grouped_mm` on a GPU in bf16,
+elsewhere a loop.
+"""
+
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 
 TOKENS_PER_WIDTH = 5
 """From this many tokens for each dimension of the input on, folding pays."""
@@ -50,3 +59,66 @@ def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return torch.promote_types(x.dtype, weight.dtype)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """x Wᵀ, each row of x with the matrix W of its group.
+
+    x: [n, d_in], sorted by group. weight: [G, d_out, d_in]. ends: int32 [G], the row after the last
+    of each group. Returns [n, d_out].
+    """
+    dtype = product_dtype(x, weight)
+    return _linear(x.to(dtype), weight.to(dtype), ends)
+
+
+@custom_op("unitsphere::grouped_linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if _fast(x, weight):
+        return F.grouped_mm(x, weight.mT, offs=ends)
+    y = x.new_empty(len(x), weight.shape[1])
+    for W, rows in zip(weight, _rows(ends), strict=True):
+        torch.mm(x[rows], W.T, out=y[rows])
+    return y
+
+
+@custom_op("unitsphere::grouped_outer", mutates_args=())
+def _outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """yᵀ x of the rows of each group: [G, d_out, d_in]."""
+    if _fast(x, y):
+        return F.grouped_mm(y.mT, x, offs=ends)
+    return torch.stack([y[rows].T @ x[rows] for rows in _rows(ends)])
+
+
+def _fast(x: Tensor, y: Tensor) -> bool:
+    """Whether torch's kernel takes them: bf16 on a GPU, sides of whole 16 bytes."""
+    sides = (x.shape[1], *y.shape[1:])
+    return x.is_cuda and x.dtype == torch.bfloat16 and not any(side % 8 for side in sides)
+
+
+def _rows(ends: Tensor) -> list[slice]:
+    return [slice(first, end) for first, end in pairwise([0, *ends.tolist()])]
+
+
+@_linear.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+@_outer.register_fake
+def _(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], y.shape[1], x.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, ends = ctx.saved_tensors
+    g = g.contiguous()
+    dx = _linear(g, weight.mT.contiguous(), ends) if ctx.needs_input_grad[0] else None
+    dW = _outer(g, x, ends) if ctx.needs_input_grad[1] else None
+    return dx, dW, None
+
+
+_linear.register_autograd(_backward, setup_context=_keep)

@@ -22,9 +22,6 @@ from torch import Tensor
 
 from unitsphere.ops.norm import cast, inner, length, reciprocal_length, unit_norm
 
-LONGEST = 4.0
-"""How long h was seen to become in training where ν(α) takes the place of Norm (at most 3.98)."""
-
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""

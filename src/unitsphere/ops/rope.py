@@ -21,9 +21,19 @@ def rope_table(
     positions: Tensor, d_rot: int, base: float, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
     """(cos θ, sin θ), each positions' shape + [d_rot/2], in `dtype` (fp32 or wider)."""
-    powers = torch.arange(0, d_rot, 2, device=positions.device, dtype=dtype) / d_rot
-    theta = positions.to(dtype)[..., None] * base**-powers
+    frequencies = rope_frequencies(d_rot, base, dtype, positions.device)
+    theta = positions.to(dtype)[..., None] * frequencies
     return theta.cos(), theta.sin()
+
+
+def rope_frequencies(
+    d_rot: int,
+    base: float,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """base^(−2i/d_rot), [d_rot/2]."""
+    return base ** -(torch.arange(0, d_rot, 2, device=device, dtype=dtype) / d_rot)
 
 
 def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:

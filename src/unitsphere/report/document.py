@@ -6,7 +6,7 @@ The kinds of run and study build pages (`unitsphere.report.kinds`); the renderer
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from unitsphere.report.numbers import round_off
@@ -248,7 +248,15 @@ class Folded:
     blocks: Sequence["Block"]
 
 
-Block = Figures | Table | Text | Samples | Commands | Folded
+@dataclass(frozen=True)
+class Playground:
+    """Models with which a reader of the HTML page writes: what static/model.js takes of each."""
+
+    kind: ClassVar[str] = "playground"
+    models: Sequence[Mapping[str, Any]]
+
+
+Block = Figures | Table | Text | Samples | Commands | Folded | Playground
 
 
 @dataclass(frozen=True)
@@ -285,6 +293,12 @@ class Page:
     def blocks(self) -> list[Block]:
         """Every block in the page's order, those in folded ones too."""
         return [b for section in self.sections for b in opened(section.blocks)]
+
+    def with_section(self, section: Section) -> "Page":
+        """The page with another part before its settings, in place of one of the same name."""
+        others = [each for each in self.sections if each.name != section.name]
+        place = next((i for i, each in enumerate(others) if each.name == "settings"), len(others))
+        return replace(self, sections=[*others[:place], section, *others[place:]])
 
     def figures(self) -> list[Figure]:
         """Every plot, in the page's order."""
@@ -330,8 +344,7 @@ def sort_value(cell: str) -> float | None:
     """The number that a cell starts with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
     spans = re.fullmatch(r"(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+)s)?", cell)
     if cell and spans and any(spans.groups()):
-        return sum(
-            int(part or 0) * unit for part, unit in zip(spans.groups(), (3600, 60, 1), strict=True)
-        )
+        parts = zip(spans.groups(), (3600, 60, 1), strict=True)
+        return sum(int(part or 0) * unit for part, unit in parts)
     found = NUMBER.match(cell)
     return float(found[0].replace(",", "").replace("−", "-")) if found else None

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,6 +167,17 @@ def runs_below(folder: Path) -> list[Path]:
     found = {path.parent for path in folder.rglob(METRICS)}
     found |= {path.parent for path in folder.rglob(CONFIG) if is_run(path.parent)}
     return sorted(found - {folder})
+
+
+def runs_of_arms(arms: Iterable[str], folder: Path, words: int) -> list[Run]:
+    """The runs of a study whose folders are named by the arm and as many words: `ngpt.d64-l4`."""
+    return [
+        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
+        for arm in arms
+        for place in sorted(folder.glob("runs/*"))
+        if place.name.rsplit(".", words)[:-words] == [arm]
+        for path in runs_below(place)
+    ]
 
 
 def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:

@@ -17,6 +17,7 @@ from unitsphere.report.render.html import html
 from unitsphere.report.render.markdown import markdown
 from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
 from unitsphere.report.runs import Folders, Json, listed
+from unitsphere.report.sections.playground import playground_section
 from unitsphere.report.sections.samples import fresh_samples, with_samples
 from unitsphere.report.sections.settings import report_command
 
@@ -119,6 +120,7 @@ def write_page(
     out: Path | None = None,
     figures: Path | None = None,
     samples: int = 0,
+    playground: bool = False,
 ) -> Written:
     """Write the page of a run or a study, or of several runs, and if asked its figures.
 
@@ -127,10 +129,11 @@ def write_page(
         out: the file; by default report.html in the folder, of several in the working folder.
         figures: a folder for NAME.svg and NAME.png of every figure.
         samples: texts that the last checkpoint of a run writes for the page.
+        playground: whether the page has the models of the runs, for its reader to write with.
 
     Raises:
         UserError: for a folder without a run or study, or for samples of several runs, or of a run
-            without a checkpoint.
+            without a checkpoint, or for a model that the page cannot run.
     """
     page = page_of(folders)
     first, *others = listed(folders)
@@ -138,6 +141,8 @@ def write_page(
         if others:
             raise UserError("--samples writes texts of one run: give one folder")
         page = with_samples(page, fresh_samples(first, samples))
+    if playground:
+        page = page.with_section(playground_section(listed(folders)))
     path = out or (Path(FILE) if others else first / FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, document(page, folders))

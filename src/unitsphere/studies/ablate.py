@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, timing
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
-    runs_commit,
-    timing,
     version_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
@@ -47,7 +45,7 @@ GIVEN = Tune(points=1)
 
 @dataclass(frozen=True, kw_only=True)
 class AblationStudy(Comparing):
-    """What `ablate` asks beside what all studies do; `arms` are the table's rows."""
+    """What `ablate` asks in addition to all studies; `arms` are the table's rows."""
 
     table: str
     """a table's name"""
@@ -207,7 +205,7 @@ def scaled(found: Tuned, factor: float) -> Tuned:
 
 
 def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
-    """Everything that was found, beside the paper's."""
+    """Everything that was found, with the paper's."""
     table = study.paper_table
     size = load_size(study.size)
     records = [record for runs in found.records.values() for record in runs.values()]
@@ -226,7 +224,7 @@ def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
         "flags": [dataclasses.asdict(flag) for flag in flags],
         "timing": timing(records),
         "rows": [row_document(study, table, row, found) for row in table.rows],
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

@@ -19,7 +19,6 @@ from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
     run_flags,
-    runs_commit,
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
@@ -36,7 +35,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareStudy(Comparing):
-    """What `compare` asks beside what all studies do."""
+    """What `compare` asks in addition to all studies."""
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*Comparing.CHANGEABLE, "baseline:")
     TUNES_KEYS: ClassVar[bool] = True
@@ -147,7 +146,7 @@ def reported_run(out: Path, study: Study, arm: str, tokens: int, rate: Tuned, se
 def document(
     found: Comparison, recipes: Mapping[str, str], findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """Everything that was found; every null has its reason beside it or among the flags."""
+    """Everything that was found; every null has its reason next to it or among the flags."""
     sizes = {arm: size_of(config) for arm, config in found.configs.items()}
     counts = {arm: size.parameters for arm, size in sizes.items()}
     flags = [
@@ -165,7 +164,7 @@ def document(
         "differences": differences(found, others),
         "speedups": [speedup_of(found, arm, sizes) for arm in others],
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance() | {"runs_commit": runs_commit(found.records.values())},
+        "provenance": provenance(records=found.records.values()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Perplexity against context length and position, run beside run (nGPT A.8, Figure 14)."""
+"""Perplexity against context length and position, runs side by side (nGPT A.8, Figure 14)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
 
 DOUBLINGS = 5
-"""Unless told otherwise, contexts up to 2^5 times that of the training are scored."""
+"""Unless told otherwise, contexts up to 2^5 times the training's are scored."""
 
 Arms = Mapping[str, Sequence[Path]]
 After = Callable[[int], object]

@@ -40,7 +40,7 @@ LEAST_POINTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LadderStudy(Comparing):
-    """What `ladder` asks beside what all studies do. `tune` is of the grid, `seeds` of computes."""
+    """What `ladder` asks in addition to all studies. `tune` is of the grid, `seeds` of computes."""
 
     sizes: dict[str, dict[str, object]]
     """keys set at each size, such as model.d_model"""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.studies.core.execute import Executor, Record, failure_lines
-from unitsphere.studies.core.fairness import Finding, runs_commit, version_flags
+from unitsphere.studies.core.fairness import Finding, version_flags
 from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.studies.core.statistics import PowerLaw
 from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder, ladder_findings, parts
@@ -75,7 +75,7 @@ def document(found: Findings) -> dict[str, Any]:
         "arms": {arm: arm_figures(found, arm) for arm in study.arms},
         "tests": test_figures(found.laws),
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance() | {"runs_commit": runs_commit(found.records)},
+        "provenance": provenance(records=found.records),
     }
 
 
@@ -250,7 +250,7 @@ def law_flags(study: LadderStudy, laws: dict[str, Laws]) -> list[Finding]:
             text = f"{arm}: fewer than 3 computes whose best size lies between the sizes"
             found.append(Finding("few-computes", text))
     if not study.computes:
-        text = "the loss is that of the sizes' optima on the tuning split; `computes` gives more"
+        text = "the loss is the one of the sizes' optima on the tuning split; `computes` gives more"
         found.append(Finding("no-computes", text))
     elif len(study.seeds) == 1:
         found.append(Finding("one-seed", "one seed for each run at a compute"))

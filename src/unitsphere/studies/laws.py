@@ -194,7 +194,7 @@ class Laws:
 def fit_laws(sizes: Sequence[Size], allocations: Sequence[Allocation] = ()) -> Laws:
     """The laws through what lies within its grid.
 
-    The loss is that of the allocations if there are any, else that of the sizes' optima.
+    The loss is the allocations' if there are any, else the one of the sizes' optima.
     """
     sizes = [size for size in sizes if size.optimum.bracketed]
     best = [found for found in allocations if found.edge is None]

@@ -34,7 +34,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.compare import SHIPPED, final_records
 from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
-from unitsphere.studies.core.fairness import check_fair, runs_commit
+from unitsphere.studies.core.fairness import check_fair
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import at_budget, size_of, to_come
 from unitsphere.studies.core.spec import ArmSpec, Comparing, study_from
@@ -151,7 +151,7 @@ def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     return {
         **standings([*published(), *own], found.text),
         "rules": rules(),
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

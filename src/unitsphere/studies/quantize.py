@@ -1,4 +1,4 @@
-"""Loss against bits: what runs lose when their weights are rounded, run beside run."""
+"""Loss against bits: what runs lose when their weights are rounded, runs side by side."""
 
 import copy
 import dataclasses

@@ -1,6 +1,6 @@
 """`unitsphere quickstart`: a comparison with its own settings and layout.
 
-Four matched arms on the standard library's source text, one budget, one seed, the recipes' own
+Five matched arms on the standard library's source text, one budget, one seed, the recipes' own
 rates. Each arm is an ordinary run in a folder of its name. Calling it again resumes the arms
 that were interrupted, and reuses those that finished.
 """
@@ -40,6 +40,7 @@ RECIPES = (
     "quickstart/gpt-plus-muon",
     "quickstart/ngpt",
     "quickstart/angpt",
+    "quickstart/best",
 )
 SAMPLE_LINES, WIDTH = 6, 76
 

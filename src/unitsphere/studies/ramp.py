@@ -15,7 +15,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
-from unitsphere.studies.core.fairness import Finding, check_fair, runs_commit, version_flags
+from unitsphere.studies.core.fairness import Finding, check_fair, version_flags
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.plan import RUNS, Planned, arm_config, plan, rate_keys, with_overrides
 from unitsphere.studies.core.spec import Comparing, Tune
@@ -26,7 +26,7 @@ from unitsphere.training.resolve import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class RampStudy(Comparing):
-    """What `lr-ramp` asks beside what all studies do."""
+    """What `lr-ramp` asks in addition to all studies."""
 
     peak: float = 0.1
     """rate of the last step"""
@@ -172,7 +172,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

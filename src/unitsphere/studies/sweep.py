@@ -15,7 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, failure_lines
-from unitsphere.studies.core.fairness import SAME, runs_commit
+from unitsphere.studies.core.fairness import SAME
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.local import available_slots
@@ -60,7 +60,7 @@ LOOKED_AT = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStudy(Study):
-    """What `sweep` asks beside what all studies do. [tune] says what the trials are judged on."""
+    """What `sweep` asks in addition to all studies. [tune] says what the trials are judged on."""
 
     tokens: int
     """training tokens of every run"""
@@ -296,7 +296,7 @@ def document(study: SweepStudy, found: Mapping[str, Swept]) -> dict[str, Any]:
             arm: arm_document(study.arms[arm].recipe, study.space, swept)
             for arm, swept in found.items()
         },
-        "provenance": provenance() | {"runs_commit": runs_commit(reported)},
+        "provenance": provenance(records=reported),
     }
 
 

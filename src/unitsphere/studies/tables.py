@@ -1,4 +1,4 @@
-"""The papers' ablation tables, one data file each beside this module, and the sizes to train at."""
+"""The papers' ablation tables, one data file each in `ablations/`, and the sizes to train at."""
 
 import dataclasses
 import math

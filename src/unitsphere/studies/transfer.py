@@ -6,7 +6,7 @@ over log rate (laws.py). An arm's best rates give the exponents that fit,
 
     log lr* = a + b_w·log d + b_L·log L + b_T·log T
 
-by least squares with Student's 95% intervals, beside the exponents of the law.
+by least squares with Student's 95% intervals, with the exponents of the law.
 
 [arms]
 gpt-plus = { recipe = "quickstart/gpt-plus", set = { optim = { transfer = "nu" } } }
@@ -34,7 +34,6 @@ from scipy import stats
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
-from unitsphere.studies.core.fairness import runs_commit
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
 from unitsphere.studies.core.spec import ArmSpec, Study, check_numbers
@@ -64,7 +63,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferStudy(Study):
-    """What `transfer` asks beside what all studies do. [tune] says which rates are tried."""
+    """What `transfer` asks in addition to all studies. [tune] says which rates are tried."""
 
     cells: dict[str, Cells]
     head_size: int = 64
@@ -174,7 +173,7 @@ def parts(study: TransferStudy) -> list[Part]:
 
 @dataclass(frozen=True)
 class Exponent:
-    """The exponent of a size in the best rates, with its 95% interval, and that of the law.
+    """The exponent of a size in the best rates, with its 95% interval, and the law's exponent.
 
     low and high are None where there are no more points than exponents.
     """
@@ -239,7 +238,7 @@ def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
             for arm, own in arms.items()
         },
         "flags": flags(study, cells),
-        "provenance": provenance() | {"runs_commit": runs_commit(records)},
+        "provenance": provenance(records=records),
     }
 
 

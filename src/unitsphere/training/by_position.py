@@ -21,7 +21,7 @@ from torch import Tensor
 from unitsphere.data.batches import DocumentTokens, ShardTokens, TextTokens, stretches
 from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
-from unitsphere.data.sources import source_files
+from unitsphere.data.sources import scored_files
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.evaluate.text import evaluating, perplexity
@@ -207,7 +207,5 @@ def open_documents(
         yield lambda: ShardTokens(shards)
         return
     assert data is not None  # that means a split
-    with source_files(data) as files:
-        if not any(path.stat().st_size for path in files):
-            raise UserError(f"{data} is empty: there is no text to evaluate")
+    with scored_files(data) as files:
         yield lambda: TextTokens(read_documents(files, field), run.tokenizer)

@@ -98,7 +98,7 @@ def sizes(model: Any) -> tuple[int, int]:
 def settled(model: Config, saved: Any) -> Config:
     """A model's config in which numbers have forms no longer, for good.
 
-    Where `saved`, that of a run or None, has such a number to some of its digits, these stay:
+    Where `saved`, a run's model or None, has such a number to some of its digits, these stay:
     recipes used to have three of them, or nine.
     """
 
@@ -113,11 +113,11 @@ def changed(config: Config, other: Any, make: Callable[[BySize, Any], float]) ->
     """The config with `make(number, other's)` for each number in it that has a form."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(typing.cast(Any, config)):
-        value, beside = getattr(config, field.name), getattr(other, field.name, None)
+        value, known = getattr(config, field.name), getattr(other, field.name, None)
         if dataclasses.is_dataclass(value):
-            found[field.name] = changed(value, beside, make)
+            found[field.name] = changed(value, known, make)
         elif isinstance(value, BySize):
-            found[field.name] = make(value, beside)
+            found[field.name] = make(value, known)
     return dataclasses.replace(typing.cast(Any, config), **found)
 
 

@@ -196,7 +196,7 @@ def check_vocabulary(config: RunConfig, tokenizer_size: int) -> None:
     """Raise UserError if the model has fewer ids than the data."""
     extra = config.special_ids
     if config.model.vocab_size < tokenizer_size + extra:
-        needs = "the tokenizer's" if not extra else "that of the tokenizer with the mask token,"
+        needs = "the tokenizer's" if not extra else "the tokenizer's with the mask token,"
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than {needs} "
             f"{tokenizer_size + extra}: leave it out, or make it at least that"

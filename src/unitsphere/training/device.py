@@ -66,7 +66,7 @@ def local_rank() -> int:
 
 
 def local_device(name: str) -> torch.device:
-    """`train.device` for this process: of several GPUs, that of its number on the machine."""
+    """`train.device` for this process: of several GPUs, the one with its number on the machine."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and name in ("auto", "cuda") and torch.cuda.is_available():
         device = pick_device(f"cuda:{local_rank()}")

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.models.constraint import roles
+from unitsphere.models.experts import experts_of
 from unitsphere.models.registry import lay_out
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.chunked_loss import chunk_rows
@@ -32,7 +33,7 @@ from unitsphere.ops.dtensor import local
 from unitsphere.ops.linear import unless_one
 from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.layout import Degrees, Layout, Recompute
-from unitsphere.training.distributed.parallelize import KEPT, parallelize, policy_of
+from unitsphere.training.distributed.parallelize import KEPT, gathered_dtype, parallelize
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import state_spec
 
@@ -45,13 +46,15 @@ def shapes_of(config: RunConfig) -> Transformer:
 def flops_per_token(model: Transformer, context: int) -> int:
     """Operations of one training token, forward and backward, in sequences of `context` tokens.
 
-    With seq2seq a token of the target together with one of a source of the same length.
+    With seq2seq a token of the target together with one of a source of the same length. Of experts
+    those that a token is given to count.
     """
     role = roles(model)
     tied = "head" not in role.values()
-    multiplied = {"matrix", "head"} | ({"embedding"} if tied else set())
+    multiplied = {"matrix", "head", "router"} | ({"embedding"} if tied else set())
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
-    return 6 * weights + round(model.mixing_flops(context))
+    idle = sum(experts.idle for experts in experts_of(model))
+    return 6 * (weights - idle) + round(model.mixing_flops(context))
 
 
 FP32 = 4
@@ -143,7 +146,7 @@ def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
 
 
 def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:
-    """Bytes of whole weights that FSDP2 has at once beside its shards."""
+    """Bytes of whole weights that FSDP2 has at once in addition to its shards."""
     if layout.degrees.dp_shard == 1:
         return 0
 
@@ -151,7 +154,7 @@ def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], lay
         sizes = (p.numel() * (dtype or p.dtype).itemsize for p in module.parameters())
         return sum(sizes) // layout.degrees.tp
 
-    dtype = policy_of(model, config.train.precision).param_dtype
+    dtype = gathered_dtype(model, config.train.precision)
     outside = whole(model) - sum(whole(block) for block in blocks)
     return outside + sum(sorted(whole(block, dtype) for block in blocks)[-2:])
 
@@ -233,7 +236,7 @@ def head_bytes(
     narrow = config.train.precision != "fp32"
     scaled = W if unless_one(head.scale) is not None else 0
     logits = min(tokens, chunk_rows(vocabulary, width, device)) * vocabulary
-    # In 16 bits the product is there, for a moment, beside the same in fp32.
+    # In 16 bits the product is there, for a moment, with the same in fp32.
     chunk = (FP32 + 2) * logits if narrow else FP32 * logits
     chunk += 0 if head.softcap is None else FP32 * logits  # the cap's slope
     forward = h + W + scaled + (W // 2 if narrow else 0) + chunk

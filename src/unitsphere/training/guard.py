@@ -25,8 +25,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from unitsphere.ops.dtensor import local
 
 OnSpike = Literal["stop", "skip", "rollback"]
 
@@ -152,7 +153,7 @@ def held_by(optimizer: Optimizer) -> dict[Slot, Tensor]:
             found[weight, ""] = weight
             for key, value in optimizer.state.get(weight, {}).items():
                 found[weight, key] = value
-    return {place: t.to_local() if isinstance(t, DTensor) else t for place, t in found.items()}
+    return {place: local(tensor) for place, tensor in found.items()}
 
 
 SMOOTHED = 10
@@ -197,7 +198,7 @@ class Watch:
 
 
 def divergence(folder: Path) -> Path:
-    """The file beside a run folder that says that, and how, the run diverged in a study."""
+    """The file next to a run folder that says that, and how, the run diverged in a study."""
     return folder.with_name(folder.name + ".diverged")
 
 

@@ -1,4 +1,4 @@
-"""A trained model, loaded from its run folder or from one that `unitsphere export` wrote."""
+"""A trained model, loaded from its run folder, an exported folder, or an archive of either."""
 
 import json
 import sys
@@ -20,6 +20,7 @@ from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
+from unitsphere.training.archive import is_archive, unpacked
 from unitsphere.training.checkpoint.tensors import (
     check_tensors,
     empty_tensors,
@@ -51,12 +52,17 @@ def load_run(
 ) -> LoadedRun:
     """Model, tokenizer and config of the run folder `path`, or of one exported from it.
 
-    `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN). The model is
-    in eval mode and wants no gradients, unless it is to be `trainable`. `weights` "average" are the
-    averaged ones, projected. Raises UserError if it is none of these, or has no complete checkpoint
-    yet; for an exported folder that is to be trainable; for a run that keeps no average.
+    `path` may also be one of the run's checkpoints (RUN/checkpoints/step-NNNNNNNN), or an archive
+    of such a folder (`training.archive`: .tar.gz, .tgz, .zip). The model is in eval mode and wants
+    no gradients, unless it is to be `trainable`. `weights` "average" are the averaged ones,
+    projected. Raises UserError if it is none of these, or has no complete checkpoint yet; for an
+    exported folder that is to be trainable; for a run that keeps no average.
     """
-    path, wanted = run_and_checkpoint(Path(path))
+    path = Path(path)
+    if is_archive(path):
+        with unpacked(path) as folder:
+            return load_run(folder, device, trainable, weights)
+    path, wanted = run_and_checkpoint(path)
     if not trainable and (path / CONFIG).is_file() and is_exported(read_json(path / CONFIG)):
         if weights == "average":
             raise UserError(f"{path} is an exported folder, which has one set of weights")
@@ -206,7 +212,7 @@ MODEL_TYPE = "unitsphere"
 
 
 def is_exported(document: Any) -> bool:
-    """Whether a config.json is that of an exported folder."""
+    """Whether a config.json belongs to an exported folder."""
     return isinstance(document, dict) and document.get("model_type") == MODEL_TYPE
 
 

@@ -6,17 +6,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from unitsphere.config import parse_json
 from unitsphere.files import append_to, own_folder, read_bytes, write_text
@@ -133,26 +130,27 @@ class RunLog:
         self.out, self.steps, self.also = out, steps, also
         cut(out, step, samples)
         self.metrics = append_to(out / METRICS)
-        self.events = Events(out / EVENTS, step)
+        self.first = step
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if sys.stderr.isatty() else None
         self.pace: tuple[float, int] | None = None
+
+    @cached_property
+    def events(self) -> "Events":
+        """The event file, made with the first record: tensorboard is slow to import."""
+        return Events(self.out / EVENTS, self.first)
 
     def __enter__(self) -> "RunLog":
         if self.live is not None:
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.live is not None:
             self.live.stop()
         self.metrics.close()
-        self.events.close()
+        if "events" in self.__dict__:
+            self.events.close()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Add one record: `step`, `tokens`, `time` and whatever was measured at that step."""
@@ -206,7 +204,8 @@ class RunLog:
     def sync(self) -> None:
         """Wait until the disk has every record: a checkpoint must not be ahead of its metrics."""
         os.fsync(self.metrics.fileno())
-        self.events.sync()
+        if "events" in self.__dict__:
+            self.events.sync()
 
 
 WIDTH = 80
@@ -240,16 +239,23 @@ class Events:
     """A new event file in `folder`; readers drop what others hold of steps after `step`."""
 
     def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.pb: Any = event_pb2
+        self.summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         own_folder(folder)
         self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")
         self.writer = RecordWriter(self.file)
-        self._write(Event(file_version="brain.Event:2"))
-        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._write(self.pb.Event(file_version="brain.Event:2"))
+        start = self.pb.SessionLog(status=self.pb.SessionLog.START)
+        self._write(self.pb.Event(step=step + 1, session_log=start))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Scalars of one step; on the disk after `flush` or `close`."""
-        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(Event(step=step, summary=Summary(value=scalars)))
+        made = self.summary
+        scalars = [made.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(self.pb.Event(step=step, summary=made(value=scalars)))
 
     def flush(self) -> None:
         """Hand everything to the system, so that TensorBoard shows it."""
@@ -264,7 +270,7 @@ class Events:
         """Write what is left, and close the file."""
         self.file.close()
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Any) -> None:
         event.wall_time = time.time()
         self.writer.write(event.SerializeToString())
 
@@ -278,12 +284,7 @@ class QuietLog(RunLog):
     def __enter__(self) -> "QuietLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Nothing is open."""
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import Preempted, RunFailed
 from unitsphere.models.trunk import Transformer
+from unitsphere.ops.dtensor import local
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import rng_state
@@ -307,8 +307,8 @@ class RunMonitor:
 
 def all_finite(trainer: Trainer) -> bool:
     """Whether every weight is finite, in all processes."""
-    parts = [p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters()]
-    parts = [part.detach() for part in parts if part.numel()]  # FSDP's may be empty
+    parts = [local(p).detach() for p in trainer.model.parameters()]
+    parts = [part for part in parts if part.numel()]  # FSDP's may be empty
     largest = get_total_norm(parts, math.inf)  # unlike isfinite() it needs no memory
     return not trainer.plan.layout.any(not bool(largest.isfinite()))
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batches import ByStep
+from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.attention import use_attention_of
+from unitsphere.models.experts import ExpertLinear
 from unitsphere.models.parts import Linear
 from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build_from
@@ -126,6 +128,11 @@ def build_trainer(
     on = plan.device if whole is None else "meta"
     model = build_from(config.architecture, config.model, on, config.train.seed, config.objective)
     if plan.precision == "bf16-storage":
+        if config.model.n_experts:
+            raise UserError(
+                "model.n_experts needs routers and their bias in fp32: take train.precision bf16 "
+                "instead of bf16-storage"
+            )
         model.to(torch.bfloat16)
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
@@ -163,6 +170,8 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
     so have their inputs where the architecture declares a bound; all else has dynamic ones.
     Layers whose sizes are not multiples of 16 stay as they are, logged once.
 
+    Experts stay in bf16: their products are grouped.
+
     Call it before `torch.compile`. Training wants bf16 autocast around the forward pass; a CPU
     computes the same numbers, but slower than in fp32.
     """
@@ -170,6 +179,8 @@ def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
     inputs = input_bounds(model)
     plain: list[str] = []
     for name, layer in model.named_modules():
+        if isinstance(layer, ExpertLinear):
+            continue
         if isinstance(layer, Linear) and layer.role == "matrix":
             if any(size % MULTIPLE for size in layer.weight.shape):
                 plain.append(name)

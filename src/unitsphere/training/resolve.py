@@ -74,7 +74,7 @@ OWN = ("data.cache", "init")
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
-    """`config` resolved; the same in all processes, and that of the run in `out`, if there is one.
+    """`config` resolved; the same in all processes, and the saved one if `out` holds a run.
 
     Raises UserError where it is not.
     """

@@ -1,4 +1,4 @@
-"""The state from which a run starts or resumes: that of a checkpoint, or of step 0."""
+"""The state from which a run starts or resumes: a checkpoint's, or that of step 0."""
 
 import sys
 from dataclasses import replace

@@ -66,9 +66,9 @@ def train(
     """Train `config` in the run folder `out`; resume if the folder holds the same run.
 
     A finished run is returned as it is. `recipe` names the config in what is printed; `sampler`
-    writes the samples, if there is one. Raises UserError for a config that cannot be trained
-    or is not that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite, and
-    `Preempted` when a signal stopped the run and it was saved.
+    writes the samples, if there is one. Raises UserError for a config that cannot be trained or
+    differs from that of `out`, for unusable data, a full disk, or a loss that is NaN or infinite,
+    and `Preempted` when a signal stopped the run and it was saved.
     """
     out, limit = Path(out), config.train.time_limit
     with processes(config.parallel, config.train.device) as layout, ExitStack() as stack:

@@ -16,15 +16,17 @@ Between the gradients and the weights act, in this order, and nothing else:
 away so that the optimizer skips that weight |
 | the optimizer | in `optimizer.step()` | moves the other weights |
 | `StepHook.after` | in `optimizer.step()` | projects them; gives the gradients back |
+| `balance_` | `update` | moves the bias of experts (`models/experts.py`) |
 
 The hooks (`optim/state.py`) are those that `constrain` and `weigh_head` attached to the optimizer
 when the run was built.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from unitsphere.data.batch import Batch
+from unitsphere.models.experts import balance_, start_counting_
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import by_mesh, local, placements, whole
 from unitsphere.training.device import autocast
@@ -42,6 +45,9 @@ from unitsphere.training.guard import Guard
 from unitsphere.training.optim.muon import cool_momentum
 from unitsphere.training.optim.schedule import factor, with_decay
 from unitsphere.training.plan import Trainer
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Monitor(Protocol):
@@ -135,6 +141,7 @@ def update(
         batch = local_batch(trainer, step)
 
     def gradients() -> Tensor:
+        start_counting_(model)
         loss = backward(trainer, batch, between)
         reduce_gradients(model, trainer.plan.layout)
         return loss
@@ -154,6 +161,7 @@ def update(
         trainer.live.updating(step + 1, model),
         cooled,
     )
+    balance_(model, trainer.plan.layout.sum_)
     return loss, grad_norm, config.optim.lr * scheduled
 
 
@@ -216,14 +224,12 @@ def scored_targets(trainer: Trainer, batch: Batch) -> int | Tensor:
 def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
     """Within: a loss and its backward pass, whose gradients are summed over the processes `now`, or
     with those of a later one."""
-    from torch.distributed.fsdp import FSDPModule
-
     if isinstance(loss, DistributedDataParallel) and not now:
         with loss.no_sync():
             yield
         return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(now)
+    if (sharded := as_fsdp(model)) is not None:
+        sharded.set_requires_gradient_sync(now)
     yield
 
 
@@ -246,9 +252,7 @@ def redistribute(model: Transformer) -> None:
 
 def reduce_small(model: Transformer, layout: Layout) -> None:
     """Sum what FSDP leaves alone, gradients of gains, scales and biases, over the batch's parts."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(model, FSDPModule):
+    if as_fsdp(model) is None:
         return
     left = [p for p in model.parameters() if not is_sharded(p)]
     found = [local(p.grad) for p in left if p.grad is not None]
@@ -257,6 +261,12 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
         parts = total.split([gradient.numel() for gradient in found])
         for gradient, part in zip(found, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def as_fsdp(model: nn.Module) -> "FSDPModule | None":
+    """The model if FSDP has wrapped it. Its module, slow to import, is loaded where that is so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return model if fsdp is not None and isinstance(model, fsdp.FSDPModule) else None
 
 
 def is_sharded(parameter: Tensor) -> bool:

@@ -27,7 +27,6 @@ from unitsphere.training.by_size import (
     stored_scale,
 )
 from unitsphere.training.optim import OptimConfig
-from unitsphere.training.optim.roles import OTHERS
 
 C = TypeVar("C")
 
@@ -35,10 +34,12 @@ WEIGHTS: dict[str, Weights] = {"ngpt": "bound", "angpt": "bound", "gpt": "free"}
 """Architectures that the laws cover, by what holds their matrices."""
 OPTIMIZERS = ("adam", "adamw", "muon", "normuon", "muonh", "adamh")
 """Optimizers that the laws cover."""
+OWN_RATES: tuple[Group, ...] = ("embedding", "head", "scale")
+"""Groups whose rate has a law of its own; a router's follows that of the matrices."""
 KEYS = (
     "optim.lr",
     "optim.adam_lr",
-    *(f"optim.rates.{group}" for group in OTHERS),
+    *(f"optim.rates.{group}" for group in OWN_RATES),
     "model.alpha.init",
     "model.s_z.init",
     "model.alpha.scale",
@@ -55,7 +56,7 @@ class Open(float):
     own: float | None
 
     def __new__(cls, value: float, own: float | None) -> Self:
-        """The present value, beside the own one."""
+        """The present value, with its own one."""
         self = super().__new__(cls, value)
         self.own = own
         return self
@@ -110,7 +111,7 @@ def by_law(config: Any) -> dict[str, float | None]:
         "optim.lr": base.lr * matrix,
         "optim.adam_lr": None if adam_lr is None else adam_lr * matrix,
     }
-    for group in OTHERS:
+    for group in OWN_RATES:
         tuned: Any = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
         found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
     factors = {

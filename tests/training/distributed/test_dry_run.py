@@ -15,7 +15,7 @@ from unitsphere.ops.chunked_loss import CHUNK_BYTES
 from unitsphere.ops.loss import linear_cross_entropy
 from unitsphere.training.cost import dry_run
 from unitsphere.training.distributed.layout import SINGLE, Degrees, ParallelConfig, degrees
-from unitsphere.training.distributed.parallelize import policy_of
+from unitsphere.training.distributed.parallelize import gathered_dtype
 from unitsphere.training.forecast import fitting_rows, forecast, head_bytes, size
 from unitsphere.training.resolve import resolve
 
@@ -76,8 +76,8 @@ def test_blocks_are_gathered_in_bf16(tiny):
     assert wide // 2 < narrow < wide  # embedding and head are not
     for settings, dtype in (({}, torch.bfloat16), ({"normalize_in_forward": True}, None)):
         model = build("ngpt", vocab_size=64, d_model=32, n_heads=2, device="meta", **settings)
-        assert policy_of(model, "bf16").param_dtype == dtype
-        assert policy_of(model, "fp8").param_dtype is None
+        assert gathered_dtype(model, "bf16") == dtype
+        assert gathered_dtype(model, "fp8") is None
 
 
 @pytest.mark.parametrize("architecture", ["gpt", "ngpt"])

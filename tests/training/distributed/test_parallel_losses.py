@@ -37,11 +37,12 @@ constraints (none, sphere, ball) meet two cuts. The long form trains all of them
 PLANNED = {
     "ddp": [
         *(ARCHITECTURES if LONG else ON_COPIES), "angpt-mlm-accumulated", "ngpt-seq2seq",
+        "gpt-experts-accumulated",
     ],
     "fsdp2": [
         *(ARCHITECTURES if LONG else ON_SHARDS),
         "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
-        "gpt-recent", "ngpt-capped", "ngpt-hybrid",
+        "gpt-recent", "ngpt-capped", "ngpt-hybrid", "ngpt-experts",
     ],
     "tp": [
         *ARCHITECTURES,
@@ -65,9 +66,13 @@ SAVED = ("ngpt", "fsdp2 x tp")
 
 
 def steps_of(name: str, layout: str) -> range:
-    """More for an architecture that is free, on the sphere and in the ball on a mesh."""
-    many = name in ON_A_MESH and (LONG or layout == "fsdp2 x tp")
-    return range((20 if LONG else 8) if many else (5 if LONG else 4))
+    """Three, of which the last has weights and state that two have changed; CPR begins with it.
+
+    In the long form more, for an architecture that is free, on the sphere and in the ball most.
+    """
+    if not LONG:
+        return range(4 if "cpr" in name else 3)
+    return range(20 if name in ON_A_MESH else 5)
 
 
 def off_the_constraint(trainer: Trainer) -> float:

@@ -50,7 +50,7 @@ def gathered_in_bf16(rank: int) -> None:
         for key, dtype in used.items():
             matrix = key.startswith("blocks.") and key.endswith(".weight")
             assert dtype == (torch.bfloat16 if matrix else torch.float32), key
-        with mock.patch.object(parallelize, "policy_of", return_value=parallelize.REDUCED):
+        with mock.patch.object(parallelize, "gathered_dtype", return_value=None):
             plain = bf16()
         assert torch.equal(curve, losses(plain, range(4))), name
         for weight, other in zip(weights(trainer), weights(plain), strict=True):
@@ -115,8 +115,7 @@ def blocks_in_one_graph(rank: int) -> None:
     """Compiled blocks, whole or an error, compute the same on shards; bf16 and recomputed too."""
     traced = partial(torch.compile, backend="eager")
     for layout, more in (
-        (FSDP2, {"recompute": "selective"}),
-        (FSDP2, {"precision": "bf16"}),
+        (FSDP2, {"recompute": "selective", "precision": "bf16"}),
         (TP, {"recompute": "full"}),
     ):
         plain = losses(trainer_with("ngpt", layout, rank, **more), range(2))

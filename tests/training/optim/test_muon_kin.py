@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -71,12 +72,66 @@ def test_better_coefficients_bring_singular_values_nearer_to_1(name, steps, off)
     torch.testing.assert_close(exact, torch.ones(24).double(), rtol=0, atol=1e-6)
 
 
+def zolotarev(x, terms, least=0.003):
+    """The best odd rational function of degree 2r+1 over 2r on [ℓ, 1], by its zeros and poles.
+
+    They are −ℓ² tan²(φ_i), where ∫ dt/√(1 − (1 − ℓ²) sin²t) from 0 to φ_i is i/(2r+1) of that to
+    π/2: zeros for even i, poles for odd. The factor makes its extrema on [ℓ, 1] equally far from 1.
+    """
+    t = torch.linspace(0, math.pi / 2, 2_000_001, dtype=torch.float64)
+    density = torch.rsqrt(1 - (1 - least**2) * t.sin().square())
+    integral = torch.cumulative_trapezoid(density, t)
+    parts = integral[-1] * torch.arange(1, 2 * terms + 1) / (2 * terms + 1)
+    c = least**2 * t[torch.searchsorted(integral, parts)].tan().square()
+
+    def product(x):
+        square = x.square()[..., None]
+        return x * ((square + c[1::2]) / (square + c[::2])).prod(-1)
+
+    seen = product(torch.logspace(math.log10(least), 0, 20_001, dtype=torch.float64))
+    return 2 / (seen.max() + seen.min()) * product(x)
+
+
+@pytest.mark.parametrize(
+    ("terms", "off"), [(1, 0.480), (2, 0.129), (3, 0.033), (4, 0.008), (5, 0.002)]
+)
+def test_zolotarev_is_the_best_rational_function_of_singular_values(terms, off):
+    generator = torch.Generator().manual_seed(0)
+    left, _, right = torch.linalg.svd(
+        torch.randn(24, 40, generator=generator).double(), full_matrices=False
+    )
+    s = torch.logspace(-4, 0, 24, dtype=torch.float64)
+    s = 5 * s / s.square().norm().sqrt()  # the largest is below 1 of √‖UUᵀ‖_F
+    u = left @ s.diag() @ right
+    wanted = zolotarev(s / s.square().norm().sqrt(), terms)
+    found = orthogonalise(u, terms, "zolotarev")
+    torch.testing.assert_close(
+        found, left @ wanted.diag() @ right, rtol=0, atol=1e-4
+    )  # the reference has steps of 1e-6
+    torch.testing.assert_close(orthogonalise(u.T, terms, "zolotarev"), found.T)
+    within = s >= 0.003 * s.square().norm().sqrt()
+    assert (wanted[within] - 1).abs().max() <= off + 5e-4
+    in_fp32 = orthogonalise(u.float(), terms, "zolotarev")
+    assert (in_fp32 - found).abs().max() < 5e-3  # singular values of 1e-4 are near fp32's of UUᵀ
+    assert orthogonalise(torch.zeros(3, 5), terms, "zolotarev").count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "muonh"])
+def test_zolotarev_has_a_table_of_5_terms(name):
+    model = build("gpt", **SMALL)
+    six = dataclasses.replace(settings(name, coefficients="zolotarev"), ns_steps=6)
+    with pytest.raises(UserError, match=r"1 to 5 terms: optim\.ns_steps is 6"):
+        build_optimizer(model, six)
+
+
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (16, 16)])
 def test_many_in_one_call_are_as_one_by_one(shape):
     updates = [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in range(3)]
     alone = [orthogonalise(u, 5, "hyperp") for u in updates]
     for a, b in zip(alone, orthogonalise_many(updates, 5, "hyperp"), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    one = [orthogonalise(u, 2, "zolotarev") for u in updates]
+    assert all(map(torch.equal, one, orthogonalise_many(updates, 2, "zolotarev")))
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -27,6 +27,7 @@ from unitsphere.models.config import kv_heads, mlp_size
 from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
 from unitsphere.models.plans import fold_
 from unitsphere.models.trunk import Transformer
+from unitsphere.models.variants import EXPORTED
 
 WEIGHTS = "model.safetensors"
 MODELING = "modeling_unitsphere"
@@ -236,12 +237,11 @@ def _gpt_parts(config: Any, d_k: int) -> dict[str, Any]:
 
 
 def _ngpt_parts(config: Any, d_k: int) -> dict[str, Any]:
-    steps = {"lerp": "lerp_norm", "lerp_nu": "lerp_nu", "add": "add_norm", "gated": "add_norm"}
     return {
         "qk_norm": config.qk_norm,
         "qk_scale": True,
         "attention_scale": math.sqrt(d_k),
-        "step": steps[config.residual],
+        "step": EXPORTED[config.residual],
         "residual_gate": config.residual == "gated",
     }
 

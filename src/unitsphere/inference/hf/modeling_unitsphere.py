@@ -83,6 +83,16 @@ class UnitsphereConfig(PreTrainedConfig):
     use_cache: bool = True
     tie_word_embeddings: bool = False
 
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:
+        """How engines shard the layers' matrices; None where scales of heads or wide norms would
+        have to be sharded with them."""
+        if self.block != "pre_norm" or self.logit_gain:
+            return None
+        parts = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("up_proj", "gate_proj")}
+        plan = {f"layers.*.{at}.{name}": "colwise" for at, names in parts.items() for name in names}
+        return plan | {"layers.*.self_attn.o_proj": "rowwise", "layers.*.mlp.down_proj": "rowwise"}
+
 
 def wide(x: Tensor) -> Tensor:
     """x in fp32, or as it is if that is wider."""

@@ -16,7 +16,7 @@ from unitsphere.models.trunk import Objective
 
 
 def write_tokenizer(out: Path, tokenizer: Tokenizer, objective: Objective, context: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json, and the run's own file beside them.
+    """Write tokenizer.json, tokenizer_config.json, and the run's own file.
 
     Raises UserError for a masked model whose mask token cannot be added.
     """

@@ -10,7 +10,7 @@ constraint. A mixer is a module with
 | `forward(x, context)` | x [batch, time, d] -> [batch, time, d] |
 | `init_state(batch, length)` | an empty decoding state of this layer, for up to `length` tokens |
 | `reorder(state, rows)` | the state of these rows [n] int64 of the batch; a row may occur twice |
-| `flops(context, causal)` | operations per token, forward and backward, beside its weights' |
+| `flops(context, causal)` | operations per token, forward and backward, without its weights' |
 | `tp_plan` | how tensor parallel shards its parts (`models.plans`) |
 | `bidirectional` | whether a token may also see what is after it, and any mask |
 
@@ -70,7 +70,7 @@ MIXERS: dict[str, Callable[[Any, Matrices], Any]] = {
     "mamba2": Mamba2,
     "gla": GatedLinearAttention,
 }
-"""Mixers by name, beside each architecture's own attention."""
+"""Mixers by name, in addition to each architecture's own attention."""
 
 
 def mixer_names(config: ModelConfig) -> list[str]:

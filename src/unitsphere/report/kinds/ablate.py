@@ -1,4 +1,4 @@
-"""The page of an ablation: our change of each row beside that of the paper's table."""
+"""The page of an ablation: our change of each row and the paper's."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Table, Text, banded
 from unitsphere.report.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.sections.curves import unfinished
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 
 SIGNS = {
     "same": ("same sign", "had the paper's sign"),
@@ -184,7 +184,7 @@ def times(found: Json) -> list[str]:
 
 def flags(found: Json) -> list[str]:
     """What is unfair and was allowed, rates at an edge of their grid, and runs that did not end."""
-    lines = [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+    lines = flag_lines(found)
     for error in dict.fromkeys(error for row in found["rows"] for error in row["rates_failed"]):
         lines.append(f"A tuning run failed, and its rate was left out: {error}")
     for row in found["rows"]:
@@ -217,7 +217,7 @@ def answer(found: Json) -> str:
 
 
 def changes(found: Json) -> Figure | None:
-    """Our change of each row beside the paper's; None if no row has one."""
+    """Our change of each row and the paper's; None if no row has one."""
     rows = [row for row in found["rows"] if row["against"] is not None]
     told = [(float(place), row["change"]) for place, row in enumerate(rows) if row["change"]]
     if not told:
@@ -228,7 +228,7 @@ def changes(found: Json) -> Figure | None:
     places = [float(place) for place in range(len(rows))]
     return Figure(
         name="changes",
-        title="Ours beside the paper's",
+        title="Ours and the paper's",
         y=f"change of the {found['measure']}, %",
         xs={"row": "row of the table"},
         series=[

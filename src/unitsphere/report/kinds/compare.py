@@ -21,7 +21,7 @@ from unitsphere.report.runs import Json, Run, by_arm, data_facts, found_in, lost
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 from unitsphere.report.sections.tuning import tuning_section
 
 LOSSES = ("arm", "tokens", "rate", "loss", "±", "bits/byte")
@@ -72,11 +72,6 @@ def compare_page(found: Json, folder: Path) -> Page:
         ],
         provenance=found["provenance"],
     )
-
-
-def flag_lines(found: Json) -> list[str]:
-    """What is unfair and was allowed, and what else limits the figures, each by its flag."""
-    return [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
 
 
 def results(found: Json) -> list[Block]:
@@ -178,7 +173,7 @@ def answer(found: Json) -> str:
         return speedup(best)
     last = found["budgets"][-1]
     said = [row["statement"] for row in found["differences"] if row["budget"] == last]
-    return f"{said[0]}." if said else "No arm finished beside the baseline: nothing can be said."
+    return f"{said[0]}." if said else "No arm but the baseline finished: nothing can be said."
 
 
 def speedup(row: Json) -> str:

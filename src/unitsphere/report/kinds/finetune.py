@@ -171,7 +171,7 @@ METRICS = ("accuracy", "f1", "matthews")
 
 
 def test_rows(found: Json) -> list[list[str]]:
-    """The mean of each score over the seeds, and that of always guessing the commonest class."""
+    """The mean of each score over the seeds, and of always guessing the commonest class."""
     test = found["test"]
     return [
         [name, score(mean), known(test["majority"][name], ".3f")]

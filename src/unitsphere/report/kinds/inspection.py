@@ -111,7 +111,7 @@ class History(ProbeView):
     """A probe's view with its series in panels."""
 
     def panels(self) -> dict[str, list[str]]:
-        """Panel -> its series: one, and those that are dotted beside it."""
+        """Panel -> its series: one, and the dotted ones of its panel."""
         found: dict[str, list[str]] = {}
         for name in self.scenes[-1]:
             base = next((name.removesuffix(end) for end in DOTTED if name.endswith(end)), name)
@@ -246,7 +246,7 @@ def boxes(name: str, end: str, history: History) -> list[Series]:
 
 
 def box(name: str, series: Mapping[str, Any], shift: float, shade: float) -> Series:
-    """The boxes of one step, beside their layers' places."""
+    """The boxes of one step, next to their layers' places."""
     _, low, lower, middle, upper, high, _ = (
         list(q) for q in zip(*series["quantiles"], strict=True)
     )
@@ -296,7 +296,7 @@ def film(document: Mapping[str, Any], run: str) -> list[Frame]:
 
 
 def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Figure:
-    """One panel of the film at a step; its vertical axis is that of all steps."""
+    """One panel of the film at a step; its vertical axis is the same at all steps."""
     scenes = {
         at: scene[key]
         for at, scene in zip(values["steps"], values["series"], strict=True)

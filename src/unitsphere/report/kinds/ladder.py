@@ -21,8 +21,8 @@ from unitsphere.report.document import (
     banded,
 )
 from unitsphere.report.numbers import known, within
-from unitsphere.report.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.runs import Json, data_facts, runs_of_arms
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 
 NAMES = {
     "lr": "rate(N)",
@@ -47,13 +47,7 @@ AHEAD = 4.0
 
 def ladder_page(found: Json, folder: Path) -> Page:
     """What a ladder found: laws, optima, and the grids behind them."""
-    runs = [
-        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
-        for arm in found["arms"]
-        for grid in sorted(folder.glob("runs/*.*.*"))  # arm, size, batch
-        if grid.name.rsplit(".", 2)[0] == arm
-        for path in runs_below(grid)
-    ]
+    runs = runs_of_arms(found["arms"], folder, words=2)  # size and batch
     grids = grid_figures(found)
     columns = max((len(arm["sizes"]) for arm in found["arms"].values()), default=1)
     grid = Figures(grids, files=["grid.png"], columns=columns)
@@ -63,7 +57,7 @@ def ladder_page(found: Json, folder: Path) -> Page:
         kind="Ladder",
         answer=answer(found),
         facts=data_facts(runs),
-        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        caveats=flag_lines(found),
         sections=[
             Section("results", "Results", results(found)),
             *([Section("grids", "Grids", [Folded(title, [grid])])] if grids else []),

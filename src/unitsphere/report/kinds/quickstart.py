@@ -1,4 +1,4 @@
-"""The page of a quickstart: arms that were trained once each, beside the first."""
+"""The page of a quickstart: arms that were trained once each, against the first."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SKIPPED = 0.15
 class Arm:
     """One arm of a quickstart, as it is reported.
 
-    `bits_per_byte` is that of the validation split after the last step. `steps_to_baseline` is
+    `bits_per_byte` is of the validation split after the last step. `steps_to_baseline` is
     the first evaluation at or below the baseline's last one (None: not reached); nothing is
     interpolated. `ms_per_step` is the median, without evaluations; `seconds` is the whole run.
     """

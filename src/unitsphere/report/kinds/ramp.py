@@ -8,7 +8,7 @@ from unitsphere.report.document import Block, Figure, Figures, Page, Section, Se
 from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
 from unitsphere.report.sections.curves import LEAST, POINTS, places, unfinished
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 
 COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
 ABOVE = 3.0
@@ -35,7 +35,7 @@ def ramp_page(found: Json, folder: Path) -> Page:
         kind="Learning-rate ramp",
         answer=answer(found),
         facts=data_facts(runs),
-        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        caveats=flag_lines(found),
         unfinished=unfinished(runs),
         sections=[
             Section("results", "Results", [*climbs, table, said]),

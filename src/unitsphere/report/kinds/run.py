@@ -1,4 +1,4 @@
-"""The page of one training run, and that of several runs beside each other."""
+"""The page of one training run, and of several runs side by side."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,7 +130,7 @@ def several_page(folder: Path) -> Page:
 
 
 def chosen_page(folders: Sequence[Path]) -> Page:
-    """The runs that the user names, beside each other; of a folder of runs all of them.
+    """The runs that the user names, side by side; of a folder of runs all of them.
 
     Raises UserError for a folder without a run.
     """

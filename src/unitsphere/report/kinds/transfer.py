@@ -4,8 +4,8 @@ from pathlib import Path
 
 from unitsphere.report.document import Block, Page, Section, Table
 from unitsphere.report.numbers import known, within
-from unitsphere.report.runs import Json, Run, data_facts, runs_below
-from unitsphere.report.sections.settings import study_details
+from unitsphere.report.runs import Json, data_facts, runs_of_arms
+from unitsphere.report.sections.settings import flag_lines, study_details
 
 CELLS = ("arm", "width", "depth", "tokens", "law's rate", "loss", "best rate", "best loss", "gap")
 EXPONENTS = ("arm", "size", "fitted", "law")
@@ -13,18 +13,13 @@ EXPONENTS = ("arm", "size", "fitted", "law")
 
 def transfer_page(found: Json, folder: Path) -> Page:
     """What a transfer found."""
-    runs = [
-        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
-        for arm in found["arms"]
-        for cell in sorted(folder.glob(f"runs/{arm}.d*-l*"))
-        for path in runs_below(cell)
-    ]
+    runs = runs_of_arms(found["arms"], folder, words=1)
     return Page(
         title=folder.resolve().name,
         kind="Transfer",
         answer=answer(found),
         facts=data_facts(runs),
-        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        caveats=flag_lines(found),
         sections=[
             Section("results", "Results", tables(found)),
             *study_details(runs, found, folder, curves=False),

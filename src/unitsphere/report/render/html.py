@@ -13,13 +13,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from unitsphere import __version__
-from unitsphere.report.document import Figure, Page, Series, sort_value
+from unitsphere.report.document import Figure, Page, Playground, Series, sort_value
 
 STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
 STYLES = ("uplot.min.css", "page.css", "parts.css", "print.css")
+PLAYGROUND_SCRIPTS, PLAYGROUND_STYLES = ("model.js", "playground.js"), ("playground.css",)
+"""Only on a page with a playground."""
 TABLE_ROWS = 24
-"""Rows of the table beside a figure, for readers who cannot see it."""
+"""Rows of the table below a figure, for readers who cannot see it."""
 
 
 def html(
@@ -31,7 +33,10 @@ def html(
     live: the version that a served page compares with the server's; empty for a file.
     written: when, for the foot of the page.
     """
-    inner = "\n".join(static(name) for name in SCRIPTS)
+    plays = any(isinstance(block, Playground) for block in page.blocks())
+    scripts = SCRIPTS + PLAYGROUND_SCRIPTS * plays
+    styles = STYLES + PLAYGROUND_STYLES * plays
+    inner = "\n".join(static(name) for name in scripts)
     licence = static("uplot.LICENSE")
     script = f'/* uPlot:\n{licence}*/\n(() => {{\n"use strict";\n{inner}\n}})();'
     return template().render(
@@ -39,7 +44,7 @@ def html(
         draw=f"{command} --figures figures",
         figures={figure.name: figure_json(figure) for figure in page.figures()},
         stills={name: data_uri(svg) for name, svg in pictures.items()},
-        style=Markup("\n".join(static(name) for name in STYLES)),
+        style=Markup("\n".join(static(name) for name in styles)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         live=live,

@@ -9,6 +9,7 @@ from unitsphere.report.document import (
     Figures,
     Folded,
     Page,
+    Playground,
     Samples,
     Section,
     Table,
@@ -60,6 +61,8 @@ def block_parts(block: Block) -> list[str]:
             return [f"{each.title}:\n\n```text\n{each.text}\n```\n" for each in block.samples]
         case Folded():
             return [part for inner in block.blocks for part in block_parts(inner)]
+        case Playground():
+            return []
 
 
 def listed(lines: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ def write_pictures(figures: Sequence[Figure], folder: Path) -> dict[str, dict[st
 
 
 def file_name(figure: Figure) -> str:
-    """A figure's name as that of a file, so that no part of it leads to another folder."""
+    """A figure's name as a file's, so that no part of it leads to another folder."""
     return re.sub(r"[^\w.-]+", "-", figure.name).strip(".-") or "figure"
 
 
@@ -145,7 +145,7 @@ Cell = tuple[Figure, Panel]
 def cells_of(figures: Sequence[Figure]) -> list[Cell]:
     """The panels of a figure; of several figures, or one whose lines are named at their ends, all.
 
-    One panel is enough for those: names beside the lines stay readable where a legend does not.
+    One panel is enough for those: names next to the lines stay readable where a legend does not.
     """
     if len(figures) == 1 and not figures[0].ends:
         return [(figures[0], panel) for panel in figures[0].panels()]
@@ -178,7 +178,7 @@ def name_axes(drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", t
 def add_legends(
     drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", several: bool
 ) -> None:
-    """Add a legend beside panels that show the same lines, or one in each plot that needs its own.
+    """Add a legend next to panels that show the same lines, or one in each plot that needs its own.
 
     Panels with one line each need none: their titles name it.
     """
@@ -189,9 +189,9 @@ def add_legends(
         told.append(dict(zip(names, handles, strict=True)))
     if shaded or (len(cells) > 1 and not several and any(s.panel for s in cells[0][1].series)):
         together = {name: handle for names in told for name, handle in names.items()}
-        beside: Any = "outside center right"
+        place: Any = "outside center right"
         if len(together) > 1:
-            drawn.legend(together.values(), together, loc=beside, frameon=False, fontsize=8)
+            drawn.legend(together.values(), together, loc=place, frameon=False, fontsize=8)
     elif several or len(cells) == 1:
         for number, (axes, names) in enumerate(zip(grid, told, strict=True)):
             if len(names) > 1 and (number == 0 or names.keys() != told[0].keys()):

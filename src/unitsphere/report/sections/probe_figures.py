@@ -1,6 +1,6 @@
 """An inspected probe as a figure: over layers, over steps, or its distribution.
 
-A probe over layers shows the last checkpoint, and beside it the first; one over steps a line for
+A probe over layers shows the last checkpoint and the first; one over steps a line for
 each layer, or their mean with their range.
 """
 

@@ -1,6 +1,5 @@
 """Texts on the page: those that a run wrote in training, and new ones from its last checkpoint."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,7 +59,4 @@ def with_samples(page: Page, samples: Sequence[Sample]) -> Page:
     """The page with more texts, at the end of its own or in a new part before the settings."""
     own = [s for s in page.sections if s.name == "samples"]
     told = [block.samples for s in own for block in s.blocks if isinstance(block, Samples)]
-    section = samples_section([*(each for texts in told for each in texts), *samples])
-    others = [s for s in page.sections if s.name != "samples"]
-    place = next((i for i, s in enumerate(others) if s.name == "settings"), len(others))
-    return dataclasses.replace(page, sections=[*others[:place], section, *others[place:]])
+    return page.with_section(samples_section([*(e for texts in told for e in texts), *samples]))

@@ -38,6 +38,11 @@ def study_command(found: Json) -> str:
     return str(found.get("provenance", {}).get("command") or "")
 
 
+def flag_lines(found: Json) -> list[str]:
+    """What limits a study's figures, or is unfair and was allowed, each by its flag."""
+    return [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+
+
 def settings_section(runs: Sequence[Run]) -> Section:
     """The config: what differs between the arms, and all of it."""
     known = [run for run in runs if run.settings]

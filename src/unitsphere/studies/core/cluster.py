@@ -111,7 +111,7 @@ TIME_IS_UP = signal.SIGUSR2
 
 
 def exit_file(job: Job) -> Path:
-    """Where a job on a cluster leaves its exit status, beside its run folder."""
+    """Where a job on a cluster leaves its exit status, next to its run folder."""
     return job.out.with_name(job.out.name + ".exit")
 
 

@@ -133,7 +133,7 @@ def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress])
 
 
 def mark(states: list[State]) -> None:
-    """Write beside its folder that a run diverged or was stopped early, so that no call repeats it.
+    """Write next to a run's folder that it diverged or was stopped early: no call repeats it.
 
     As soon as it has: who follows the runs may be killed at any moment.
     """
@@ -145,7 +145,7 @@ def mark(states: list[State]) -> None:
 
 
 def early_stop(folder: Path) -> Path:
-    """The file beside a run folder that says why the run was stopped early."""
+    """The file next to a run folder that says why the run was stopped early."""
     return folder.with_name(folder.name + ".stopped")
 
 
@@ -164,7 +164,7 @@ def finished(folder: Path) -> bool:
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
-    """The result of a run; `error` is why it failed, if no file beside its folder says it."""
+    """The result of a run; `error` is why it failed, if no file next to its folder says it."""
     where = run.folder / ENVIRONMENT
     environment = read_json(where) if where.exists() else None
     if divergence(run.folder).exists():
@@ -197,5 +197,34 @@ def failure_lines(records: Iterable[Record]) -> list[str]:
 
 
 def said(mark: Path) -> str:
-    """What a mark beside a run folder says."""
+    """What a mark next to a run folder says."""
     return read_text(mark, mark.parent).strip()
+
+
+MACHINE = ("device", "cpu", "threads")
+"""Keys of a run's environment on which its times depend."""
+
+
+def runs_commit(records: Iterable[Record]) -> str | None:
+    """The commits that runs were made with, which need not be the reporter's."""
+    known = {place["commit"] for place in places(records) if place.get("commit")}
+    return ", ".join(sorted(known)) or None
+
+
+def timing(records: Iterable[Record]) -> str:
+    """Why the runs' times cannot be compared; empty if they can."""
+    known = list(records)
+    seen = {key: values(known, key) for key in MACHINE}
+    odd = [f"{key} {' and '.join(found)}" for key, found in seen.items() if len(found) > 1]
+    return f"runs were timed on different hardware: {'; '.join(odd)}" if odd else ""
+
+
+def values(records: Iterable[Record], key: str) -> list[str]:
+    """What the runs' environments say under a key, each once."""
+    return sorted({str(place.get(key)) for place in places(records)})
+
+
+def places(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The environments in which runs started and resumed."""
+    known = [r.environment for r in records if r.environment is not None]
+    return [place for first in known for place in (first, *first.get("resumed", []))]

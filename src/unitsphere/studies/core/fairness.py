@@ -45,13 +45,12 @@ Flagged, shown with the figures:
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from unitsphere.config import did_you_mean, flatten, to_dict
 from unitsphere.data.prepare import lost_share, prepared, source_text_lost, tokenizer_spec
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.execute import Record, timing, values
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
 from unitsphere.training.optim.schedule import decay_end, fall_begins
@@ -229,7 +228,6 @@ def below(key: str, known: Iterable[str]) -> list[str]:
     return [name for name in known if name.startswith(key)] if key.endswith(".") else [key]
 
 
-MACHINE = ("device", "cpu", "threads")
 VERSIONS = ("unitsphere", "commit", "python", "packages")
 
 
@@ -289,12 +287,6 @@ def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
             yield Finding("versions", f"runs differ in {key}: {' and '.join(seen)}")
 
 
-def runs_commit(records: Iterable[Record]) -> str | None:
-    """The commits that runs were made with, which need not be that of who reports them."""
-    known = {place["commit"] for place in places(records) if place.get("commit")}
-    return ", ".join(sorted(known)) or None
-
-
 def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
     """Budgets that go over the training split more than once."""
     folder = prepared(config.data, pairs=config.objective == "seq2seq")
@@ -302,22 +294,3 @@ def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
     for tokens in budgets:
         if tokens > size:
             yield f"{tokens:,} tokens go {tokens / size:.1f} times over {size:,} training tokens"
-
-
-def timing(records: Iterable[Record]) -> str:
-    """Why the runs' times cannot be compared; empty if they can."""
-    known = list(records)
-    seen = {key: values(known, key) for key in MACHINE}
-    odd = [f"{key} {' and '.join(found)}" for key, found in seen.items() if len(found) > 1]
-    return f"runs were timed on different hardware: {'; '.join(odd)}" if odd else ""
-
-
-def values(records: Iterable[Record], key: str) -> list[str]:
-    """What the runs' environments say under a key, each once."""
-    return sorted({str(place.get(key)) for place in places(records)})
-
-
-def places(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The environments in which runs started and resumed."""
-    known = [r.environment for r in records if r.environment is not None]
-    return [place for first in known for place in (first, *first.get("resumed", []))]

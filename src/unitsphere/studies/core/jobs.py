@@ -47,7 +47,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file that receives the job's output, beside its run folder."""
+        """The file that receives the job's output, next to its run folder."""
         return self.out.with_name(self.out.name + ".log")
 
 

@@ -14,7 +14,7 @@ write its file, and add its page to `unitsphere.report.registry.KINDS`, one line
 A study's folder, which other studies are kept out by, and in which one call works at a time:
 
     study.toml              what is asked, every key spelled out; written once
-    runs/<arm>/…            the run folders, their logs beside them
+    runs/<arm>/…            the run folders, and their logs
     results.json, …         what was found
 
 The dry run counts runs as the study starts: a grid of rates that grows while its best is at an
@@ -39,7 +39,7 @@ from unitsphere.files import write_text
 from unitsphere.report.document import Page
 from unitsphere.report.numbers import short
 from unitsphere.report.write import write_results
-from unitsphere.studies.core.execute import Executor, is_settled
+from unitsphere.studies.core.execute import Executor, Record, is_settled, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
 from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
 from unitsphere.studies.core.spec import Study, load_study, toml_text
@@ -75,7 +75,7 @@ class Kind(Generic[S, F]):
     train: Callable[[S, Path, Executor | None], F]
     """trains what is missing in a folder; a UserError for a mistake comes before it writes"""
     document: Callable[[S, F], dict[str, Any]]
-    """plain values; every null has its reason beside it or among the flags"""
+    """plain values; every null has its reason next to it or among the flags"""
     failures: Callable[[F], Sequence[str]] = lambda found: ()
     """a line for each run that failed; a run that diverged has a result"""
     parts: Callable[[S], Sequence[Part]] | None = None
@@ -83,7 +83,7 @@ class Kind(Generic[S, F]):
     write: Callable[[dict[str, Any], Path], tuple[Page, Sequence[Path]]] = write_results
     """writes the document, its page and pictures into the folder; the page, and the paths"""
     more: Callable[[S, F, Path], Sequence[Path]] = lambda study, found, out: ()
-    """writes files beside those; their paths"""
+    """writes more files; their paths"""
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,14 @@ def write_record(out: Path, study: Study) -> None:
         )
 
 
-def provenance(program: str = "unitsphere") -> dict[str, str | None]:
-    """The command line, `program` in the place of its path, and what it ran on."""
-    return {
+def provenance(
+    program: str = "unitsphere", records: Iterable[Record] | None = None
+) -> dict[str, str | None]:
+    """The command line, `program` in the place of its path, and what it ran on.
+
+    With `records` the commits that these runs were made with, too.
+    """
+    found = {
         "command": shlex.join([*program.split(), *sys.argv[1:]]),
         "commit": commit(),
         "machine": f"{cpu_model()}, {os.cpu_count()} cores",
@@ -161,6 +166,7 @@ def provenance(program: str = "unitsphere") -> dict[str, str | None]:
         "torch": package_version("torch"),
         "unitsphere": unitsphere.__version__,
     }
+    return found if records is None else found | {"runs_commit": runs_commit(records)}
 
 
 def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Part]:

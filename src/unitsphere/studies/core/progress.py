@@ -3,7 +3,6 @@
 import heapq
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from unitsphere.report.numbers import duration
@@ -74,16 +73,11 @@ class LiveTable:
         self.live = Live(console=Console(file=stream), auto_refresh=False)
 
     def __enter__(self) -> "LiveTable":
-        self.live.__enter__()
+        self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.live.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: object) -> None:
+        self.live.stop()
 
     def __call__(self, states: Sequence[State]) -> None:
         """Draw it again."""

@@ -184,7 +184,7 @@ def nearest_value(values: Sequence[Value], own: object) -> Value:
 
 
 def neighbours(space: Space, point: Params) -> dict[str, list[Params]]:
-    """By key, the points of the grid beside one: the next numbers, or all other values."""
+    """By key, the points of the grid next to one: the next numbers, or all other values."""
     found = {}
     for key, values in zip(space, grid_values(space), strict=True):
         near = [value for value in values if abs(distance(values, point[key], value)) == 1]

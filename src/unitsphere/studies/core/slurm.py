@@ -86,7 +86,7 @@ class Squeue:
 
 
 class Processes:
-    """The "queue" of submitit's local executor: a job's number is that of its process."""
+    """The "queue" of submitit's local executor: a job's number is its process's."""
 
     def look(self, numbers: Iterable[str]) -> Mapping[str, str] | None:
         """See `Queue`."""

@@ -62,7 +62,7 @@ class Tune:
     seeds: list[int] = field(default_factory=lambda: [100])
     """of the tuning runs; the rate of the lowest mean loss is taken"""
     budgets: list[int] = field(default_factory=list)
-    """budgets at which rates are tuned, the others take that of the nearest; none: at each"""
+    """budgets at which rates are tuned, the others take the nearest one's; none: at each"""
     fraction: float = 0.05
     """share of the training documents that becomes the split that rates are tuned on"""
     keys: dict[str, dict[str, object]] = field(default_factory=dict)

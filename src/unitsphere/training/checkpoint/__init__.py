@@ -4,7 +4,7 @@
     state.json      everything else (`State`)
     COMPLETE        size and sha256 of every other file, written last
 
-A checkpoint is written into a hidden folder beside its place, synced to the disk, and renamed.
+A checkpoint is written into a hidden folder next to its place, synced to the disk, and renamed.
 One whose files do not match its marker is skipped; hidden files (.DS_Store, .nfs…) are not part of
 it. A link is neither followed nor deleted. All tensors are safetensors and all else is JSON:
 reading a checkpoint that someone else wrote runs no code.

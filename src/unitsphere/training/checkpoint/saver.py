@@ -10,15 +10,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.optim import Optimizer
 
 from unitsphere.config import to_dict
@@ -33,9 +32,13 @@ from unitsphere.training.checkpoint.store import (
     folder_of,
     prune,
 )
-from unitsphere.training.checkpoint.tensors import named_tensors, write_named
+from unitsphere.training.checkpoint.tensors import dcp_error, named_tensors, write_named
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.distributed.processes import on_all_ranks, on_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 
 def write(root: Path, state: State, tensors: dict[str, Tensor], layout: Layout = SINGLE) -> Path:
@@ -91,7 +94,7 @@ def telling(target: Path, action: Callable[[], None]) -> Callable[[], None]:
     def call() -> None:
         try:
             action()
-        except (OSError, CheckpointException) as error:
+        except (OSError, dcp_error()) as error:
             raise UserError(
                 f"cannot save checkpoint {target}: {os_error(error).strerror}; earlier checkpoints "
                 "are kept, and when that is fixed the same command resumes"
@@ -100,7 +103,7 @@ def telling(target: Path, action: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-def os_error(error: OSError | CheckpointException) -> OSError:
+def os_error(error: "OSError | CheckpointException") -> OSError:
     """Returns the system's refusal behind `error`; raises any other error again."""
     if isinstance(error, OSError):
         return error
@@ -165,9 +168,15 @@ class Saver:
     ) -> None:
         self.root, self.keep_last, self.keep_every = root, keep_last, keep_every
         self.asynchronous, self.longest, self.began = asynchronous, 0.0, 0.0
-        self.stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
         self.writing: Writing | None = None
         self.layout, self.layout_of_thread = layout, layout.aside()
+
+    @cached_property
+    def stager(self) -> "BlockingAsyncStager":
+        """Copies tensors to the host's memory."""
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager  # slow to import
+
+        return BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
 
     def __enter__(self) -> "Saver":
         return self

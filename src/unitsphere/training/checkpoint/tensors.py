@@ -1,31 +1,35 @@
-"""The tensors of a run on the disk, as safetensors, by torch.distributed.checkpoint.
+"""The tensors of a run on the disk, as safetensors.
 
 Model tensors are named `model.<name>` and lie in one file, so that a reader of only the model
 skips the rest; the optimizer's are `optim.<parameter>.<state>`. No pickle is written or read.
+torch.distributed.checkpoint writes them, and puts together what several processes wrote. It takes a
+second to import, so what one process wrote is read without it.
 """
 
+import json
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import _getdtype
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
+from unitsphere.ops.dtensor import placements
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.optim.state import check_state
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+PLACES = "DCP_SHARDING_INFO"
+"""In a file's header: where in the whole tensors its parts begin, as JSON."""
 
 
 def named_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -39,6 +43,9 @@ def write_named(folder: Path, tensors: dict[str, Tensor], layout: Layout = SINGL
 
     Of several processes each writes its shards into two files: call it in all of them.
     """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     files = {name: 1 if name.startswith("model.") else 2 for name in tensors}
     several = layout.world > 1
     with single_process():
@@ -127,22 +134,85 @@ def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, T
     Raises UserError if the files cannot be read, or claim more than they hold.
     """
     with readable(folder):
-        stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        shapes = {
-            name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
-            for name, found in stored.items()
-            if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
-        }
+        whole = whole_tensors(folder)
+        if whole is None:
+            stored = shapes_of_shards(folder)
+        else:
+            stored = {name: tensor for name, (tensor, _) in whole.items()}
+        shapes = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         if sum(tensor.nbytes for tensor in shapes.values()) > size:
             raise ValueError("its tensors are larger than its files")
-        return {name: torch.empty_like(t, device=device) for name, t in shapes.items()}
+        return {  # `empty_like` of a tensor without values imports sympy
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            for name, tensor in shapes.items()
+        }
+
+
+Stored = dict[str, tuple[Tensor, Path]]
+"""Stored name -> a tensor on the meta device of its shape and dtype, and its file."""
+
+
+def whole_tensors(folder: Path) -> Stored | None:
+    """What one process has stored; None where several have stored their shards."""
+    found: Stored = {}
+    for path in sorted(path for path in folder.iterdir() if path.suffix == ".safetensors"):
+        with safe_open(path, framework="pt") as file:
+            places = json.loads((file.metadata() or {}).get(PLACES, "{}"))
+            if any(any(place["saved_offsets"]) for place in places.values()):
+                return None
+            names = file.keys()
+            for name in names:
+                part = file.get_slice(name)
+                dtype = _getdtype(part.get_dtype())
+                found[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta"), path
+    return found
+
+
+def shapes_of_shards(folder: Path) -> dict[str, Tensor]:
+    """Stored name -> a tensor on the meta device, of which processes have stored their shards."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+        for name, found in stored.items()
+        if isinstance(found, TensorStorageMetadata)
+    }
 
 
 def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Fill `tensors` in place from a checkpoint's files; a UserError if they cannot be read."""
+    with readable(folder):
+        whole = whole_tensors(folder)
+        if whole is not None and not any(map(placements, tensors.values())):
+            return read_whole(whole, tensors)
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     with readable(folder), single_process():
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+
+
+@torch.no_grad()
+def read_whole(whole: Stored, tensors: Mapping[str, Tensor]) -> None:
+    """Fill ordinary `tensors` from what one process has stored, a file at a time."""
+    for path in sorted({whole[name][1] for name in tensors}):
+        with safe_open(path, framework="pt") as file:
+            for name, tensor in tensors.items():
+                stored, where = whole[name]
+                if stored.shape != tensor.shape:
+                    raise ValueError(f"{name} is {tuple(stored.shape)}, not {tuple(tensor.shape)}")
+                if where == path:
+                    tensor.copy_(file.get_tensor(name))
+
+
+def dcp_error() -> "type[CheckpointException]":
+    """What torch.distributed.checkpoint raises: `except` asks when there is an error."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return CheckpointException
 
 
 @contextmanager
@@ -155,7 +225,7 @@ def readable(folder: Path) -> Iterator[None]:
         yield
     except (
         SafetensorError,
-        CheckpointException,
+        dcp_error(),
         OSError,
         ValueError,
         TypeError,

@@ -35,6 +35,8 @@ class ParallelConfig:
     with tp, else 1"""
     tp: int = 1
     """processes that share every matrix product over the same rows (tensor parallel)"""
+    ep: int = 1
+    """expert parallel: not supported, 1; dp_shard shards the experts"""
     cp: int = 1
     """context parallel: not supported, 1"""
     pp: int = 1
@@ -50,6 +52,11 @@ class ParallelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"parallel.{name} must be at least 1: {value}")
+        if self.ep != 1:
+            raise UserError(
+                f"parallel.ep {self.ep}: expert parallel is not supported; use parallel.dp_shard, "
+                "which shards the experts of model.n_experts over processes"
+            )
         if self.cp != 1:
             raise UserError(
                 f"parallel.cp {self.cp}: context parallel is not supported; for long sequences use "

@@ -4,6 +4,7 @@
 
 The order is torchtitan's: tensor parallel cuts the matrices that the blocks then see,
 recomputation is compiled with its block, and what is gathered and reduced is outermost.
+torch's FSDP2 and DTensor, which take a second to import, are imported where they are used.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -28,13 +22,15 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from unitsphere.models.constraint import MATRICES, constraints, declarations, normalize_, roles
-from unitsphere.models.parts import Resets
+from unitsphere.models.constraint import Role, constraints, declarations, normalize_, roles
+from unitsphere.models.parts import reset
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import Layout, Recompute
-from unitsphere.training.distributed.tensor import share_matrices
+
+SHARDED: tuple[Role, ...] = ("matrix", "embedding", "head")
+"""What FSDP2 shards; a router is small, and stays in fp32."""
 
 FORWARD_METHODS = ("loss", "features", "encode")
 """What callers use of a model besides `forward`: FSDP gathers the weights for these too. Embedding
@@ -56,6 +52,8 @@ def parallelize(
     Raises UserError where the model does not fit the layout.
     """
     if layout.degrees.tp > 1:
+        from unitsphere.training.distributed.tensor import share_matrices
+
         share_matrices(model, layout)
     recompute_blocks(model, recompute)
     if compiled:
@@ -72,16 +70,25 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     """FSDP2 over the blocks and over the rest; HSDP where there are several copies.
 
     Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
-    columns and divide evenly, so that each process projects its own vectors. Gains, scales and
-    biases stay whole and in fp32 in every process: `step.reduce_gradients` sums their
-    gradients.
+    columns and divide evenly, so that each process projects its own vectors, and stacks of them by
+    expert. Routers, gains, scales and biases stay whole and in fp32 in every process:
+    `step.reduce_gradients` sums their gradients. Weights are gathered as they are stored (see
+    `gathered_dtype`), gradients summed in fp32.
     """
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+    from torch.distributed.tensor import Shard
+
     assert layout.mesh is not None
-    policy = policy_of(model, precision)
+    policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     several = layout.degrees.dp_replicate > 1
     mesh = layout.mesh["dp_replicate", "dp_shard"] if several else layout.mesh["dp_shard"]
     role = roles(model)
-    small = {p for name, p in model.named_parameters() if role[name] not in MATRICES}
+    small = {p for name, p in model.named_parameters() if role[name] not in SHARDED}
     columns = {model.get_parameter(c.parameter) for c in constraints(model) if c.dim == 0}
 
     def between(weight: nn.Parameter) -> Shard | None:
@@ -90,8 +97,8 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
 
     cut = partial(fully_shard, mesh=mesh, ignored_params=small, shard_placement_fn=between)
     for block in [*model.blocks, *(model.encoder or [])]:
-        cut(block, mp_policy=policy)
-    cut(model, mp_policy=REDUCED)
+        cut(block, mp_policy=policy(param_dtype=gathered_dtype(model, precision)))
+    cut(model, mp_policy=policy())
     assert isinstance(model, FSDPModule)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -101,12 +108,10 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
         register_fsdp_forward_method(model, name)
 
 
-REDUCED = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-"""Weights are gathered as they are stored, gradients summed in fp32."""
+def gathered_dtype(model: Transformer, precision: str) -> torch.dtype | None:
+    """What blocks gather their matrices in; None: as they are stored.
 
-
-def policy_of(model: Transformer, precision: str) -> MixedPrecisionPolicy:
-    """How blocks gather their matrices: for bf16 in that, half as much to send and to hold.
+    For bf16 in that, half as much to send and to hold.
 
     Autocast rounds a matrix to bf16 where it multiplies, so rounding it before it is sent gives the
     same product. Embedding and head are gathered as they are (rows of the one are h), and so
@@ -115,9 +120,7 @@ def policy_of(model: Transformer, precision: str) -> MixedPrecisionPolicy:
     in_forward = any(
         d.bound is not None and d.bound.in_forward for d in declarations(model).values()
     )
-    if precision != "bf16" or in_forward:
-        return REDUCED
-    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    return None if precision != "bf16" or in_forward else torch.bfloat16
 
 
 class Loss(nn.Module):
@@ -138,6 +141,7 @@ def replicas(model: Transformer, loss: Callable[..., Tensor]) -> DistributedData
     wrapped = DistributedDataParallel(
         Loss(model, loss), device_ids=device, gradient_as_bucket_view=True
     )
+    wrapped.broadcast_buffers = False  # each process counts its own tokens per expert
     wrapped.register_comm_hook(None, summed)
     return wrapped
 
@@ -210,10 +214,6 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         for key, start in module.named_parameters(name, recurse=False):
             target = model.get_parameter(key)
             local(target).copy_(part_of(start, target))
+        for key, start in module.named_buffers(name, recurse=False):
+            model.get_buffer(key).copy_(start)
         module.to_empty(device="meta", recurse=False)
-
-
-def reset(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw what the module owns, if it owns anything."""
-    if isinstance(module, Resets):
-        module.reset(generator)

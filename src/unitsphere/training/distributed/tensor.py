@@ -22,6 +22,7 @@ from torch.distributed.tensor import (
 )
 
 from unitsphere.errors import UserError
+from unitsphere.models.experts import experts_of
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear, Scale
 from unitsphere.models.plans import Shard as PlannedShard
@@ -39,6 +40,11 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
     """
     assert layout.mesh is not None
     mesh = layout.mesh["tp"]
+    if any(experts_of(model)):
+        raise UserError(
+            "parallel.tp does not go with model.n_experts: take parallel.dp_shard, which shards "
+            "the experts over processes"
+        )
     named: set[nn.Module] = set()
     for module in list(model.modules()):
         if isinstance(module, Linear) and module.fp8 is not None:

@@ -1,22 +1,27 @@
 """Adam and AdamW, torch's own: fused where torch has it, weight decay never on gains."""
 
 from collections.abc import Callable, Container
+from inspect import unwrap
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adam as TorchAdam
 from torch.optim import AdamW as TorchAdamW
+from torch.optim import Optimizer
 
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import by_mesh
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
-from unitsphere.training.optim.state import COUNT, StateSpec, like
+from unitsphere.training.optim.state import COUNT, Combined, Eager, StateSpec, like
 
 
-class Adam(TorchAdam):
+class Adam(Eager, TorchAdam):
     """torch's Adam, which declares its state."""
+
+    step = torch.no_grad()(unwrap(TorchAdam.step))  # without the compiler: see `Eager`
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The count of steps and both moments."""
@@ -53,13 +58,17 @@ def grouped(
     ]
 
 
-def split_roles(parameters: Parameters, wanted: Container[Role]) -> tuple[Parameters, Parameters]:
-    """The parameters of the wanted roles, and the others."""
-    chosen: dict[Parameter, Role] = {}
-    others: dict[Parameter, Role] = {}
-    for parameter, role in parameters.items():
-        (chosen if role in wanted else others)[parameter] = role
-    return chosen, others
+def with_adam(
+    parameters: Parameters,
+    config: OptimConfig,
+    build: Callable[[list[dict[str, Any]]], Optimizer],
+    wanted: Container[Role] = ("matrix",),
+) -> Optimizer:
+    """What `build` makes of the groups of the wanted roles, with Adam over the rest, as one."""
+    chosen = {p: role for p, role in parameters.items() if role in wanted}
+    others = {p: role for p, role in parameters.items() if role not in wanted}
+    adam = build_adam(others, config)
+    return Combined(build(grouped(chosen, config.group)), adam) if chosen else adam
 
 
 ADAM = Definition(build_adam, decoupled=False)

@@ -1,4 +1,4 @@
-"""Averages of the weights, kept beside them by the optimizer, and projected when they are used.
+"""Averages of the weights, kept by the optimizer, and projected when they are used.
 
 With A the average of a weight W after its step n, and k = n − s the weights averaged so far:
 
@@ -49,7 +49,7 @@ START = {"ema": 0.0, "tail": 0.8}
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """An average of the weights, kept and validated beside them."""
+    """An average of the weights, which is validated too."""
 
     kind: Literal["none", "ema", "tail"] = "none"
     """ema: exponential; tail: the plain mean of the weights from `start` on"""

@@ -40,7 +40,7 @@ class OptimConfig:
     lr: float = 1e-3
     """peak learning rate"""
     adam_lr: float | None = None
-    """peak rate of what adamw trains beside another optimizer; none: lr, which fits adjust_lr
+    """peak rate of what adamw trains with another optimizer; none: lr, which fits adjust_lr
     match_rms_adamw"""
     rates: RatesConfig = RatesConfig()
     """peak rates by kind of parameter"""
@@ -77,7 +77,7 @@ class OptimConfig:
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     """what is kept of the weights after every step"""
     average: AverageConfig = field(default_factory=AverageConfig)
-    """an average of the weights, kept beside them"""
+    """an average of the weights, kept with them"""
     transfer: Transfer = "none"
     """rates, starts and branch factors of this size from those of optim.base, where the user gives
     none; nu: by νGPT's laws (arXiv 2604.27077); hyperp: by HyperP's (arXiv 2603.28743), as its code
@@ -251,7 +251,7 @@ def with_sections(config: OptimConfig) -> OptimConfig:
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     """The optimizer over the model's parameters, in groups by their declared roles.
 
-    Each group has its peak rate as "initial_lr" beside "lr". What constrains the weights is
+    Each group has its peak rate as "initial_lr" next to "lr". What constrains the weights is
     `constrain`'s work (constraint.py).
     """
     role = roles(model)

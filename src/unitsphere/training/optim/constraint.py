@@ -94,7 +94,7 @@ def constrain(
 
     The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
     Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
-    weights averaged beside the optimizer are for `unitsphere.project`. It survives
+    weights averaged outside the optimizer are for `unitsphere.project`. It survives
     `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
     optimizer comes back without it: call `constrain` again, what it remembers is in the state.
 
@@ -220,7 +220,7 @@ def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
 def check_length(weights: Mapping[str, nn.Parameter]) -> None:
     """Raise UserError for a matrix of zeros: at a constant norm it would stay that for ever."""
     for name, weight in weights.items():
-        if not weight.is_meta and not length(weight.detach(), WHOLE).sum().item():
+        if not weight.is_meta and not length(weight.detach(), WHOLE).all():
             raise UserError(
                 f"constraint 'hyperball' keeps each matrix's norm, and {name} starts at zero, "
                 "where it would stay: give it another start"

@@ -71,6 +71,8 @@ class CPR(StepHook):
     """
 
     def __init__(self, weights: list[Tensor], config: CPRConfig, warmup: int = 0) -> None:
+        if any(weight.dim() > 2 for weight in weights):
+            raise UserError("constraint 'cpr' has no form for experts: take another one")
         self.weights, self.config = weights, config
         self.warm_steps = warmup if config.warm_steps is None else config.warm_steps
         if config.kappa == "Kappa-WS" and not self.warm_steps:

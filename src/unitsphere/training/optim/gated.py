@@ -14,7 +14,8 @@ rate. Between them a step shrinks slowly where d is below ε_g, in proportion to
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, ByWeight, Combined, StateSpec, like
+from unitsphere.training.optim.state import COUNT, ByWeight, StateSpec, like
 
 
 @dataclass(frozen=True)
@@ -91,21 +92,13 @@ class GatedAdamW(ByWeight):
 
 def build_gated(parameters: Parameters, config: OptimConfig) -> Optimizer:
     """GatedAdamW over the layers' matrices; AdamW over the rest."""
-    matrices, rest = split_roles(parameters, ("matrix",))
-    adam = build_adam(rest, config)
-    if not matrices:
-        return adam
-    own = config.section
-    gated = GatedAdamW(
-        grouped(matrices, config.group),
+    build = partial(
+        GatedAdamW,
         betas=(config.beta1, config.beta2),
-        eps=own.eps,
         weight_decay=config.weight_decay,
-        power=own.power,
-        eps_gate=own.eps_gate,
-        scale=own.scale,
+        **asdict(config.section),
     )
-    return Combined(gated, adam)
+    return with_adam(parameters, config, build)
 
 
 GATED = Definition(build_gated, reads=frozenset({"weight_decay", "adam_lr"}), section=GatedConfig)

@@ -34,13 +34,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import Constraint
-from unitsphere.ops.dtensor import Axes, complete, local
+from unitsphere.ops.dtensor import Axes, complete, local, placements
 from unitsphere.ops.project import length, project_sphere_, project_tangent_
 from unitsphere.training.optim.state import Slot, StateSpec, StepHook
 
-WHOLE = (0, 1)
+WHOLE = (-2, -1)
+"""A matrix as one vector; of a stack of matrices each."""
 
 
 class Projection(StepHook):
@@ -86,12 +88,18 @@ class Frobenius(StepHook):
 
     def __init__(self, weights: list[Tensor]) -> None:
         self.weights = weights
-        self.start = [length(w.detach(), WHOLE).squeeze() for w in weights]
+        if any(w.dim() > 2 and placements(w) for w in weights):
+            raise UserError(
+                "a constant Frobenius norm of each expert is not kept over several processes: take "
+                "parallel.dp_shard 1, or another optim.constraint.kind"
+            )
+        self.start = [length(w.detach(), WHOLE).squeeze(WHOLE) for w in weights]
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The radius."""
         held = any(weight is parameter for weight in self.weights)
-        return {"radius": Slot((), self.start[0].dtype)} if held else {}
+        stack = tuple(parameter.shape[:-2])
+        return {"radius": Slot(stack, self.start[0].dtype)} if held else {}
 
     def after(self, optimizer: Optimizer) -> None:
         """Project."""
@@ -101,7 +109,7 @@ class Frobenius(StepHook):
     def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
         """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
         return [
-            (weight, optimizer.state[weight].setdefault("radius", start))
+            (weight, optimizer.state[weight].setdefault("radius", start)[..., None, None])
             for weight, start in zip(self.weights, self.start, strict=True)
             if weight.grad is not None  # an optimizer takes any state for a step done
         ]
@@ -116,7 +124,7 @@ class Hyperball(Frobenius):
         self.previous: list[Tensor] = []
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The radius, if it is that of the start."""
+        """The radius, if it is the start's."""
         return super().state_spec(parameter) if self.norm == "start" else {}
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
@@ -140,7 +148,7 @@ class Hyperball(Frobenius):
         if self.norm == "start":
             return super().radii(optimizer)
         return [
-            (weight, length(old, WHOLE).squeeze())
+            (weight, length(old, WHOLE))
             for weight, old in zip(self.weights, self.previous, strict=True)
             if weight.grad is not None
         ]
@@ -169,7 +177,7 @@ class AngleCap(StepHook):
 
 @torch.no_grad()
 def cap_angle_(weight: Tensor, old: Tensor, dim: Axes, theta: float) -> Tensor:
-    """Turn each vector of `weight` along `dim` back to the angle `theta` to that of `old`.
+    """Turn each vector of `weight` along `dim` back to the angle `theta` to the vector of `old`.
 
     A shorter turn and the length stay as they are, and so do vectors that are zero.
     """

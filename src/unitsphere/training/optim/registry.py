@@ -1,4 +1,4 @@
-"""The optimizers by name. A new one is a file beside this and a line in `OPTIMIZERS`.
+"""The optimizers by name. A new one is a file next to this and a line in `OPTIMIZERS`.
 
 The line says where the file's `Definition` is. The optimizer that it builds declares its state
 (`state_spec`, see state.py); checkpoints, the forecast of memory and probes need nothing else.

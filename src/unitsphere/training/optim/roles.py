@@ -1,4 +1,4 @@
-"""Numbers by kind of parameter: matrices of layers, the embedding, the head, and scales.
+"""Numbers by kind of parameter: matrices of layers, embedding, head, routers, and scales.
 
 A model declares the role of each parameter (models/constraint.py). Scaling parameters, gains and
 biases are one kind here. A layer's matrices have the plain keys of `optim.*`; `optim.rates` and
@@ -13,17 +13,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Role, roles
+from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.training.optim.state import Combined
 
-Other = Literal["embedding", "head", "scale"]
+Other = Literal["embedding", "head", "router", "scale"]
 """The kinds of parameters that are not matrices of layers."""
 OTHERS: tuple[Other, ...] = get_args(Other)
 
 
 def kind_of(role: Role) -> Literal["matrix", Other]:
     """The kind of parameter that a role is."""
-    return role if role in ("matrix", "embedding", "head") else "scale"
+    return role if role in MATRICES else "scale"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class RatesConfig:
     """of the input embedding, tied to the head or not"""
     head: float = 1.0
     """of the output head"""
+    router: float = 1.0
+    """of the experts' routers"""
     scale: float = 1.0
     """of scaling parameters, gains and biases"""
 
@@ -92,6 +94,8 @@ class RolesConfig:
     """of the input embedding, tied to the head or not"""
     head: RoleConfig = RoleConfig()
     """of the output head"""
+    router: RoleConfig = RoleConfig()
+    """of the experts' routers"""
     scale: RoleConfig = RoleConfig()
     """of scaling parameters, gains and biases"""
 
@@ -117,7 +121,7 @@ class RolesConfig:
 
 
 SHOWN = ("weight_decay", "betas", "eps", "momentum", "cooldown")
-"""Numbers of a group that `trained` shows beside its peak rate."""
+"""Numbers of a group that `trained` shows with its peak rate."""
 
 
 def trained(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:

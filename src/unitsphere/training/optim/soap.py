@@ -26,6 +26,7 @@ same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,11 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local, part_of, whole
-from unitsphere.training.optim.adam import build_adam, grouped, split_roles
+from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.muon import orthogonalise, shape_rate
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, ByWeight, Combined, Slot, StateSpec, like
+from unitsphere.training.optim.state import COUNT, ByWeight, Slot, StateSpec, like
 
 
 @dataclass(frozen=True)
@@ -216,10 +217,6 @@ def refresh(side: str, state: dict[str, Tensor], V: Tensor) -> Tensor:
 
 def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
     """SOAP or SOAP-Muon over the layers' matrices; AdamW over the rest."""
-    matrices, rest = split_roles(parameters, ("matrix",))
-    adam = build_adam(rest, config)
-    if not matrices:
-        return adam
     own = config.section
     numbers: dict[str, Any] = {
         "weight_decay": config.weight_decay,
@@ -229,11 +226,11 @@ def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
         "every": own.every,
         "max_side": own.max_side,
     }
-    groups = grouped(matrices, config.group)
     if config.name == "soap":
-        return Combined(Soap(groups, **numbers), adam)
+        return with_adam(parameters, config, partial(Soap, **numbers))
     numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}
-    return Combined(SoapMuon(groups, cautious=own.cautious, **numbers), adam)
+    numbers["cautious"] = own.cautious
+    return with_adam(parameters, config, partial(SoapMuon, **numbers))
 
 
 READS = frozenset({"weight_decay", "adam_lr"})

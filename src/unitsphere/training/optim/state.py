@@ -12,6 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -120,7 +121,26 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
-class ByWeight(Optimizer, ABC):
+class Eager(Optimizer):
+    """torch's methods without the wrapper that hides them from its compiler.
+
+    For that it imports the compiler, and with it Triton, FSDP and DTensor: half of the time until
+    a run's first step. Here nothing compiles a step of an optimizer.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
+def closure_loss(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure that is given to an optimizer's `step`; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+class ByWeight(Eager, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
     @abstractmethod
@@ -130,10 +150,7 @@ class ByWeight(Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every tensor."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -145,7 +162,7 @@ class ByWeight(Optimizer, ABC):
         return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
 
 
-class Combined(Optimizer):
+class Combined(Eager):
     """Several optimizers behind one `step`, one state and one list of groups.
 
     So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
@@ -160,10 +177,7 @@ class Combined(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every part."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for part in self.parts:
             part.step()
         return loss

@@ -1,4 +1,4 @@
-// What lies under the reading line: a small box beside it, and the same words for screen readers.
+// What lies under the reading line: a small box next to it, and the same words for screen readers.
 
 const MOST_READ = 10;
 

@@ -1,0 +1,201 @@
+"""benchmarks/versus: contenders are timed and read as they should be. The peers here are fakes."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "versus"
+
+
+def loaded(name: str, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def process(monkeypatch):
+    return loaded("process", monkeypatch)
+
+
+@pytest.fixture
+def shakespeare(monkeypatch, process):
+    return loaded("shakespeare", monkeypatch)
+
+
+BUSY = """
+import sys, time
+print("one")
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print("two", file=sys.stderr)
+time.sleep(0.2)
+"""
+
+
+def test_lines_have_the_time_since_the_start_of_the_process(process, tmp_path):
+    trace = process.traced([sys.executable, "-c", BUSY], tmp_path, None, tmp_path / "log")
+    first, second = trace.lines
+    assert (first.text, second.text) == ("one", "two")
+    assert first.wall + 0.3 <= second.wall <= trace.wall - 0.1
+    assert second.cpu >= first.cpu + 0.2  # of two clocks, with ticks of 10 ms
+    assert 0.3 <= trace.cpu <= trace.wall
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_a_contender_that_fails_has_no_figures(process, tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        process.traced(["false"], tmp_path, None, tmp_path / "log")
+
+
+def test_nanogpt_s_validations_are_read(shakespeare, process):
+    said = [
+        "tokens per iteration will be: 768",
+        "step 0: train loss 4.1958, val loss 4.1960",
+        "iter 0: loss 4.1961, time 2000.00ms, mfu -100.00%",
+        "step 250: train loss 1.8100, val loss 1.8799",
+        "step 500: train loss 1.7000, val loss 1.7500",
+    ]
+    lines = [process.Line(10.0 * n, 1.0 * n, text) for n, text in enumerate(said)]
+    scores = shakespeare.nanogpt_scores(process.Trace(lines, 60.0, 6.0))
+    assert [score.loss for score in scores] == [4.196, 1.8799, 1.75]
+    assert process.first_at(scores, 1.88) == process.Score(30.0, 3.0, 1.8799)
+    assert process.first_at(scores, 1.5) is None
+
+
+PREPARE = "open('val.bin', 'w').write(open('input.txt').read()[-3:])"
+TRAIN = (
+    "print('step 0: train loss 3.1, val loss 3.0'); print('step 9: train loss 1.8, val loss 1.85')"
+)
+
+
+def test_both_run_in_turns_and_no_run_is_repeated(shakespeare, tmp_path, monkeypatch, capsys):
+    clone, data = tmp_path / "nanoGPT", tmp_path / "nanoGPT" / "data" / "shakespeare_char"
+    data.mkdir(parents=True)
+    (data / "prepare.py").write_text(PREPARE)
+    (clone / "train.py").write_text(TRAIN)
+    (tmp_path / "nanogpt_score.py").write_text("print(1.9)")
+    (tmp_path / "text.txt").write_text("abcdefghij")
+    monkeypatch.setattr(shakespeare, "HERE", tmp_path)
+    ran = []
+
+    def ours(options, out):
+        ran.append(out.name)
+        return {"wall": 9.0, "cpu": 8.0, "to_target": {"cpu": 7.0, "wall": 8.6, "loss": 1.8},
+                "last": {"loss": 1.8}, "whole_split": 1.81}  # fmt: skip
+
+    monkeypatch.setitem(shakespeare.CONTENDERS, "ours", ours)
+    out = tmp_path / "out"
+    argv = ["--nanogpt", str(clone), "--text", str(tmp_path / "text.txt"), "--out", str(out)]
+    shakespeare.main([*argv, "--repeats", "2"])
+    shakespeare.main([*argv, "--repeats", "2"])
+    assert ran == ["ours-0", "ours-1"]
+    assert ((out / "train.txt").read_text(), (out / "val.txt").read_text()) == ("abcdefghi", "j")
+    found = json.loads((out / "nanogpt-1.json").read_text())
+    assert found["to_target"]["loss"] == found["last"]["loss"] == 1.85
+    assert found["whole_split"] == 1.9
+    table = capsys.readouterr().out
+    assert "| ours | 2 | 7 | 9 | 8 | 9 | 1.800 | 1.810 |" in table.replace("  ", " ")
+
+
+def test_our_recipe_has_the_sizes_of_nanogpt_s_line(shakespeare):
+    from unitsphere.training.recipes import load_recipe
+
+    config = load_recipe(str(FOLDER / "shakespeare.toml"))
+    line = dict(x[2:].split("=") for x in shakespeare.NANOGPT.split() if x.startswith("--"))
+    assert config.data.context == int(line["block_size"])
+    assert config.model.n_layers == int(line["n_layer"])
+    assert config.model.d_model == int(line["n_embd"])
+    asked = int(line["eval_iters"]) * int(line["batch_size"]) * int(line["block_size"])
+    assert config.train.eval_tokens == asked
+    assert config.data.tokenizer == "bytes"
+
+
+@pytest.fixture
+def wiki(monkeypatch, process):
+    return loaded("wiki", monkeypatch)
+
+
+@pytest.fixture
+def options(wiki, tmp_path):
+    for name in ("train", "dev"):
+        rows = [json.dumps({"text": f"{name} {n} " * 40}) for n in range(5)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    argv = ["--nanogpt", str(tmp_path), "--out", str(tmp_path / "out"), "--minutes", "1", "2"]
+    files = ["--train", str(tmp_path / "train.jsonl"), "--validation", str(tmp_path / "dev.jsonl")]
+    found = wiki.parse([*argv, *files])
+    found.out.mkdir()
+    return found
+
+
+def fake(wiki, monkeypatch, parameters=1000, per_step=0.5, start_up=10.0):
+    """Contenders whose loss falls with the steps and is lowest at four times their rate."""
+    asked = []
+
+    def train(options, steps, rate, out):
+        asked.append((steps, rate))
+        return [str(steps), str(rate)], out
+
+    def traced(command, cwd, core, log):
+        return sys.modules["process"].Trace([], 0.0, start_up + per_step * int(command[0]))
+
+    def score(options, trace, out):
+        steps, rate = asked[-1]
+        return 2 + 10 / steps + abs(rate - 4e-3)
+
+    contender = wiki.Contender(1e-3, train, lambda trace, out: parameters, score)
+    monkeypatch.setattr(wiki, "traced", traced)
+    for name in wiki.CONTENDERS:
+        monkeypatch.setitem(wiki.CONTENDERS, name, contender)
+    return asked
+
+
+def test_steps_fill_the_minutes_and_the_rate_is_the_best_that_was_tried(
+    wiki, options, monkeypatch, capsys
+):
+    asked = fake(wiki, monkeypatch)
+    assert wiki.steps_for("ours", options, 1) == 100
+    assert wiki.tuned_rate("ours", options) == 4e-3
+    asked.clear()
+    rows = wiki.rows_of("ours", options, tokens_per_byte=0.5)
+    assert [row[:4] for row in rows] == [
+        ["ours", "as shipped", "0.001", "1,000"],
+        ["ours", "tuned", "0.004", "1,000"],
+    ]
+    assert rows[1][4] == f"{(2 + 10 / 100) * 0.5 / 0.6931472:.4f}"
+    assert asked == [(220, 1e-3), (220, 4e-3)]  # the rest was known
+
+
+def test_contenders_of_other_sizes_are_refused(wiki, options, monkeypatch):
+    fake(wiki, monkeypatch)
+    wiki.check_sizes(options)
+    large = wiki.CONTENDERS["ours"]
+    large = wiki.Contender(1e-3, large.train, lambda trace, out: 1021, large.score)
+    monkeypatch.setitem(wiki.CONTENDERS, "trainer", large)
+    for path in options.out.glob("trainer-*.json"):
+        path.unlink()
+    with pytest.raises(SystemExit, match="trainer has 1,021 parameters, ours 1,000"):
+        wiki.check_sizes(options)
+
+
+def test_peers_get_the_same_tokens(wiki, options, monkeypatch):
+    import numpy as np
+
+    from unitsphere.data.shards import Shards
+
+    monkeypatch.setattr(wiki, "TOKENIZER", "bytes")
+    per_byte = wiki.prepare_tokens(options)
+    for split in ("train", "val"):
+        flat = np.fromfile(options.out / "tokens" / f"{split}.bin", dtype=np.uint16)
+        assert flat.tolist() == Shards.open(options.out / "shards", split)[:].tolist()
+    tokens = Shards.open(options.out / "shards", "val")
+    assert per_byte == tokens.n_tokens / tokens.n_bytes > 1  # separators
