@@ -33,8 +33,8 @@ PAGES = [
     "README",
     *("train", "hybrids", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("transfer", "lr-ramp", "optimizers", "trainer", "migrate", "one-node", "many-nodes", "slurm"),
-    "gpu",
+    *("transfer", "lr-ramp", "optimizers", "experts", "trainer", "migrate"),
+    *("one-node", "many-nodes", "slurm", "gpu"),
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
