@@ -6,6 +6,7 @@
 - Links that leave docs/ become links to the project's address, if the file exists. Any other dead
   link is a warning of mkdocs, and so an error.
 - A public name without a docstring, and a key without a meaning, is an error.
+- The script that searches without a server is the site's own, and nothing is loaded from elsewhere.
 """
 
 import importlib
@@ -21,6 +22,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
@@ -28,6 +30,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 import reference_pages  # noqa: E402 - tools/ is on the path now
 from notebooks import NOTEBOOKS, as_markdown  # noqa: E402
 
+WORKER = "assets/javascripts/iframe-worker.js"
 MODULES = ["unitsphere", "unitsphere.nn", "unitsphere.optim", "unitsphere.trainer"]
 COPIED = {
     "README.md": "index.md",
@@ -41,6 +44,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and name the pages of each `FOLDER/*` of the navigation."""
     for path, text in generated(config):
         files.append(File.generated(config, path, content=text))
+    script = (ROOT / "tools/iframe-worker.js").read_text(encoding="utf-8")
+    files.append(File.generated(config, WORKER, content=script))
     pages = sorted(file.src_uri for file in files.documentation_pages())
     named = set(names_of(config.nav))
     config.nav = expanded(config.nav, [page for page in pages if page not in named])
@@ -126,6 +131,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     folder = Path("docs", page.file.src_uri).parent
     return rewritten(markdown, folder, folder, config.repo_url or "")
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the search's worker from the site; PluginError for anything loaded from elsewhere."""
+    output = with_own_worker(output, get_relative_url(WORKER, page.url))
+    if found := re.search(r'<(?:script|img|iframe)\b[^>]*\ssrc="https?:[^"]*"', output):
+        raise PluginError(f"{page.file.src_uri} loads from elsewhere: {found[0]}")
+    return output
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for 404.html, which mkdocs does not count as a page."""
+    return with_own_worker(output_content, f"/{WORKER}")
+
+
+def with_own_worker(output: str, worker: str) -> str:
+    """A page that loads the search's worker from the site."""
+    return re.sub(r'src="https?:[^"]*/iframe-worker/shim"', f'src="{worker}"', output)
 
 
 def rewritten(markdown: str, folder: Path | str, place: Path | str, address: str) -> str:

@@ -2,9 +2,9 @@
 
     make test-dist
 
-It trains 20 steps, samples text and writes the report within SECONDS of processor time (a busy
-machine does not change that), checks that no extra installs another torch, and writes what was
-installed as an SBOM (CycloneDX) beside the wheel.
+It trains 20 steps, samples text and writes the report within SECONDS (on a busy machine, of
+processor time), checks that no extra installs another torch, and writes what was installed as an
+SBOM (CycloneDX) beside the wheel.
 """
 
 import json
@@ -91,8 +91,8 @@ def main() -> None:
     print(f"trained, sampled and reported in {seconds:.0f} s, {used:.0f} s of processor time")
     check_extras(wheel, programs)
     write_sbom(wheel, programs)
-    if used > SECONDS:
-        sys.exit(f"make test-dist: that is more than {SECONDS} s of processor time")
+    if min(seconds, used) > SECONDS:
+        sys.exit(f"make test-dist: that is more than {SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from unitsphere.report.sections.playground import INTRO, model_document
 from unitsphere.report.write import document
 
 pytestmark = pytest.mark.browser
-TOKENS = 1000
+TOKENS = dict.fromkeys(OTHERS, 200) | dict.fromkeys(ARMS, 1000)
 PROMPT = "It's 1920–1944:\n\n  the  Pärnu’s 東京 🙂 we'll\tgo <|endoftext|> "
 
 
@@ -88,9 +88,9 @@ def greedy(models, name: str, given: list[int], tokenizer: Tokenizer) -> tuple[l
     architecture, more = (ARMS | OTHERS)[name]
     config = twin_config(made(architecture, more).config, more.get("tied", False))
     model = load_exported(architecture, config, "clm", tensors_of(models[name]))
-    following = eager(model, 1, len(given) + TOKENS, None)
+    following = eager(model, 1, len(given) + TOKENS[name], None)
     tokens, found, margin = torch.tensor([given]), [], float("inf")
-    while len(found) < TOKENS:
+    while len(found) < TOKENS[name]:
         best = following(tokens)[0, : tokenizer.vocab_size].topk(2)
         if int(best.indices[0]) == tokenizer.separator:
             break
@@ -106,7 +106,7 @@ def test_it_writes_what_torch_writes(page, models, bpe, name):
     given = [tokenizer.separator, *tokenizer.encode(PROMPT)]
     expected, margin = greedy(models, name, given, tokenizer)
     assert margin > 1e-5, "too near for fp32: another seed"
-    found = write(page, [*models].index(name), PROMPT, TOKENS)
+    found = write(page, [*models].index(name), PROMPT, TOKENS[name])
     assert found[: len(given)] == given
     assert found[len(given) :] == expected
     assert page.run("document.querySelector('.written').textContent").startswith("start" + PROMPT)
@@ -119,17 +119,28 @@ def test_every_character_is_encoded_as_the_tokenizer_does(page, bpe):
         assert found[: 1 + len(bpe.encode(prompt))] == [bpe.separator, *bpe.encode(prompt)]
 
 
+STOP = """new Promise((done) => {
+  const text = document.querySelector(".written");
+  new MutationObserver((_, observer) => {
+    if (text.childElementCount < 3) return;
+    observer.disconnect();
+    document.querySelector(".stop").click();
+    done();
+  }).observe(text, { childList: true });
+  document.querySelector(".write").click();
+})"""
+
+
 def test_it_can_be_stopped_and_a_keyboard_is_enough(page):
-    give(page, "input[type=number]", 1000)
-    page.run("document.querySelector('.write').focus()")
-    page.press("Enter", "\r")
-    wait(lambda: page.run("document.querySelectorAll('.written span').length") > 3)
-    assert page.run("document.activeElement.className") == "stop"
-    page.press("Enter", "\r")
+    write(page, 0, "the theme of that", 1)
+    page.run(STOP)
     wait(lambda: not page.run("document.querySelector('.write').disabled"))
-    said = page.run("document.querySelector('.status').textContent")
-    assert said.startswith(("stopped: ", "done: ", "the model ended"))
-    assert page.run("document.activeElement.className") == "write"
+    assert page.run("document.querySelector('.status').textContent").startswith("stopped: ")
+    page.run("window.focused = []; document.querySelector('.write').focus()")
+    page.run("document.addEventListener('focusin', (e) => focused.push(e.target.className))")
+    page.press("Enter", "\r")
+    wait(lambda: page.run("focused.at(-1)") == "write")
+    assert page.run("focused") == ["stop", "write"]
     page.run("document.querySelector('.place').focus()")
     before = page.run("document.querySelector('.place').getAttribute('aria-valuetext')")
     page.press("ArrowLeft")

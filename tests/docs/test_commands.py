@@ -33,8 +33,8 @@ PAGES = [
     "README",
     *("train", "hybrids", "objectives", "inspect", "evaluate", "generate", "export", "serve"),
     *("finetune", "compare", "context", "quantize", "report", "sweep", "ablate", "ladder"),
-    *("transfer", "lr-ramp", "optimizers", "trainer", "migrate", "one-node", "many-nodes", "slurm"),
-    "gpu",
+    *("transfer", "lr-ramp", "optimizers", "experts", "trainer", "migrate"),
+    *("one-node", "many-nodes", "slurm", "gpu"),
 ]
 """In the order in which they are run: a page may use the runs of those before it."""
 
@@ -43,6 +43,8 @@ NOT_RUN = {
     "make gpu": "a GPU: tests/bench/test_gpu_parts.py",
     "python benchmarks/gpu_page": "the page of a GPU's figures: tests/bench/test_gpu_parts.py",
     "pip": "installs",
+    "PYTHONPATH=examples torchrun": "torchtitan: tests/examples/test_torchtitan.py",
+    "tar": "packs a folder: tests/training/test_archive.py",
     "vllm": "another program",
     "python examples/": "tests/examples runs them",
     "grep": "reads a job's log",
@@ -52,6 +54,7 @@ NOT_RUN = {
 PARSED = {
     "serve": "serves until it is stopped: tests/inference/test_serve.py",
     "report .* --serve": "serves until it is stopped: tests/report/test_page_serve.py",
+    r"generate .*\.tar\.gz": "an archive that is not made: tests/training/test_archive.py",
     "torchrun": "several processes: tests/training/distributed",
     "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",

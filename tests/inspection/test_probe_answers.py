@@ -364,3 +364,17 @@ def test_angular_updates_of_a_known_turn(name):
     for series in ("W_q", "W_o"):
         assert found[series]["values"] == pytest.approx([0, 0.005], rel=1e-3)
     assert found["E_in"] == {"labels": [""], "values": [0.0]}
+
+
+def test_loads_of_experts():
+    model, given = made(n_experts=4), batch()
+    for block in model.blocks:  # all tokens go to the first and the last
+        block.mlp.router.expert_bias.copy_(torch.tensor([2.0, 0.0, 0.0, 2.0]))
+    found = trace(model, given)
+    assert states.expert_loads(found)["load"]["quantiles"][0][0::6] == [0.0, 2.0]
+    assert states.max_violation(found)["MaxVio"] == {"labels": ["0", "1"], "values": [1.0, 1.0]}
+    shapes = {m.name: m.by_head().shape for m in matrices_of(model) if m.layer == "0"}
+    assert shapes["experts W_u"] == shapes["experts W_oMLP"] == (4, D_FF, D)
+    assert shapes["shared W_u"] == (1, D_FF, D)
+    with pytest.raises(DoesNotApply, match="no layer has experts"):
+        states.expert_loads(trace(made(), given))

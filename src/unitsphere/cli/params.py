@@ -69,8 +69,8 @@ def run(argv: list[str]) -> int:
     folded = 0 if args.recipes else sum(map(is_ablation, listed))
     names = args.recipes or [name for name in listed if not is_ablation(name)]
     counts = [count(name) for name in names]
-    columns = ("recipe", "parameters", "vocabulary", "d_model", "layers", "heads")
-    keys = ("parameters", "vocab_size", "d_model", "n_layers", "n_heads")
+    columns = ("recipe", "parameters", "active", "vocabulary", "d_model", "layers", "heads")
+    keys = ("parameters", "active_parameters", "vocab_size", "d_model", "n_layers", "n_heads")
     rows = [[c["recipe"], *(f"{c[key]:,}" for key in keys)] for c in counts]
     print_table(columns, rows)
     if folded:
@@ -88,16 +88,19 @@ def count(name: str) -> dict[str, Any]:
 
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
-    from unitsphere.models.registry import count_parameters
+    from unitsphere.models.experts import active_parameters
+    from unitsphere.models.registry import count_parameters, lay_out
     from unitsphere.training.resolve import model_vocabulary
 
     numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
     by_role = count_parameters(config.architecture, numbers, config.objective)
+    model = lay_out(config.architecture, numbers, config.objective)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {
         "architecture": config.architecture,
         "objective": config.objective,
         "parameters": sum(by_role.values()),
+        "active_parameters": active_parameters(model),
         "by_role": by_role,
         **shape,
     }
@@ -123,7 +126,9 @@ def show(name: str, argv: list[str]) -> int:
     print()
     keys = ("role", "parameters", "optimizer", "lr", *SHOWN)
     print_table(keys, [[shown(row.get(key)) for key in keys] for row in roles])
-    print(f"\n{counts['parameters']:,} parameters")
+    active, total = counts["active_parameters"], counts["parameters"]
+    used = "" if active == total else f", {active:,} of them active: what a token uses"
+    print(f"\n{total:,} parameters{used}")
     print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
     if why := reason(settings.config):
         print(why)

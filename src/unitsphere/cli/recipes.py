@@ -14,6 +14,7 @@ ABOUT = {
     "quickstart": "small enough for a CPU and minutes",
     "unitsphere": "this project's own: what trained best here",
     "hybrid": "recurrent layers and attention in turn, this project's",
+    "moe": "experts in the place of every MLP, this project's",
     "angpt2025": "anGPT, arXiv 2505.22014",
     "ngpt2024": "nGPT, arXiv 2410.01131",
     "normformer2021": "NormFormer, arXiv 2110.09456",

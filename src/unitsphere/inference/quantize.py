@@ -95,7 +95,7 @@ def quantize_(
             if constraint.parameter.removesuffix(".weight") in chosen:
                 constraint.project_(model.get_parameter(constraint.parameter))
     weights = sum(matrix.numel() for matrix in before.values())
-    bits = sum(w.numel() * bits_per_weight(form, w.shape[1]) for w in before.values())
+    bits = sum(w.numel() * bits_per_weight(form, w.shape[-1]) for w in before.values())
     size = sum(w.double().square().sum().item() for w in before.values())
     change = sum(
         (chosen[name].matrix() - w).double().square().sum().item() for name, w in before.items()
@@ -118,7 +118,12 @@ def bits_per_weight(form: Format, d_in: int) -> float:
 
 
 def dequantised(weight: Tensor, form: Format, bound: Bound | None = None) -> Tensor:
-    """W [d_out, d_in] as it comes back from a format, in W's type; `bound` is its constraint."""
+    """W [d_out, d_in] as it comes back from a format, in W's type; `bound` is its constraint.
+
+    Of a stack [E, d_out, d_in] each matrix as if it were the only one.
+    """
+    if weight.dim() == 3:
+        return torch.stack([dequantised(one, form, bound) for one in weight])
     if form.name == "fp8":
         eight = rounded(weight, X_TYPE, bound.radius if bound else None)
         return (eight.matrix.float() * eight.factor).to(weight.dtype)

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from unitsphere.inspection.values import DoesNotApply, whole
 from unitsphere.models.constraint import Role, declarations
+from unitsphere.models.experts import ExpertLinear, Experts
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import Embedding, Linear
 from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
 Place = Literal["in", "out"]
+PLACES: dict[str, Place] = {"columns": "in", "rows": "out"}
+"""How tensor parallel shards a matrix -> what it is in its sublayer."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ def layers_of(model: Transformer) -> list[Layer]:
 class Matrix:
     """A matrix of a layer: of a sublayer's input, or of what makes its output.
 
-    heads: the number of heads that an attention divides it into; 1 in an MLP. order: among those
-    of its sublayer and place.
+    heads: the number of heads that an attention divides it into, or of experts that it is a stack
+    of; else 1. order: among those of its sublayer and place.
     """
 
     name: str
@@ -61,16 +64,17 @@ class Matrix:
     heads: int
 
     def weight(self) -> Tensor:
-        """W [d_out, d_in] as the forward pass uses it."""
-        return whole(self.linear.matrix())
+        """W [d_out, d_in] as the forward pass uses it; experts one below another."""
+        return whole(self.linear.matrix()).flatten(0, -2)
 
     def vectors(self) -> Tensor:
         """W as vectors of length d_model, [n, d]: its rows, or the columns of an output matrix.
 
         These are what nGPT keeps at length 1 (§2.6, step 2).
         """
-        weight = self.weight()
-        return weight if self.place == "in" else weight.t()
+        if self.place == "in":
+            return self.weight()
+        return whole(self.linear.matrix()).mT.flatten(0, -2)
 
     def by_head(self) -> Tensor:
         """The vectors of each head: [heads, n/heads, d]."""
@@ -81,26 +85,45 @@ def matrices_of(model: Transformer) -> Iterator[Matrix]:
     """Every matrix of every layer, layer by layer."""
     for layer in layers_of(model):
         for sublayer in layer.sublayer_inputs:
-            module = layer.block.get_submodule(sublayer)
-            places = {"columns": "in", "rows": "out"}
-            counts = {"in": 0, "out": 0}
-            for local, cut in tp_plan(module).items():
-                linear = getattr(module, local)
-                if cut not in places or not isinstance(linear, Linear):
-                    continue
-                place: Place = "in" if cut == "columns" else "out"
-                size = linear.matrix().shape[0 if place == "in" else 1]
-                yield Matrix(
-                    name=f"cross {local}" if sublayer == "cross" else local,
-                    layer=layer.label,
-                    sublayer=sublayer,
-                    place=place,
-                    order=counts[place],
-                    parameter=f"{layer.path}.{sublayer}.{local}.weight",
-                    linear=linear,
-                    heads=size // model.d_k if isinstance(module, AttentionMixer) else 1,
-                )
-                counts[place] += 1
+            counts: dict[Place, int] = {"in": 0, "out": 0}
+            for prefix, path, module in parts_of(layer, sublayer):
+                for local, cut in tp_plan(module).items():
+                    linear = getattr(module, local)
+                    if cut not in PLACES or not isinstance(linear, Linear):
+                        continue
+                    place = PLACES[cut]
+                    yield Matrix(
+                        name=prefix + local,
+                        layer=layer.label,
+                        sublayer=sublayer,
+                        place=place,
+                        order=counts[place],
+                        parameter=f"{path}.{local}.weight",
+                        linear=linear,
+                        heads=heads_of(model, module, linear, place),
+                    )
+                    counts[place] += 1
+
+
+def parts_of(layer: Layer, sublayer: str) -> Iterator[tuple[str, str, nn.Module]]:
+    """(what its matrices' names begin with, path, module) of a sublayer, or of both MLPs of
+    experts."""
+    module, path = layer.block.get_submodule(sublayer), f"{layer.path}.{sublayer}"
+    if not isinstance(module, Experts):
+        yield "cross " if sublayer == "cross" else "", path, module
+        return
+    yield "experts ", f"{path}.routed", module.routed
+    if module.shared is not None:
+        yield "shared ", f"{path}.shared", module.shared
+
+
+def heads_of(model: Transformer, module: nn.Module, linear: Linear, place: Place) -> int:
+    """How many heads, or experts, a matrix is divided into; 1 in an MLP."""
+    if isinstance(linear, ExpertLinear):
+        return len(linear.weight)
+    if not isinstance(module, AttentionMixer):
+        return 1
+    return linear.matrix().shape[0 if place == "in" else 1] // model.d_k
 
 
 def second_matrices(model: Transformer) -> list[Matrix]:

@@ -248,6 +248,23 @@ PROBES: dict[str, Probe] = {
         log=True,
         reads="states",
     ),
+    "expert_loads": Probe(
+        "Tokens of each expert",
+        "this project",
+        "tokens / mean of the layer's experts",
+        lambda s: states.expert_loads(s.trace),
+        "distribution",
+        reads="states",
+    ),
+    "max_violation": Probe(
+        "Largest load of an expert over the mean",
+        "arXiv 2408.15664 (MaxVio)",
+        "largest load / mean − 1",
+        lambda s: states.max_violation(s.trace),
+        axis="step",
+        reads="states",
+        live=True,
+    ),
     "matrix_rank": Probe(
         "Effective rank of the matrices",
         "this project (Roy & Vetterli 2007)",

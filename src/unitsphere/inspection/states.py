@@ -4,7 +4,8 @@
 |---|---|
 | `input_norms` | anGPT 1, C.1 |
 | `sublayer_angles`, `gates`, `attention_entropy` | this project's |
-| `decay_rates`, `recurrent_states` | this project's |
+| `decay_rates`, `recurrent_states`, `expert_loads` | this project's |
+| `max_violation` | arXiv 2408.15664 |
 | `state_rank`, `dead_units`, `logit_lens` | this project's |
 """
 
@@ -93,6 +94,25 @@ def recurrent_states(found: Trace) -> Values:
     """‖S‖ of each head after each row of the batch."""
     points = [("state", layer, by_head) for layer, by_head in found.lengths.items()]
     return distribution(unless_none(points, NOT_RECURRENT))
+
+
+def expert_loads(found: Trace) -> Values:
+    """The tokens of each expert over the layer's mean: 1 for even loads."""
+    loads = loads_of(found)
+    return distribution(("load", layer, n / n.mean()) for layer, n in loads.items())
+
+
+def max_violation(found: Trace) -> Values:
+    """MaxVio: the largest load of a layer over its mean, minus 1 (arXiv 2408.15664)."""
+    loads = loads_of(found)
+    return layers(("MaxVio", layer, n.max() / n.mean() - 1) for layer, n in loads.items())
+
+
+def loads_of(found: Trace) -> dict[str, Tensor]:
+    """The tokens of each expert by layer; DoesNotApply if there are no experts."""
+    if not found.loads:
+        raise DoesNotApply("no layer has experts: see model.n_experts")
+    return {layer: n.double() for layer, n in found.loads.items()}
 
 
 def state_rank(found: Trace) -> Values:

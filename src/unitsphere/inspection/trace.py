@@ -44,6 +44,8 @@ class Trace:
     """of a recurrent mixer by layer: mean e^g over the tokens, of each head or row of its state"""
     lengths: dict[str, Tensor] = field(default_factory=dict)
     """of its state after each row, [rows, H]"""
+    loads: dict[str, Tensor] = field(default_factory=dict)
+    """how many tokens each expert of a layer was given, [E]"""
     states: dict[str, Tensor] = field(default_factory=dict)
     """h of the decoder, [rows, time, d]: "in" as it enters, then as it leaves each layer"""
 
@@ -63,6 +65,7 @@ def trace(model: Transformer, batch: Batch, deep: bool = True) -> Trace:
         for layer in layers_of(model):
             count = counting(model, batch, layer)
             stack.enter_context(watched_states(layer, count, found))
+            stack.enter_context(watched_experts(layer, count, found))
             if deep:
                 stack.enter_context(watched_attention(layer, count, found))
                 stack.enter_context(watched_units(layer, count, found))
@@ -200,9 +203,10 @@ class Watched:
 
 def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: decay and state of the layer's recurrent mixer are recorded, if it has one."""
-    mixer = layer.block.get_submodule("attention")
-    if not isinstance(mixer, RecurrentMixer):
+    sublayer = layer.block.get_submodule("attention")
+    if not isinstance(sublayer, RecurrentMixer):
         return nullcontext()
+    mixer: RecurrentMixer = sublayer
     states: list[RecurrentState] = []
 
     def enters(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -216,6 +220,19 @@ def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractCon
 
     before = mixer.register_forward_pre_hook(enters)
     return hooked([before, mixer.register_forward_hook(leaves)])
+
+
+def watched_experts(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
+    """Within: it is recorded how many tokens each expert of the layer was given, if it has some."""
+    mlp = layer.block.get_submodule("mlp")
+    if not isinstance(mlp, Experts):
+        return nullcontext()
+
+    def leaves(module: nn.Module, arguments: tuple[Any, ...], found_by: tuple[Tensor, Any]) -> None:
+        chosen = found_by[0][count.flatten()].flatten()
+        found.loads[layer.label] = torch.bincount(chosen, minlength=len(mlp.tokens_per_expert))
+
+    return hooked([mlp.router.register_forward_hook(leaves)])
 
 
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:

@@ -297,8 +297,7 @@ class Page:
     def with_section(self, section: Section) -> "Page":
         """The page with another part before its settings, in place of one of the same name."""
         others = [each for each in self.sections if each.name != section.name]
-        names = [each.name for each in others]
-        place = names.index("settings") if "settings" in names else len(others)
+        place = next((i for i, each in enumerate(others) if each.name == "settings"), len(others))
         return replace(self, sections=[*others[:place], section, *others[place:]])
 
     def figures(self) -> list[Figure]:
@@ -345,8 +344,7 @@ def sort_value(cell: str) -> float | None:
     """The number that a cell starts with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
     spans = re.fullmatch(r"(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+)s)?", cell)
     if cell and spans and any(spans.groups()):
-        return sum(
-            int(part or 0) * unit for part, unit in zip(spans.groups(), (3600, 60, 1), strict=True)
-        )
+        parts = zip(spans.groups(), (3600, 60, 1), strict=True)
+        return sum(int(part or 0) * unit for part, unit in parts)
     found = NUMBER.match(cell)
     return float(found[0].replace(",", "").replace("−", "-")) if found else None

@@ -30,7 +30,7 @@ def recipe_names() -> tuple[str, ...]:
     )
 
 
-GROUPS = ("quickstart", "unitsphere", "hybrid", "angpt2025", "ngpt2024", "normformer2021")
+GROUPS = ("quickstart", "unitsphere", "hybrid", "moe", "angpt2025", "ngpt2024", "normformer2021")
 """The order of the groups; others follow them."""
 
 

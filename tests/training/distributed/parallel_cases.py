@@ -66,6 +66,7 @@ HYBRID = {
     "mixers": "gdn mamba2 gla attention",
     "recurrence": RecurrenceConfig(n_heads=2, d_key=6, d_value=8),
 }
+EXPERTS = {"n_layers": 1, "n_experts": 4, "top_k": 2}
 BY_ROLE = RolesConfig(RoleConfig(beta1=0.8, weight_decay=0.1), scale=RoleConfig(eps=1e-6))
 VARIANTS = {
     "angpt-mlm-accumulated": Case("angpt", "mlm", SMALL, train={"micro_batch": 1}),
@@ -90,6 +91,8 @@ VARIANTS = {
     ),
     "gpt-hybrid": Case("gpt", model=HYBRID),
     "ngpt-hybrid": Case("ngpt", model=HYBRID, optim={"name": "muon"}),
+    "ngpt-experts": Case("ngpt", model=EXPERTS, optim={"name": "muon"}),
+    "gpt-experts-accumulated": Case("gpt", model=EXPERTS, train={"micro_batch": 1}),
     "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
     "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }

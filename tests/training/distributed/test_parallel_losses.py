@@ -37,11 +37,12 @@ constraints (none, sphere, ball) meet two cuts. The long form trains all of them
 PLANNED = {
     "ddp": [
         *(ARCHITECTURES if LONG else ON_COPIES), "angpt-mlm-accumulated", "ngpt-seq2seq",
+        "gpt-experts-accumulated",
     ],
     "fsdp2": [
         *(ARCHITECTURES if LONG else ON_SHARDS),
         "dyt-mlm-accumulated", "ngpt-seq2seq", "ngpt-best", "gpt-hyperball", "gpt-cpr",
-        "gpt-recent", "ngpt-capped", "ngpt-hybrid",
+        "gpt-recent", "ngpt-capped", "ngpt-hybrid", "ngpt-experts",
     ],
     "tp": [
         *ARCHITECTURES,

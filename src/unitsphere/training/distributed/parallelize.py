@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from unitsphere.models.constraint import Role, constraints, declarations, normalize_, roles
-from unitsphere.models.parts import Resets
+from unitsphere.models.parts import reset
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
@@ -139,11 +139,9 @@ def replicas(model: Transformer, loss: Callable[..., Tensor]) -> DistributedData
     """The model's loss with gradients summed over the copies."""
     device = [model.device] if model.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
-        Loss(model, loss),
-        device_ids=device,
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # each counts its own tokens per expert
+        Loss(model, loss), device_ids=device, gradient_as_bucket_view=True
     )
+    wrapped.broadcast_buffers = False  # each process counts its own tokens per expert
     wrapped.register_comm_hook(None, summed)
     return wrapped
 
@@ -219,9 +217,3 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         for key, start in module.named_buffers(name, recurse=False):
             model.get_buffer(key).copy_(start)
         module.to_empty(device="meta", recurse=False)
-
-
-def reset(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw what the module owns, if it owns anything."""
-    if isinstance(module, Resets):
-        module.reset(generator)

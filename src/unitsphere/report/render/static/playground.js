@@ -1,6 +1,6 @@
 // The panel in which a reader writes with a model, and sees what the model does at each token.
 
-const SLICE = 30, DRAW = 200; // milliseconds of writing before the browser's turn, and between two drawings
+const SLICE = 60; // milliseconds of writing before the page is drawn: more where drawing takes long
 const TOP = 6; // tokens in the table of attention
 const LENS = 4e6; // products for which it is shown, while the model writes, how each state reads
 const SVG = "http://www.w3.org/2000/svg";
@@ -166,7 +166,7 @@ class Panel {
     this.busy(true);
     this.status.textContent = "writing";
     this.stopped = false;
-    this.turn = this.drawn = performance.now();
+    this.turn = 0;
     let logits, made = 0, ended = false;
     for (const id of [separator, ...this.tokenizer.encode(this.prompt.value)]) {
       logits = this.put(id, "given");
@@ -174,7 +174,7 @@ class Panel {
       if (this.stopped) break;
     }
     const began = performance.now();
-    while (made < count && !this.stopped && !ended) {
+    while (made < count && !this.stopped) {
       const id = choose(logits, size, temperature);
       ended = id === separator;
       if (ended) break;
@@ -203,13 +203,12 @@ class Panel {
 
   // Let the browser draw and listen, if it has waited for long enough.
   async pause() {
-    if (performance.now() - this.turn < SLICE) return;
-    if (this.follows && performance.now() - this.drawn > DRAW) {
-      this.look(this.ids.length - 1, true);
-      this.drawn = performance.now();
-    }
+    const began = performance.now();
+    if (began < this.turn) return;
+    if (this.follows) this.look(this.ids.length - 1, true);
     await new Promise((done) => { setTimeout(done); });
-    this.turn = performance.now();
+    const now = performance.now();
+    this.turn = now + Math.max(SLICE, 3 * (now - began));
   }
 
   // Show the token at a place.
