@@ -45,7 +45,6 @@ def section(name: str, result: Mapping[str, Any]) -> list[str]:
     where = result["environment"]
     return [
         markdown_table(list(bench.COLUMNS), bench.rows(result)),
-        "",
         *(f"- {line}" for line in bench.notes(result)),
         f"- torch {where['packages']['torch']}, commit {where['commit']}",
     ]
@@ -69,7 +68,6 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
     ]
     return [
         markdown_table(columns, rows),
-        "",
         *(f"- {flag['name']}: {flag['text']}" for flag in result["flags"]),
     ]
 

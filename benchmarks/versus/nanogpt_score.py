@@ -4,6 +4,7 @@ Runs in nanoGPT's folder and environment: python nanogpt_score.py CHECKPOINT_FOL
 """
 
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from model import GPT, GPTConfig
 def main() -> None:
     """Load, score, print."""
     saved = torch.load(Path(sys.argv[1]) / "ckpt.pt", map_location="cpu", weights_only=False)
-    model = GPT(GPTConfig(**saved["model_args"]))
+    with redirect_stdout(sys.stderr):  # it prints its size
+        model = GPT(GPTConfig(**saved["model_args"]))
     model.load_state_dict(saved["model"])
     model.eval()
     tokens = np.fromfile(sys.argv[2], dtype=np.uint16).astype(np.int64)

@@ -53,7 +53,7 @@ def traced(command: Sequence[str], cwd: Path, core: int | None, log: Path) -> Tr
             text=True,
             env=one_thread(os.environ),
         ) as process,
-        log.open("w") as copy,
+        log.open("w", buffering=1) as copy,
     ):
         assert process.stdout is not None
         for text in process.stdout:

@@ -31,7 +31,7 @@ from unitsphere.models import ngpt, parts
 from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import Bound, Declaration, declares, normalize_
 from unitsphere.models.context import SelfContext
-from unitsphere.models.parts import Resets, ScaleConfig
+from unitsphere.models.parts import ScaleConfig, reset
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope_table
 
@@ -201,7 +201,6 @@ def _start(module: nn.Module) -> None:
         return
     generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
     for part in module.modules():
-        if isinstance(part, Resets):
-            part.reset(generator)
+        reset(part, generator)
     with torch.no_grad():
         normalize_(module)

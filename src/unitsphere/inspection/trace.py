@@ -203,9 +203,10 @@ class Watched:
 
 def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: decay and state of the layer's recurrent mixer are recorded, if it has one."""
-    mixer = layer.block.get_submodule("attention")
-    if not isinstance(mixer, RecurrentMixer):
+    sublayer = layer.block.get_submodule("attention")
+    if not isinstance(sublayer, RecurrentMixer):
         return nullcontext()
+    mixer: RecurrentMixer = sublayer
     states: list[RecurrentState] = []
 
     def enters(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -75,7 +75,7 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
     found: dict[str, Declaration] = {}
     shared: set[int] = set()
     for prefix, module in model.named_modules():
-        declared = module.declare() if declares(module) else {}
+        declared = _declared(module)
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
             if id(parameter) in shared:
@@ -88,6 +88,10 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
             shared.add(id(parameter))
             found[name] = declared[local]
     return found
+
+
+def _declared(module: nn.Module) -> dict[str, Declaration]:
+    return module.declare() if declares(module) else {}
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

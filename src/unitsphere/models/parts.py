@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,13 @@ from unitsphere.ops.norm import rms_norm, unit_norm
 from unitsphere.ops.project import project_sphere_
 
 
-@runtime_checkable
-class Resets(Protocol):
-    """A module that sets the parameters it owns to their start."""
+def reset(module: nn.Module, generator: torch.Generator) -> None:
+    """Set the parameters that the module owns to their start, if it owns any.
 
-    def reset(self, generator: torch.Generator) -> None:
-        """Set the parameters, on whatever device they are; random ones from the generator."""
-        ...
+    On whatever device they are; random ones from the generator.
+    """
+    if callable(own := getattr(module, "reset", None)):
+        own(generator)
 
 
 def as_used(weight: Tensor, bound: Bound | None) -> Tensor:

@@ -23,7 +23,7 @@ from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
-from unitsphere.models.parts import Resets
+from unitsphere.models.parts import reset
 from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy, precondition
@@ -296,6 +296,5 @@ class Transformer(nn.Module, ABC):
         """Set every parameter to its start, then every constrained vector to its radius."""
         declarations(self)  # a parameter that is declared neither constrained nor free is an error
         for module in self.modules():
-            if isinstance(module, Resets):
-                module.reset(generator)
+            reset(module, generator)
         normalize_(self)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from unitsphere.models.constraint import Role, constraints, declarations, normalize_, roles
-from unitsphere.models.parts import Resets
+from unitsphere.models.parts import reset
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
 from unitsphere.training.device import Precision
@@ -217,9 +217,3 @@ def fill(model: Transformer, whole: Transformer, seed: int, device: torch.device
         for key, start in module.named_buffers(name, recurse=False):
             model.get_buffer(key).copy_(start)
         module.to_empty(device="meta", recurse=False)
-
-
-def reset(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw what the module owns, if it owns anything."""
-    if isinstance(module, Resets):
-        module.reset(generator)
