@@ -57,6 +57,7 @@ PARSED = {
     r"generate .*\.tar\.gz": "an archive that is not made: tests/training/test_archive.py",
     "torchrun": "several processes: tests/training/distributed",
     "train .* --submit": "a SLURM cluster: tests/test_cli_submit.py",
+    "compare league": "its rules' own sizes: tests/studies/test_league.py",
     "eval .* --tasks": "lm-eval takes long to import: tests/inference/test_lm_eval.py",
 }
 PLANNED = {
