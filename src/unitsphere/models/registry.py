@@ -81,6 +81,8 @@ def allocate(model: Transformer, device: torch.device | str) -> None:
         for name, laid_out in list(module.named_parameters(recurse=False)):
             room = torch.empty(laid_out.shape, dtype=laid_out.dtype, device=device)
             module.register_parameter(name, nn.Parameter(room, laid_out.requires_grad))
+        for name, laid_out in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty_like(laid_out, device=device))
 
 
 def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer:
