@@ -127,12 +127,9 @@ def _only_asked_for(cls: type, given: "_Given") -> Change:
             kind = field_types(kind)[name]
 
     def change(kind: type, spec: StructConstructorSpec) -> StructConstructorSpec:
-        # A section without a default instance is left to tyro, which makes it from its own fields.
-        others = {
-            field.name: field.default
-            for field in spec.fields
-            if (kind, field.name) not in asked_for and field.default is not MISSING_NONPROP
-        }
+        # A section without a default instance is left to tyro, which makes one.
+        known = [field for field in spec.fields if field.default is not MISSING_NONPROP]
+        others = {f.name: f.default for f in known if (kind, f.name) not in asked_for}
         return dataclasses.replace(
             spec,
             instantiate=partial(spec.instantiate, **others),
