@@ -292,3 +292,11 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "missing" in out
     assert "pip install 'unitsphere[dev]'" in out
+
+
+def test_a_section_of_which_no_option_is_given_has_its_defaults():
+    from unitsphere.cli.parse import parse
+    from unitsphere.cli.quickstart import Changes, Quickstart
+
+    assert parse(Quickstart, [], "quickstart").train == Changes()
+    assert parse(Quickstart, ["--train.steps", "3"], "quickstart").train == Changes(steps=3)

@@ -118,8 +118,7 @@ def _registry(change: Change) -> ConstructorRegistry:
 
 
 def _only_asked_for(cls: type, given: "_Given") -> Change:
-    """Only the fields that the options and words set, and those without a default to take instead:
-    a recipe has hundreds, and tyro is slow."""
+    """Only the fields that the options and words set: a recipe has hundreds, and tyro is slow."""
     asked_for = {(cls, name) for name in _positionals(cls)}
     for option, _ in given.options:
         kind: Any = cls
@@ -128,11 +127,9 @@ def _only_asked_for(cls: type, given: "_Given") -> Change:
             kind = field_types(kind)[name]
 
     def change(kind: type, spec: StructConstructorSpec) -> StructConstructorSpec:
-        others = {
-            f.name: f.default
-            for f in spec.fields
-            if (kind, f.name) not in asked_for and f.default is not MISSING_NONPROP
-        }
+        # A section without a default instance is left to tyro, which makes one.
+        known = [field for field in spec.fields if field.default is not MISSING_NONPROP]
+        others = {f.name: f.default for f in known if (kind, f.name) not in asked_for}
         return dataclasses.replace(
             spec,
             instantiate=partial(spec.instantiate, **others),

@@ -9,6 +9,8 @@
 | `state_rank`, `dead_units`, `logit_lens` | this project's |
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -61,7 +63,8 @@ def gates(model: Transformer, found: Trace) -> Values:
 
 def gate_input(block: nn.Module, move: Move) -> Tensor:
     """What a sublayer's gate reads: h, or its norm before a pre-norm sublayer."""
-    reader = block.get_submodule(block.sublayer_inputs[move.sublayer])
+    names = cast(dict[str, str], block.sublayer_inputs)
+    reader = block.get_submodule(names[move.sublayer])
     return reader(move.before) if isinstance(reader, RMSNorm) else move.before
 
 
