@@ -22,10 +22,10 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Quickstart:
-    """Train GPT+ by AdamW and Muon, nGPT, anGPT and `best` on Python's source; compare them.
+    """Train GPT+ by AdamW and Muon, nGPT, anGPT and `best` on Python's source.
 
-    No download, no account, no GPU; five to six minutes on two cores. The same
-    command again resumes arms that were stopped and reuses finished ones.
+    Then compare them. No download, no account, no GPU; five to six minutes on two
+    cores. The same command again resumes stopped arms and reuses finished ones.
 
     examples:
       unitsphere quickstart

@@ -26,7 +26,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -266,7 +266,8 @@ def reduce_small(model: Transformer, layout: Layout) -> None:
 def as_fsdp(model: nn.Module) -> "FSDPModule | None":
     """The model if FSDP has wrapped it. Its module, slow to import, is loaded where that is so."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return model if fsdp is not None and isinstance(model, fsdp.FSDPModule) else None
+    wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule)
+    return cast("FSDPModule", model) if wrapped else None
 
 
 def is_sharded(parameter: Tensor) -> bool:

@@ -84,7 +84,7 @@ class UnitsphereConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     @property
-    def base_model_tp_plan(self) -> dict[str, str] | None:
+    def base_model_tp_plan(self) -> dict[str, str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How engines shard the layers' matrices; None where scales of heads or wide norms would
         have to be sharded with them."""
         if self.block != "pre_norm" or self.logit_gain:

@@ -177,7 +177,7 @@ def decays(g: Tensor, reach: Reach) -> Decays:
 
 
 class RecurrentMixer(nn.Module, ABC):
-    """What the recurrent mixers share; each adds its matrices, `forward` and `init_state`.
+    """What the recurrent mixers share; each adds its matrices and `forward`.
 
     Its parameters say which heads are here: under tensor parallel a rank has some of them.
     """
@@ -187,6 +187,10 @@ class RecurrentMixer(nn.Module, ABC):
     @abstractmethod
     def log_decay(self, x: Tensor) -> Tensor:
         """g of each head, or of each row of its state, for x [B, T, d]: [B, T, n]."""
+
+    @abstractmethod
+    def init_state(self, batch: int, length: int) -> RecurrentState:
+        """The state of `batch` rows without tokens, however long the text will be."""
 
     def reorder(self, state: RecurrentState, rows: Tensor) -> RecurrentState:
         """The state of these rows."""

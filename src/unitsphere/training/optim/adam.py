@@ -65,8 +65,8 @@ def with_adam(
     wanted: Container[Role] = ("matrix",),
 ) -> Optimizer:
     """What `build` makes of the groups of the wanted roles, with Adam over the rest, as one."""
-    chosen = {p: role for p, role in parameters.items() if role in wanted}
-    others = {p: role for p, role in parameters.items() if role not in wanted}
+    chosen: Parameters = {p: role for p, role in parameters.items() if role in wanted}
+    others: Parameters = {p: role for p, role in parameters.items() if p not in chosen}
     adam = build_adam(others, config)
     return Combined(build(grouped(chosen, config.group)), adam) if chosen else adam
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import MATRICES, Role, roles
+from unitsphere.models.constraint import Role, roles
 from unitsphere.training.optim.state import Combined
 
 Other = Literal["embedding", "head", "router", "scale"]
@@ -23,7 +23,7 @@ OTHERS: tuple[Other, ...] = get_args(Other)
 
 def kind_of(role: Role) -> Literal["matrix", Other]:
     """The kind of parameter that a role is."""
-    return role if role in MATRICES else "scale"
+    return role if role in ("matrix", "embedding", "head", "router") else "scale"
 
 
 @dataclass(frozen=True)
