@@ -43,6 +43,7 @@ NOT_RUN = {
     "make gpu": "a GPU: tests/bench/test_gpu_parts.py",
     "python benchmarks/gpu_page": "the page of a GPU's figures: tests/bench/test_gpu_parts.py",
     "pip": "installs",
+    "compare league": "published entries and a budget of hours: tests/studies/test_league.py",
     "PYTHONPATH=examples torchrun": "torchtitan: tests/examples/test_torchtitan.py",
     "tar": "packs a folder: tests/training/test_archive.py",
     "vllm": "another program",
