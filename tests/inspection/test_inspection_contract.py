@@ -26,6 +26,10 @@ SILENT = {  # probe -> the architectures that have nothing to show
     "gain_norms": {"ngpt", "angpt", "rezero"},
     "gates": set(ARCHITECTURES),  # a switch of nGPT's
     "learned_scales": set(),
+    "decay_rates": set(ARCHITECTURES),  # of what model.mixers may name
+    "recurrent_states": set(ARCHITECTURES),
+    "expert_loads": set(ARCHITECTURES),  # of what model.n_experts makes
+    "max_violation": set(ARCHITECTURES),
 }
 
 

@@ -165,6 +165,8 @@ def test_padding_counts_for_nothing():
 class Turning(nn.Module):
     """A sublayer that answers h, scaled and rotated by a known angle within pairs of entries."""
 
+    bidirectional = True
+
     def __init__(self, degrees, longer):
         super().__init__()
         self.turn, self.longer = math.radians(degrees), longer

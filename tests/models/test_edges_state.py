@@ -36,7 +36,6 @@ def test_built_on_meta_then_materialised_is_the_same_model(design, objective):
     for numbers in ({}, *(switches(design).values() if objective == "seq2seq" else ())):
         late = make(design, objective, device="meta", **numbers)
         assert all(p.is_meta for p in late.parameters())
-        assert not list(late.buffers())
         late.to_empty(device="cpu")
         with torch.no_grad():
             for p in late.parameters():

@@ -25,6 +25,7 @@ REFUSED = {
     "attention_factor=True",
     "softcap=2.5",
     "gated=True",
+    "n_experts=4",
 }
 
 

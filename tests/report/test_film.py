@@ -48,7 +48,10 @@ def test_the_document_has_every_probe_and_checkpoint(found, runs):
     assert list(found["probes"]) == list(PROBES)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     silent = {name for name, probe in found["probes"].items() if not probe["applies"]}
-    assert silent == {"gain_norms", "gates", "lambda_by_depth", "mean_gradient_ratio"}
+    assert silent == {
+        *("gain_norms", "gates", "lambda_by_depth", "mean_gradient_ratio"),
+        *("decay_rates", "recurrent_states", "expert_loads", "max_violation"),
+    }
     assert "--inspect.probes gradient_norms" in found["probes"]["mean_gradient_ratio"]["why"]
     for name, probe in found["probes"].items():
         values = probe["values"]

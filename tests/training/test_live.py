@@ -58,7 +58,8 @@ def test_records_have_a_figure_for_each_series_and_layer(pair):
     probed = {r["step"]: {k for k in r if k.startswith("probe/")} for r in read_metrics(on)}
     assert [step for step, keys in probed.items() if keys] == [2, 4, 6, 8]
     assert all(keys == probed[8] for keys in probed.values() if keys)
-    assert {key.split("/")[1] for key in probed[8]} == set(LIVE) - {"gain_norms", "lambda_by_depth"}
+    silent = {"gain_norms", "lambda_by_depth", "max_violation"}
+    assert {key.split("/")[1] for key in probed[8]} == set(LIVE) - silent
     assert {
         "probe/input_norms/h/0",
         "probe/input_norms/h/1",

@@ -96,7 +96,7 @@ def not_exportable(model: Transformer) -> str:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
-        "n_experts": "{} experts: its exported form has one MLP in every layer",
+        "n_experts": "n_experts {}: its exported form has one MLP in every layer",
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",

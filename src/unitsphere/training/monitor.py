@@ -33,6 +33,7 @@ from unitsphere.training.log import RunLog
 from unitsphere.training.optim.average import averaged, is_averaging
 from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
+from unitsphere.training.step import as_fsdp
 from unitsphere.training.stop import Stop, Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
@@ -272,6 +273,8 @@ class RunMonitor:
         """Sample text into samples.txt."""
         if self.sampler is not None:
             corpus, model = self.corpus, self.trainer.model
+            if (wrapped := as_fsdp(model)) is not None:
+                wrapped.unshard()  # embedding and head, which decoding uses outside `forward`
             with evaluating(model), autocast(model.device, self.trainer.plan.precision):
                 self.log.sample(step, self.sampler(model, corpus.tokenizer, corpus.example))
 

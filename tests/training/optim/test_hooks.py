@@ -6,7 +6,7 @@ from torch import nn
 
 from unitsphere.kernels import using_kernels
 from unitsphere.models.constraint import Constraint
-from unitsphere.training.optim import constraint
+from unitsphere.training.optim import projection
 from unitsphere.training.optim.projection import Projection
 from unitsphere.training.optim.state import StepHook, attach
 
@@ -47,8 +47,8 @@ def test_a_projection_steps_in_the_optimizer_s_place_where_it_can(mode, monkeypa
         stepped.append(served(*arguments))
         return stepped[-1].copy()
 
-    served = constraint.fused_step
-    monkeypatch.setattr(constraint, "fused_step", fused_step)
+    served = projection.fused_step
+    monkeypatch.setattr(projection, "fused_step", fused_step)
     attach(optimizer, Projection([(layer.weight, Constraint("weight", 1))]))
     gradient = layer.weight.grad
     with using_kernels(mode):

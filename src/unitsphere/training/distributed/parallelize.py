@@ -32,9 +32,8 @@ from unitsphere.training.distributed.layout import Layout, Recompute
 SHARDED: tuple[Role, ...] = ("matrix", "embedding", "head")
 """What FSDP2 shards; a router is small, and stays in fp32."""
 
-FORWARD_METHODS = ("loss", "features", "encode")
-"""What callers use of a model besides `forward`: FSDP gathers the weights for these too. Embedding
-and head stay gathered after `features`, so `logits` may follow it."""
+FORWARD_METHODS = ("loss", "encode")
+"""What callers use of a model besides `forward`: FSDP gathers the weights for these too."""
 
 
 def parallelize(
