@@ -220,6 +220,7 @@ def test_a_served_page_follows_a_run_and_keeps_what_was_chosen(chromium, tmp_pat
             assert chromium.run("document.querySelectorAll('canvas').length") >= 5
             assert chromium.errors() == []
         finally:
+            chromium.open("about:blank")  # or the page asks a server that is gone, in the next test
             serving.shutdown()
             thread.join()
 
