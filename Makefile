@@ -53,7 +53,7 @@ models: $(DEV) ## train the three release models (hours) and pack them with thei
 test: style ## run lint, import contract, type checks and the CPU test suite
 	@$(MAKE) --no-print-directory -j 2 types suite
 
-# Types are checked beside the tests, which often wait for programs that they have started.
+# Types are checked while the tests run, which often wait for programs that they have started.
 .PHONY: suite
 suite: $(DEV)
 	@echo "tests"
@@ -106,7 +106,7 @@ coverage: $(DEV) ## run the CPU tests under coverage (three times as long); repo
 		--cov-report=html:build/coverage $(ARGS)
 
 # With GPU_PYTHON no environment is made: that interpreter has torch, and GPU_WHEELS is a folder of
-# the wheels that it lacks, which are installed beside it, without a network.
+# the wheels that it lacks, which are installed in build/gpu-wheels, without a network.
 GPU_PYTHON ?=
 GPU_MINUTES ?= 25
 GPU_WHEELS ?=

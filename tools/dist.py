@@ -32,7 +32,12 @@ def build(source: Path, out: Path) -> dict[str, bytes]:
     for kind in ("--sdist", "--wheel"):
         command = (sys.executable, "-m", "build", "--no-isolation", kind, "--outdir", str(out))
         run(*command, str(source), env=environment)
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    return {path.name: path.read_bytes() for path in packages(out)}
+
+
+def packages(out: Path) -> list[Path]:
+    """The wheels and sdists in a folder; `make models` has a folder of its own there."""
+    return sorted([*out.glob("*.whl"), *out.glob("*.tar.gz")])
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
@@ -61,7 +66,7 @@ def main() -> None:
     """Build twice into dist/; exit with a line if the builds differ, or the wheel from git."""
     out = ROOT / "dist"
     out.mkdir(exist_ok=True)
-    for old in out.iterdir():
+    for old in packages(out):
         old.unlink()
     first = build(ROOT, out)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")

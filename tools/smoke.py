@@ -4,7 +4,7 @@
 
 It trains 20 steps, samples text and writes the report within SECONDS (on a busy machine, of
 processor time), checks that no extra installs another torch, and writes what was installed as an
-SBOM (CycloneDX) beside the wheel.
+SBOM (CycloneDX) next to the wheel.
 """
 
 import json

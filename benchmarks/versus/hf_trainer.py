@@ -6,7 +6,7 @@ Runs in the peers' environment (torch, numpy, transformers, accelerate):
     python hf_trainer.py TOKENS CONTEXT OUT                    # the loss on all of TOKENS/val.bin
 """
 
-import pickle
+import json
 import sys
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Windows(Dataset):
 
 def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: float) -> None:
     """Every setting but sizes, steps, rate and the place of computation is the Trainer's own."""
-    vocabulary = pickle.loads((tokens / "meta.pkl").read_bytes())["vocab_size"]
+    vocabulary = json.loads((tokens / "meta.json").read_text())["vocab_size"]
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=context,

@@ -1,7 +1,6 @@
 """A contender's process, timed from its start."""
 
 import os
-import statistics
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -89,8 +88,3 @@ def children_seconds() -> float:
 def first_at(scores: Sequence[Score], target: float) -> Score | None:
     """The first score at or below the target."""
     return next((score for score in scores if score.loss <= target), None)
-
-
-def median(values: Sequence[float]) -> float:
-    """The median, or the mean of the middle two."""
-    return statistics.median(values)

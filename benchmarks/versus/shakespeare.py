@@ -20,9 +20,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from process import Score, Trace, first_at, median, traced
+from process import Score, Trace, first_at, traced
 
 from unitsphere.config import read_json
 from unitsphere.files import write_text

@@ -149,7 +149,9 @@ def prepare_tokens(options: argparse.Namespace) -> float:
         tokens = Shards.open(shards, split)
         if not (flat / f"{split}.bin").exists():
             write_bytes(flat / f"{split}.bin", tokens[:].astype(np.uint16).tobytes())
-    write_bytes(flat / "meta.pkl", pickle.dumps({"vocab_size": tokens.vocab_size}))
+    meta = {"vocab_size": tokens.vocab_size}
+    write_bytes(flat / "meta.pkl", pickle.dumps(meta))  # the form that nanoGPT reads
+    write_text(flat / "meta.json", json.dumps(meta))
     return tokens.n_tokens / tokens.n_bytes
 
 

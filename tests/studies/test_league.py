@@ -64,17 +64,16 @@ def test_other_texts_and_single_runs_have_no_rank():
 @pytest.fixture
 def entries(tmp_path: Path, monkeypatch) -> Path:
     """A file with one entry, and rules that train it in a second."""
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    (shipped / "league.toml").write_text(RULES)
-    monkeypatch.setattr(module, "SHIPPED", shipped)
+    rules = tmp_path / "shipped/league/rules.toml"
+    rules.parent.mkdir(parents=True)
+    monkeypatch.setattr(module, "SHIPPED", tmp_path / "shipped")
     _, ngpt, _ = recipes(tmp_path)
     reference = {"data.context": 16, "train.precision": "fp32", "train.device": "cpu"}
     text = {"data.source": str(tmp_path / "text.jsonl"), "data.cache": str(tmp_path / "cache")}
     path = tmp_path / "mine.toml"
     arms = {"mine": {"recipe": ngpt, "set": {"data.val_fraction": 0.3}}}
     path.write_text(toml_text({"arms": arms, "set": text}))
-    (shipped / "league.toml").write_text(
+    rules.write_text(
         RULES.replace("[set]", toml_text({"set": reference | {"data.val_fraction": 0.3}}))
     )
     return path
@@ -90,7 +89,7 @@ def test_an_entry_is_trained_and_ranked_with_the_published(entries, tmp_path):
     assert len(mine["losses"]) == 3
     theirs = {k: v - 1 for k, v in mine["losses"].items()}
     published = {"rows": [mine | {"name": "theirs", "losses": theirs}]}
-    (tmp_path / "shipped/league.json").write_text(json.dumps(published))
+    (tmp_path / "shipped/league/rows.json").write_text(json.dumps(published))
     again = run_study(KIND, study, out, InProcess(stop=0))  # nothing is left to train
     assert [row["name"] for row in again.document["rows"]] == ["theirs", "mine"]
     assert again.document["rows"][1]["best"] == 2

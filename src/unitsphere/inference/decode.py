@@ -24,8 +24,8 @@ from unitsphere.ops.rope import rope_table
 SHORTEST = 64
 """The shortest buffers of keys and values, in tokens."""
 PIECE = 2048
-"""Tokens of a prompt that are read at once where no layer has attention: beside the recurrent
-states, which have one size, this many tokens of h are all the memory that a prompt needs."""
+"""Tokens of a prompt that are read at once where no layer has attention. The recurrent states
+have a constant size, so a long prompt needs no more memory than this many tokens of h."""
 GRAPHS = 64
 """Pairs of batch and length that a process compiles before torch refuses to continue."""
 

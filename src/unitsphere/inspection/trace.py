@@ -238,7 +238,7 @@ def watched_experts(layer: Layer, count: Tensor, found: Trace) -> AbstractContex
 def watched_units(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:
     """Within: the strength of each hidden unit of the MLP is recorded, before a norm over them.
 
-    Of experts that of the shared one's units, which every token uses.
+    With experts: of the shared one, which every token uses.
     """
     mlp = layer.block.get_submodule("mlp")
     if isinstance(mlp, Experts):

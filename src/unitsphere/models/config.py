@@ -46,11 +46,11 @@ class ModelConfig:
     n_experts: int = 0
     """experts in the place of each MLP, of which a token uses top_k; 0: one MLP for all tokens"""
     top_k: int = 2
-    """with `n_experts`: those that a token is given to"""
+    """with `n_experts`: how many of them each token uses"""
     shared_experts: int = 1
-    """with `n_experts`: experts beside those, that every token uses"""
+    """with `n_experts`: further experts, which every token uses"""
     balance: float = 1e-3
-    """with `n_experts`: c, how much a step moves the bias by which loads become even; 0: not"""
+    """with `n_experts`: c, by how much a step moves the bias that evens out loads; 0: no bias"""
     mixers: str = "attention"
     """token mixers of the layers by name, again from the first when the names are used up"""
     recurrence: RecurrenceConfig = RecurrenceConfig()

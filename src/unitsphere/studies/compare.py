@@ -274,7 +274,7 @@ def failures(found: Comparison) -> list[str]:
 
 def shipped_studies() -> list[str]:
     """The names of the comparisons that come with the package."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml") if path.stem != "league")
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
 def find_study(name: str, verb: str) -> tuple[Path, Path]:

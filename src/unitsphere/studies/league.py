@@ -1,8 +1,8 @@
 """`unitsphere compare league`: anyone's designs and optimizers next to those that are published.
 
-Every entry is trained by the same rules (shipped/league.toml): size, tokens, seeds, and as many
-runs to tune its rate. The published rows (shipped/league.json) are such entries. They are ranked
-with those that are trained on the same tokens.
+Every entry is trained by the same rules (shipped/league/rules.toml): size, tokens, seeds, and as
+many runs to tune its rate. The published rows (shipped/league/rows.json) are such entries. They are
+ranked with those that are trained on the same tokens.
 
 An entry is an arm in a file of its own:
 
@@ -86,7 +86,7 @@ def league_study(files: Sequence[Path]) -> LeagueStudy:
         if twice:
             raise UserError(f"{path}: the entry '{twice[0]}' is in another file too: rename it")
         if any(text.get(key, value) != value for key, value in own.items()):
-            raise UserError(f"{path}: its text is not that of the other files: add it by itself")
+            raise UserError(f"{path}: another file has another text: add this file by itself")
         arms |= table.get("arms", {})
         text |= own
     table = {**rules(), "arms": arms}
@@ -96,12 +96,12 @@ def league_study(files: Sequence[Path]) -> LeagueStudy:
 
 def rules() -> dict[str, Any]:
     """What all entries share."""
-    return read_toml(SHIPPED / f"{NAME}.toml")
+    return read_toml(SHIPPED / NAME / "rules.toml")
 
 
 def published() -> list[dict[str, Any]]:
     """The rows that come with the package."""
-    path = SHIPPED / f"{NAME}.json"
+    path = SHIPPED / NAME / "rows.json"
     return read_json(path)["rows"] if path.exists() else []
 
 

@@ -56,7 +56,7 @@ class Open(float):
     own: float | None
 
     def __new__(cls, value: float, own: float | None) -> Self:
-        """The present value, with its own one."""
+        """The value now; `own` is what it is without a law."""
         self = super().__new__(cls, value)
         self.own = own
         return self

@@ -5,7 +5,7 @@ from pathlib import Path
 from unitsphere.report.document import Block, Page, Section, Table, Text
 from unitsphere.report.numbers import known
 from unitsphere.report.runs import Json, Run, runs_below
-from unitsphere.report.sections.settings import study_details
+from unitsphere.report.sections.settings import flag_lines, study_details
 
 COLUMNS = (
     "place",
@@ -39,7 +39,7 @@ def league_page(found: Json, folder: Path) -> Page:
         kind="League",
         answer=answer(found),
         facts=[("tokens per run", f"{found['rules']['tokens']:,}")],
-        caveats=[f"[{flag['name']}] {flag['text']}" for flag in found["flags"]],
+        caveats=flag_lines(found),
         sections=[
             Section("results", "Results", standings(found)),
             *study_details(runs, found, folder, curves=False),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import _getdtype
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -28,6 +27,17 @@ from unitsphere.training.optim.state import check_state
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""A tensor's type as safetensors names it -> torch's."""
 PLACES = "DCP_SHARDING_INFO"
 """In a file's header: where in the whole tensors its parts begin, as JSON."""
 
@@ -164,7 +174,7 @@ def whole_tensors(folder: Path) -> Stored | None:
             names = file.keys()
             for name in names:
                 part = file.get_slice(name)
-                dtype = _getdtype(part.get_dtype())
+                dtype = DTYPES[part.get_dtype()]
                 found[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta"), path
     return found
 

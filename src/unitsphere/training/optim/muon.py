@@ -1,5 +1,4 @@
-"""Muon and NorMuon for matrices, Adam for the rest, as one optimizer; the head's gradient by
-frequency.
+"""Muon and NorMuon for matrices with Adam for the rest; the head's gradient by frequency.
 
 | step | formula | source |
 |---|---|---|
@@ -148,8 +147,8 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 class Muon(Eager, torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`. Beside matrices it steps stacks of them
-    [E, out, in], each on its own.
+    Takes torch's numbers and the keys of `MuonConfig`. It also steps stacks of matrices
+    [E, out, in], each matrix on its own.
     """
 
     own: ClassVar[dict[str, Any]] = asdict(MuonConfig())

@@ -170,7 +170,8 @@ class AngleCap(StepHook):
         """Turn back what has turned too far."""
         rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
         for (weight, dim), old in zip(self.held, self.previous, strict=True):
-            size = weight.shape[dim] if isinstance(dim, int) else weight.numel()
+            axes = (dim,) if isinstance(dim, int) else dim
+            size = math.prod(weight.shape[axis] for axis in axes)
             cap_angle_(weight, old, dim, self.kappa * rate[id(weight)] * size**0.5)
         self.previous = []
 
