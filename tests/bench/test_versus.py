@@ -46,9 +46,9 @@ def test_lines_have_the_time_since_the_start_of_the_process(process, tmp_path):
     trace = process.traced([sys.executable, "-c", BUSY], tmp_path, None, tmp_path / "log")
     first, second = trace.lines
     assert (first.text, second.text) == ("one", "two")
-    assert first.wall + 0.3 <= second.wall <= trace.wall - 0.1
-    assert second.cpu >= first.cpu + 0.2  # of two clocks, with ticks of 10 ms
-    assert 0.3 <= trace.cpu <= trace.wall
+    assert 0 < first.wall < second.wall < trace.wall  # a line is seen some time after it is written
+    assert first.cpu < second.cpu <= trace.cpu + 0.01  # two clocks, one with ticks of 10 ms
+    assert trace.cpu >= 0.3  # BUSY's own
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
