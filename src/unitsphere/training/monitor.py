@@ -31,6 +31,7 @@ from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
 from unitsphere.training.log import RunLog
 from unitsphere.training.optim.average import averaged, is_averaging
+from unitsphere.training.optim.roles import current_rates
 from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
 from unitsphere.training.step import as_fsdp
@@ -114,10 +115,10 @@ class RunMonitor:
         if records or samples or saves:
             values = self.read_pending(records)
             if self.divergence.diverged is not None:
-                self.end(step, self.divergence.diverged, values | {"lr": lr})
+                self.end(step, self.divergence.diverged, values | self.rates(lr))
             if records:
                 compared = self.stragglers.compare(self.seconds - self.recorded[1])
-                values |= {"lr": lr} | self.pace(step) | compared | self.probe(step)
+                values |= self.rates(lr) | self.pace(step) | compared | self.probe(step)
             self.finish(step, values if records else {})
             if saves:
                 self.save()
@@ -259,6 +260,12 @@ class RunMonitor:
         if guard.on_spike == "rollback" and step - 1 not in guard.dropped:
             raise RolledBack(step - 1, why)
         self.log.say(f"{why}: left out")
+
+    def rates(self, lr: float) -> dict[str, float]:
+        """The learning rate, and those of embedding, head and so on where they differ from it."""
+        kinds = current_rates(self.trainer.model, self.trainer.optimizer)
+        others = {f"lr_{kind}": rate for kind, rate in kinds.items() if kind != "matrix"}
+        return {"lr": lr} | {key: rate for key, rate in others.items() if rate != lr}
 
     def pace(self, step: int) -> dict[str, float]:
         """Tokens per second since the last record, and the share of the device's peak."""

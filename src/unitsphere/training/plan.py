@@ -35,7 +35,7 @@ from unitsphere.training.forecast import fitting_rows, shapes_of
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
-from unitsphere.training.optim.muon import weigh_head
+from unitsphere.training.optim.frequency import weigh_head
 from unitsphere.training.optim.schedule import warmup_steps
 
 log = logging.getLogger("unitsphere.fp8")

@@ -20,7 +20,7 @@ from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, named_tensors
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.distributed.layout import Degrees, Layout
-from unitsphere.training.optim import OptimConfig, RoleConfig, RolesConfig
+from unitsphere.training.optim import RoleConfig, RolesConfig, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig
 from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.plan import Trainer, build_trainer, make_plan
@@ -140,7 +140,7 @@ def config_of(case: Case, steps: int = 20) -> RunConfig:
         architecture=case.architecture,
         objective=case.objective,
         model=dataclasses.replace(model, **(SIZES | numbers)),
-        optim=OptimConfig(lr=3e-3, **optim),
+        optim=optim_config_type()(lr=3e-3, **optim),
         data=dataclasses.replace(kind().data, context=CONTEXT),
         train=TrainConfig(
             steps=steps,

@@ -13,8 +13,8 @@ from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.config import run_config_type
-from unitsphere.training.optim import OptimConfig, build_optimizer, muon
-from unitsphere.training.optim.muon import UNIFORM, row_factors, weigh_head
+from unitsphere.training.optim import OptimConfig, build_optimizer, frequency
+from unitsphere.training.optim.frequency import UNIFORM, row_factors, weigh_head
 from unitsphere.training.run import train
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -108,7 +108,7 @@ def test_it_needs_muon_on_a_head_of_its_own():
 def test_a_resumed_run_counts_the_same_tokens_and_is_the_uninterrupted_one(
     tiny, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(muon, "COUNTED", 2**12)
+    monkeypatch.setattr(frequency, "COUNTED", 2**12)
     config = tiny("ngpt", sample_every=5)
     gated = dataclasses.replace(config.model, residual="gated")
     config = dataclasses.replace(config, optim=OPTIM, model=gated)

@@ -152,6 +152,36 @@ def test_cautious_decay_and_warm_momentum_follow_the_equations(layer, batched):
         torch.testing.assert_close(W.detach(), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
+def test_a_step_changes_a_matrix_by_at_least_the_floor(layer, adjust, batched):
+    """‖U‖ ≥ 0.35·‖W‖ for the update U, of the norm before the step; a small W is left alone."""
+    model = build("gpt", **SMALL).double()
+    own = MuonConfig("hyperp", floor=0.35, batched=batched)
+    config = optim_config_type()(name="muon", lr=0.1, weight_decay=0.1, adjust_lr=adjust, muon=own)
+    optimizer = build_optimizer(model, config)
+    W = getattr(model.blocks[0].mlp, layer).weight
+    lengthened = []
+    for size in (1e-3, 50.0):
+        with torch.no_grad():
+            W.mul_(size / W.norm())
+        expected, held, optimizer.state[W] = W.detach().clone(), torch.zeros_like(W), {}
+        for G in gradients(W, 2):
+            W.grad = G
+            held = 0.95 * held + 0.05 * G
+            optimizer.step()
+            rows, columns = W.shape
+            rate = max(1, rows / columns) ** 0.5 if adjust == "original" else 0.2 * 64**0.5
+            U = rate * polynomial(0.05 * G + 0.95 * held, 5, HYPERP)
+            lengthened.append(bool(U.norm() < 0.35 * expected.norm()))
+            if lengthened[-1]:
+                U = U * 0.35 * expected.norm() / U.norm()
+            expected = expected - 0.1 * U - 0.1 * 0.1 * expected
+            torch.testing.assert_close(W.detach(), expected, rtol=0, atol=1e-9)
+    assert lengthened == [False, False, True, True]
+
+
 @pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
 def test_normuon_follows_the_equations(layer):
     W, optimizer = of_layer("normuon", layer, beta2=0.9, coefficients="hyperp")
@@ -214,7 +244,12 @@ def test_what_does_not_fit_is_refused():
         OptimConfig(name="adamh", weight_decay=0.1)
     with pytest.raises(UserError, match=r"are for optim\.constraint\.kind 'hyperball'"):
         OptimConfig(constraint=ConstraintConfig(norm="before"))
-    for number in ({"beta2": 1.0}, {"momentum_start": -0.1}, {"momentum_warmup": -1}):
+    for number in (
+        {"beta2": 1.0},
+        {"floor": -0.1},
+        {"momentum_start": -0.1},
+        {"momentum_warmup": -1},
+    ):
         with pytest.raises(UserError, match=f"{next(iter(number))} must"):
             NorMuonConfig(**number)
     model = build("gpt", **SMALL)
@@ -234,7 +269,13 @@ def test_a_state_from_before_these_keys_goes_on():
 
 
 def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
-    own = {"momentum_warmup": 6, "cautious": True, "batched": True, "coefficients": "hyperp"}
+    own = {
+        "momentum_warmup": 6,
+        "floor": 0.35,
+        "cautious": True,
+        "batched": True,
+        "coefficients": "hyperp",
+    }
     config = dataclasses.replace(tiny("gpt", sample_every=5), optim=settings("normuon", **own))
     check_resumed(config, tmp_path)
 
@@ -243,6 +284,11 @@ AVERAGED = {"average": AverageConfig("ema", decay=0.5)}
 SHARDED = {
     "normuon": Case(
         "gpt", model={"n_layers": 1}, optim={"name": "normuon", "weight_decay": 0.1} | AVERAGED
+    ),
+    "muon": Case(
+        "gpt",
+        model={"n_layers": 1},
+        optim={"name": "muon", "muon": MuonConfig(floor=20.0)} | AVERAGED,
     ),
     "muonh": Case("gpt", model={"n_layers": 1}, optim={"name": "muonh"} | AVERAGED),
 }

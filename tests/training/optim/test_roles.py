@@ -162,6 +162,9 @@ def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     config = tiny("gpt", sample_every=5)
     config = dataclasses.replace(config, optim=optim, schedule=ScheduleConfig("wsd", decay=1.0))
     check_resumed(config, tmp_path)
+    (first, *_, last) = map(json.loads, (tmp_path / "whole" / "metrics.jsonl").open())
+    assert {key for key in first if "lr" in key} == {"lr"}
+    assert {key for key in last if "lr" in key} == {"lr", "lr_embedding"}
     said = read_json(tmp_path / "whole" / "environment.json")["optimizer"]
     assert {row["role"]: row["optimizer"] for row in said}["matrix"] == "Muon"
     assert json.dumps(said)

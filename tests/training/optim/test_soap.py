@@ -17,12 +17,14 @@ from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, constrain
 from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.optim.gated import GatedAdamW, GatedConfig
+from unitsphere.training.optim.muon import cool_momentum
 from unitsphere.training.optim.soap import Soap, SoapConfig, SoapMuon, SoapMuonConfig
 from unitsphere.training.optim.state import state_spec
 
 NAMES = ["soap", "soap-muon", "gated-adamw"]
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
 F64 = torch.float64
+MORE = {"soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, momentum_warmup=4)}}
 SPREAD = [
     ("soap", Degrees(dp_shard=2)),
     ("soap-muon", Degrees(tp=2)),
@@ -58,7 +60,11 @@ def gram_schmidt(A):
 
 
 def soap_directions(found, b1, b2, bf, eps, every, largest):
-    """N of each step after the first, by algorithm 3; sides longer than `largest` have Q = I."""
+    """N of each step after the first, by algorithm 3; sides longer than `largest` have Q = I.
+
+    `b1` is β₁, or the list of those of steps 0, 1, …
+    """
+    b1s = b1 if isinstance(b1, list) else [b1] * len(found)
     m, n = found[0].shape
     factor = {0: (1 - bf) * found[0] @ found[0].T, 1: (1 - bf) * found[0].T @ found[0]}
     Q = {0: torch.eye(m, dtype=F64), 1: torch.eye(n, dtype=F64)}
@@ -67,7 +73,7 @@ def soap_directions(found, b1, b2, bf, eps, every, largest):
         values, vectors = torch.linalg.eigh(factor[axis])
         Q[axis] = vectors[:, values.argsort(descending=True)]
     M, V, directions = torch.zeros(m, n, dtype=F64), torch.zeros(m, n, dtype=F64), []
-    for t, G in enumerate(found[1:], 1):
+    for t, (G, b1) in enumerate(zip(found[1:], b1s[1:], strict=True), 1):
         M = b1 * M + (1 - b1) * G
         V = b2 * V + (1 - b2) * (Q[0].T @ G @ Q[1]) ** 2
         turned = (Q[0].T @ M @ Q[1]) / (1 - b1**t) / ((V / (1 - b2**t)) ** 0.5 + eps)
@@ -111,13 +117,57 @@ def test_soap_muon_orthogonalises_soap_s_direction(cautious, adjust):
     rate = 0.2 * 6**0.5 if adjust == "match_rms_adamw" else 1.5**0.5
     W = start
     for N, after in zip(soap_directions(found, 0.9, 0.8, 0.7, 1e-4, 1, 5), path[1:], strict=True):
-        X = N / N.norm()
-        for _ in range(5):
-            A = X.T @ X
-            X = X @ (3.4445 * torch.eye(4, dtype=F64) - 4.7750 * A + 2.0315 * A @ A)
+        X = newton_schulz(N)
         agrees = (X * W > 0) if cautious else torch.ones_like(W)
         W = W - 0.1 * 0.5 * W * agrees - 0.1 * rate * X
         torch.testing.assert_close(after, W, rtol=0, atol=1e-10)
+
+
+def newton_schulz(N):
+    """Five of Jordan's steps for a tall matrix."""
+    X, eye = N / N.norm(), torch.eye(N.shape[1], dtype=F64)
+    for _ in range(5):
+        A = X.T @ X
+        X = X @ (3.4445 * eye - 4.7750 * A + 2.0315 * A @ A)
+    return X
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_soap_muon_lengthens_the_step_of_a_long_row(adjust):
+    """A row's step is at least lr·f·‖row‖; of these rows some are long enough for that."""
+    found = gradients((6, 4), 5)
+    start = gradients((6, 4), 1)[0] * torch.tensor([4.0, 0.0, 0.01, 1.0, 2.0, 0.1]).to(F64)[:, None]
+    numbers = {"lr": 0.1, "adjust_lr": adjust, "floor": 0.3825, "every": 1, "max_side": 5}
+    numbers |= {"betas": (0.9, 0.8), "factor_beta": 0.7, "eps": 1e-4}
+    path = stepped(SoapMuon, start, found, **numbers)
+    rate = 0.2 * 6**0.5 if adjust == "match_rms_adamw" else 1.5**0.5
+    W, lengthened = start, []
+    for N, after in zip(soap_directions(found, 0.9, 0.8, 0.7, 1e-4, 1, 5), path[1:], strict=True):
+        rows = []
+        for u, w in zip(rate * newton_schulz(N), W, strict=True):
+            lengthened.append(bool(u.norm() < 0.3825 * w.norm()))
+            rows.append(u * 0.3825 * w.norm() / u.norm() if lengthened[-1] else u)
+        W = W - 0.1 * torch.stack(rows)
+        torch.testing.assert_close(after, W, rtol=0, atol=1e-10)
+    assert set(lengthened) == {True, False}
+
+
+def test_soap_muon_s_momentum_is_warmed_up_and_cooled_down():
+    """0.85 to 0.95 in 4 steps, to 0.75 in the last 2 of 8; step 0 only sets the bases."""
+    found, start = gradients((6, 4), 8), gradients((6, 4), 1)[0]
+    weight = torch.nn.Parameter(start.clone())
+    own = {"momentum_warmup": 4, "momentum_end": 0.75, "momentum_cooldown": 2}
+    numbers = {"betas": (0.95, 0.8), "factor_beta": 0.7, "eps": 1e-4, "every": 1, "max_side": 5}
+    optimizer = SoapMuon([weight], lr=0.1, momentum_start=0.85, **own, **numbers)
+    b1s = [0.85, 0.875, 0.9, 0.925, 0.95, 0.95, 0.85, 0.75]
+    directions = [None, *soap_directions(found, b1s, 0.8, 0.7, 1e-4, 1, 5)]
+    W = start
+    for step, (G, N) in enumerate(zip(found, directions, strict=True)):
+        weight.grad = G.clone()
+        cool_momentum(optimizer, 8 - step)
+        optimizer.step()
+        W = W if N is None else W - 0.1 * 0.2 * 6**0.5 * newton_schulz(N)
+        torch.testing.assert_close(weight.detach(), W, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 0.5, 1.0])
@@ -198,7 +248,9 @@ def test_constraints_hold_and_nothing_becomes_nan(name, kind):
 @pytest.mark.parametrize("name", ["soap-muon", "gated-adamw"])
 def test_a_run_resumes_bit_for_bit_by_its_own_keys(name, tiny, tmp_path):
     kind, key = optim_config_type(), name.replace("-", "_")
-    numbers = {"soap_muon": {"every": 2, "cautious": False}, "gated_adamw": {"power": 0.7}}[key]
+    soap_muon = {"every": 2, "cautious": False, "floor": 0.4}
+    soap_muon |= {"momentum_warmup": 4, "momentum_cooldown": 4}
+    numbers = {"soap_muon": soap_muon, "gated_adamw": {"power": 0.7}}[key]
     own = kind.__dataclass_fields__[key].default_factory(**numbers)
     optim = kind(name=name, lr=1e-2, adam_lr=3e-3, **{key: own})
     config = dataclasses.replace(tiny("ngpt", sample_every=5), optim=optim)
@@ -210,12 +262,14 @@ def test_numbers_out_of_range_are_refused():
     for section, key, value in (
         ("soap", "beta2", 1.0),
         ("soap_muon", "every", 0),
+        ("soap_muon", "floor", -1.0),
+        ("soap_muon", "momentum_end", 1.0),
         ("soap", "max_side", 0),
         ("soap", "eps", -1.0),
         ("gated_adamw", "power", 1.5),
         ("gated_adamw", "eps_gate", 0.0),
     ):
-        with pytest.raises(UserError, match=rf"optim\.{section}\.{key} must be"):
+        with pytest.raises(UserError, match=rf"(optim\.{section}\.)?{key} must be"):
             kinds[section](**{key: value})
     with pytest.raises(UserError, match="two axes"):
         Soap([torch.nn.Parameter(torch.zeros(2, 3, 4))])
@@ -224,7 +278,7 @@ def test_numbers_out_of_range_are_refused():
 def sharded(rank, root):
     """Under FSDP2 and tensor parallel: the losses of one process, and exact resumption."""
     for name, layout in SPREAD:
-        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name})
+        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name} | MORE.get(name, {}))
         trainer = trainer_of(case, layout, rank)
         first = losses(trainer, range(3))
         there = root / name
@@ -239,7 +293,7 @@ def sharded(rank, root):
 def test_shards_and_cut_weights_train_as_one_process_does(tmp_path):
     launch(sharded, 2, tmp_path)
     for name, _ in SPREAD:
-        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name})
+        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name} | MORE.get(name, {}))
         expected = losses(trainer_of(case), range(5))
         found = torch.load(tmp_path / name / "losses.pt")
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Muon and NorMuon for matrices with Adam for the rest; the head's gradient by frequency.
+"""Muon and NorMuon for matrices with Adam for the rest.
 
 | step | formula | source |
 |---|---|---|
@@ -7,11 +7,10 @@
 | momentum_cooldown n | μ_t = μ + (μ₁ − μ)·max(1 − (T − 1 − t)/n, 0), T steps | modded-nanogpt |
 | orthogonalise | O ≈ (U Uᵀ)^(−½) U by `ns_steps` steps or terms of orthogonal.py | Jordan 2024 |
 | update | W ← W − lr·wd·W − lr·r·O | |
+| `floor` f | O ← O·max(1, f·‖W‖_F/‖r·O‖_F) (a step ≥ lr·f of W) | modded-nanogpt |
 | "cautious" | W ← W − lr·wd·W⊙[O⊙W > 0] − lr·r·O | nanochat |
 | "original" | r = √max(1, out/in) | Jordan 2024 |
 | "match_rms_adamw" | r = 0.2·√max(out, in): entries move as under AdamW | arXiv 2502.16982 |
-| p_v, with `optim.head_by_frequency` | (1 − ε)·(token v's share of the targets) + ε/V, ε = 0.02 | |
-| gradient of the head's row v | G_v ← G_v/√(V·p_v): at most 1/√ε = 7 times | |
 
 NorMuon divides the orthogonal direction O by a second moment for each row:
 
@@ -25,30 +24,20 @@ v starts at 0 without Adam's correction, which the last line would cancel. Every
 of v: it is as long as the longer side.
 
 `muonh` is Muon whose matrices are on `hyperball` (projection.py), and its head too, by Adam there.
-
-`head_by_frequency` is this project's (docs/results/best-search.md). The gradient of a row of the
-head comes from the targets that are its token, so it is longer for common ones. Adam evens that out
-entry by entry. Muon makes all directions of the matrix equally long, and those are of common
-tokens' rows unless the rows are evened out before. p belongs to the training text, like its
-tokenizer: it is counted in the first batches, as many of them whatever the length of the run, so a
-short run counts more than it trains on. Rare tokens of a large vocabulary are counted roughly. The
-logged `grad_norm`, and clipping, are of the gradient before. A step with a closure, whose gradients
-come too late, is not served.
 """
 
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import Role, roles
-from unitsphere.ops.dtensor import complete, local, part_of, placements, whole
-from unitsphere.ops.sharded_loss import IGNORE
+from unitsphere.models.constraint import Role
+from unitsphere.ops.dtensor import complete, local, part_like, part_of, placements, whole
 from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import ZOLOTAREV, orthogonalise, orthogonalise_many
@@ -58,21 +47,10 @@ from unitsphere.training.optim.state import (
     Eager,
     Slot,
     StateSpec,
-    StepHook,
-    attach,
     closure_loss,
     like,
 )
 
-if TYPE_CHECKING:  # unitsphere.optim does without the modules of the data
-    from unitsphere.data.batches import ByStep
-
-COUNTED = 2**20
-"""Training tokens whose targets are counted, at least."""
-COUNTED_BY_V = 256
-"""At least this many for each token of the vocabulary."""
-UNIFORM = 0.02
-"""ε: the part of p that all tokens share."""
 LEAST = 1e-10
 """NorMuon: second moments below this count as this."""
 
@@ -101,12 +79,17 @@ class OrthogonalConfig:
     a CPU faster for small ones only: 2 times for 64×64, but 0.9 for 128×128 and 0.8 for 256×256"""
 
     def __post_init__(self) -> None:
-        for key in ("momentum_start", "momentum_end"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"{key} must be from 0 to below 1: {getattr(self, key)}")
-        for key in ("momentum_warmup", "momentum_cooldown"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{key} must not be negative: {getattr(self, key)}")
+        check_momentum(self)
+
+
+def check_momentum(config: Any) -> None:
+    """Raise UserError for momenta over a run that cannot be."""
+    for key in ("momentum_start", "momentum_end"):
+        if not 0 <= getattr(config, key) < 1:
+            raise UserError(f"{key} must be from 0 to below 1: {getattr(config, key)}")
+    for key in ("momentum_warmup", "momentum_cooldown"):
+        if getattr(config, key) < 0:
+            raise UserError(f"{key} must not be negative: {getattr(config, key)}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +98,20 @@ class MuonConfig(OrthogonalConfig):
 
     cautious: bool = False
     """weight decay only on those entries that the update makes smaller too"""
+    floor: float = 0.0
+    """least ‖U‖/‖W‖ of an update U, which the rate multiplies, and its matrix W, both Frobenius
+    norms: a smaller update is made that long. With optim.adjust_lr original modded-nanogpt has
+    0.35, without weight decay. 0: none"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_floor(self.floor)
+
+
+def check_floor(floor: float) -> None:
+    """Raise UserError for a least ratio of update and weight that cannot be."""
+    if not 0 <= floor < math.inf:
+        raise UserError(f"floor must be a number from 0 on: {floor}")
 
 
 def check_terms(coefficients: str, terms: int) -> None:
@@ -212,8 +209,7 @@ class Muon(Eager, torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(grad)
         if group["momentum_warmup"]:
             count = state.setdefault("step", torch.zeros(()))
-            progress = min(count.item() / group["momentum_warmup"], 1.0)
-            momentum = group["momentum_start"] * (1 - progress) + momentum * progress
+            momentum = warm_momentum(momentum, group, count.item())
             count += 1
         held = state["momentum_buffer"]
         held.lerp_(grad, 1 - momentum)
@@ -225,11 +221,32 @@ class Muon(Eager, torch.optim.Muon):
 
     def _move(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         lr, decay = group["lr"], group["lr"] * group["weight_decay"]
+        rate = shape_rate(group["adjust_lr_fn"], weight.shape)
+        if group["floor"]:
+            factor = lengthening(weight, complete(direction), group["floor"] / rate, (-2, -1))
+            direction = part_like(local(direction) * part_of(factor, direction), direction)
         if group["cautious"]:
             weight.sub_(weight * (direction * weight > 0), alpha=decay)
         elif decay:
             weight.mul_(1 - decay)
-        weight.add_(direction, alpha=-lr * shape_rate(group["adjust_lr_fn"], weight.shape))
+        weight.add_(direction, alpha=-lr * rate)
+
+
+def warm_momentum(momentum: float, group: dict[str, Any], step: float) -> float:
+    """The momentum of step number `step`, 0, 1, …, of which some may be a warm-up."""
+    progress = min(step / group["momentum_warmup"], 1.0)
+    return group["momentum_start"] * (1 - progress) + momentum * progress
+
+
+def lengthening(weight: Tensor, direction: Tensor, least: float, dims: tuple[int, ...]) -> Tensor:
+    """max(1, least·‖W‖/‖O‖), shaped as the whole of O; norms are over `dims`.
+
+    Plain tensors or DTensors whose terms are summed. Of zeros it is 1 or any other number.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    held, own = (whole(x.to(dtype).square().sum(dims, keepdim=True)) for x in (weight, direction))
+    factor = least * (held / own.clamp(min=torch.finfo(dtype).tiny)).sqrt()
+    return factor.clamp(min=1).to(direction.dtype).expand(direction.shape)
 
 
 class NorMuon(Muon):
@@ -261,11 +278,13 @@ class NorMuon(Muon):
 def cool_momentum(optimizer: Optimizer, left: int) -> None:
     """Set the momentum where it has a cool-down; `left`: steps of the run, the next one too.
 
-    A run does that before each step. In another loop set the groups' `momentum`, as `lr`.
+    A run does that before each step. In another loop set the groups' `momentum`, as `lr`. That of
+    SOAP-Muon is its β₁.
     """
     for group in optimizer.param_groups:
         if length := group.get("momentum_cooldown", 0):
-            peak = group.setdefault("initial_momentum", group["momentum"])
+            plain = group["momentum"] if "momentum" in group else group["betas"][0]
+            peak = group.setdefault("initial_momentum", plain)
             share = max(1 - (left - 1) / length, 0.0)
             group["momentum"] = peak + (group["momentum_end"] - peak) * share
 
@@ -290,39 +309,3 @@ READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
 MUON = Definition(build_muon, READS, MuonConfig)
 NORMUON = Definition(partial(build_muon, kind=NorMuon), READS, NorMuonConfig)
 MUONH = Definition(build_muon, READS - {"weight_decay"}, OrthogonalConfig, "hyperball")
-
-
-class ByFrequency(StepHook):
-    """Multiplies each row of a head's gradient by that row's factor, [V]."""
-
-    def __init__(self, head: Tensor, factors: Tensor) -> None:
-        rows = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
-        self.head, self.factors = head, part_of(rows, head)
-
-    def before(self, optimizer: Optimizer, ready: bool) -> None:
-        """G_v ← G_v/√(V·p_v)."""
-        if self.head.grad is not None:
-            local(self.head.grad).mul_(self.factors)
-
-
-def row_factors(batches: "ByStep", batch_tokens: int, V: int) -> Tensor:
-    """1/√(V·p_v) of each token v, [V]: the same in every process and whenever a run starts."""
-    counts = torch.zeros(V, dtype=torch.int64)
-    for step in range(math.ceil(max(COUNTED, COUNTED_BY_V * V) / batch_tokens)):
-        targets = batches.batch(step).targets
-        counts += torch.bincount(targets[targets != IGNORE], minlength=V)
-    share = counts / counts.sum().clamp(min=1)
-    return ((1 - UNIFORM) * V * share + UNIFORM).rsqrt()
-
-
-def weigh_head(
-    model: nn.Module, optimizer: Optimizer, batches: "ByStep", batch_tokens: int
-) -> None:
-    """Give the optimizer the head's gradient by frequency from now on.
-
-    Before `constrain`: what that takes out of gradients, it takes out of these.
-    """
-    (name,) = [name for name, role in roles(model).items() if role == "head"]
-    head = model.get_parameter(name)
-    factors = row_factors(batches, batch_tokens, head.shape[0])
-    attach(optimizer, ByFrequency(head, factors))

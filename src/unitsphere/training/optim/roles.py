@@ -120,6 +120,13 @@ class RolesConfig:
         return sorted({share for share in each if share is not None})
 
 
+def current_rates(model: nn.Module, optimizer: Optimizer) -> dict[str, float]:
+    """The learning rate that each kind of parameter has now."""
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    role = roles(model)
+    return {kind_of(role[name]): rate[id(p)] for name, p in model.named_parameters()}
+
+
 SHOWN = ("weight_decay", "betas", "eps", "momentum", "cooldown")
 """Numbers of a group that `trained` shows with its peak rate."""
 

@@ -11,21 +11,24 @@ For each layer's matrix W [m, n] with gradient G (Vyas et al. 2024, arXiv 2409.1
 | soap | W ← W − lr·λ·W − lr·N |
 | soap-muon | W ← W − lr·λ·W∘c − lr·r·O, where O ≈ (NNᵀ)^(−½)N as in muon.py, r by `adjust_lr` |
 | cautious decay | c = 1 where O∘W > 0, else 0; without it c = 1 |
+| soap-muon, `floor` f | rows of O ← row·max(1, f·‖row of W‖/‖row of r·O‖) |
+| soap-muon, `momentum_*` | β₁ at step t = 0 (the first gradient), 1, …: as μ in muon.py |
 | covariances | L ← β_f·L + (1−β_f)GGᵀ, R ← β_f·R + (1−β_f)GᵀG |
 | every `every` steps | sort the columns of Q by diag(QᵀLQ), V with them; Q ← QR(LQ).Q; so for R |
 
 The first gradient moves nothing, as in the authors' code: in its own bases it is diagonal, and Adam
 would divide rounding by rounding. A side longer than `max_side` has no covariance and Q = I.
 
-Soap-muon is record 46 of modded-nanogpt's track 3 without its floor on rows, its damping of the
-radial part and its averages of weights.
+Soap-muon is record 46 of modded-nanogpt's track 3 without its damping of the radial part and its
+averages of weights. O does not depend on the length of N, so M̂ may be divided by 1 − β₁ᵗ with
+the β₁ of this step, whatever those before it were.
 
 Under FSDP2 and tensor parallel each process gathers a matrix's gradient, M and V, and computes the
 same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in fp32 at least.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +40,14 @@ from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local, part_of, whole
 from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
-from unitsphere.training.optim.muon import orthogonalise, shape_rate
+from unitsphere.training.optim.muon import (
+    check_floor,
+    check_momentum,
+    lengthening,
+    orthogonalise,
+    shape_rate,
+    warm_momentum,
+)
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, ByWeight, Slot, StateSpec, like
 
@@ -85,6 +95,23 @@ class SoapMuonConfig(SoapConfig):
     """steps from one refresh of the eigenbases to the next"""
     cautious: bool = True
     """decay only the entries that the update makes smaller"""
+    floor: float = 0.0
+    """least ‖u‖/‖w‖ of a row u of an update, which the rate multiplies, and that row w of its
+    matrix: a shorter one is made that long. With optim.adjust_lr original modded-nanogpt has
+    0.3825. 0: none"""
+    momentum_start: float = 0.85
+    """beta1 at the first step, if momentum_warmup is not 0"""
+    momentum_warmup: int = 0
+    """steps in which beta1 goes from momentum_start to its value in equal amounts"""
+    momentum_end: float = 0.85
+    """beta1 at the last step, if momentum_cooldown is not 0"""
+    momentum_cooldown: int = 0
+    """last steps of the run, in which beta1 goes to momentum_end in equal amounts"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_momentum(self)
+        check_floor(self.floor)
 
 
 class Soap(ByWeight):
@@ -129,7 +156,8 @@ class Soap(ByWeight):
             self._begin(weight, G, group)
             return
         state["step"] += 1
-        t, (beta1, beta2) = int(state["step"]), group["betas"]
+        t, beta2 = int(state["step"]), group["betas"][1]
+        beta1 = self.momentum(group, t)
         state["exp_avg"].lerp_(grad, 1 - beta1)
         M = whole(state["exp_avg"]).to(G.dtype) / (1 - beta1**t)
         V = whole(state["exp_avg_sq"]).to(G.dtype)
@@ -141,6 +169,10 @@ class Soap(ByWeight):
             if t % group["every"] == 0:
                 V = refresh(side, state, V)
         local(state["exp_avg_sq"]).copy_(part_of(V, weight))
+
+    def momentum(self, group: dict[str, Any], step: int) -> float:
+        """β₁ of step number `step`."""
+        return group["betas"][0]
 
     def move_along(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         """Move the weight: `direction` is the whole N."""
@@ -159,7 +191,10 @@ class Soap(ByWeight):
 
 
 class SoapMuon(Soap):
-    """SOAP's direction, orthogonalised."""
+    """SOAP's direction, orthogonalised.
+
+    `numbers` are those of `Soap`, and the `momentum_*` of `SoapMuonConfig`.
+    """
 
     def __init__(
         self,
@@ -167,20 +202,28 @@ class SoapMuon(Soap):
         ns_steps: int = 5,
         adjust_lr: str = "match_rms_adamw",
         cautious: bool = True,
+        floor: float = 0.0,
         **numbers: Any,
     ) -> None:
-        own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious}
+        own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious, "floor": floor}
         super().__init__(params, **(numbers | own))
+
+    def momentum(self, group: dict[str, Any], step: int) -> float:
+        """β₁ of step number `step`, of which some may be a warm-up."""
+        plain = group.get("momentum", group["betas"][0])
+        return warm_momentum(plain, group, step) if group.get("momentum_warmup") else plain
 
     def move_along(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         """Move the weight: `direction` is the whole N."""
-        lr = group["lr"]
+        lr, rate = group["lr"], shape_rate(group["adjust_lr"], weight.shape)
         update = orthogonalise(direction, group["ns_steps"])
+        if floor := group.get("floor"):
+            update = update * lengthening(weight, update, floor / rate, (-1,))
         step = part_of(update, weight).to(weight.dtype)
         held = local(weight)
         kept = step * held > 0 if group["cautious"] else 1.0
         held.sub_(held * kept, alpha=lr * group["weight_decay"])
-        held.sub_(step, alpha=lr * shape_rate(group["adjust_lr"], weight.shape))
+        held.sub_(step, alpha=lr * rate)
 
 
 def sides(weight: Tensor, group: dict[str, Any]) -> dict[str, int]:
@@ -229,7 +272,8 @@ def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
     if config.name == "soap":
         return with_adam(parameters, config, partial(Soap, **numbers))
     numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}
-    numbers["cautious"] = own.cautious
+    kept = [key for key in asdict(own) if key.startswith(("cautious", "floor", "momentum_"))]
+    numbers |= {key: getattr(own, key) for key in kept}
     return with_adam(parameters, config, partial(SoapMuon, **numbers))
 
 
