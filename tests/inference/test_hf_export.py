@@ -43,7 +43,7 @@ d_model = 32
 n_layers = 2
 n_heads = 4
 n_kv_heads = 2
-{window}
+{more}
 [data]
 source = "text.txt"
 tokenizer = "{tokenizer}"
@@ -67,7 +67,10 @@ RUNS = {
     "dyt": ("dyt", "clm", "bytes"),
     "windowed": ("ngpt", "clm", "bytes"),
     "masked": ("ngpt", "mlm", "bpe:300"),
+    "experts": ("ngpt", "clm", "bytes"),
 }
+MORE = {"windowed": "window = 6", "experts": "n_experts = 4\nd_ff = 48\nbalance = 0.05"}
+"""What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
 TEXT = "The cat sat on the mat, and that was that. Ünïcode too!\n"
 PROMPTS = ["The cat", "The cat sat on the mat, and"]
@@ -82,7 +85,7 @@ def folder(tmp_path_factory) -> Path:
         Path("text.txt").write_text(TEXT * 60, encoding="utf-8")
         for name, (architecture, objective, tokenizer) in RUNS.items():
             settings = {"architecture": architecture, "objective": objective}
-            settings |= {"tokenizer": tokenizer, "window": "window = 6" * (name == "windowed")}
+            settings |= {"tokenizer": tokenizer, "more": MORE.get(name, "")}
             Path("tiny.toml").write_text(RECIPE.format(**settings))
             assert main(["train", "tiny.toml", "--out", f"run-{name}"]) == 0
             assert main(["export", f"run-{name}", "--out", f"hf-{name}"]) == 0
@@ -166,7 +169,7 @@ def test_left_padding_changes_nothing(folder, name):
     assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", ["angpt", "windowed"])  # what is cached is moved alike in all
+@pytest.mark.parametrize("name", ["angpt", "windowed", "experts"])  # all move a cache alike
 def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
     batch = tokenizer("The", return_tensors="pt")
@@ -221,7 +224,7 @@ def test_the_tokenizer_is_the_run_s_with_the_separator_before_a_text(folder, nam
         ]
 
 
-@pytest.mark.parametrize("name", ["ngpt", "normformer"])
+@pytest.mark.parametrize("name", ["ngpt", "normformer", "experts"])
 @torch.no_grad()
 def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
@@ -263,7 +266,7 @@ def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
     assert guess["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ngpt", "masked"])
+@pytest.mark.parametrize("name", ["ngpt", "masked", "experts"])
 def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
     from transformers import Trainer, TrainingArguments
 

@@ -25,7 +25,6 @@ REFUSED = {
     "attention_factor=True",
     "softcap=2.5",
     "gated=True",
-    "n_experts=4",
 }
 
 
@@ -90,6 +89,37 @@ def test_windows_and_shared_keys_are_carried(design, objective, name):
     expected = model(x)
     made, *_ = exported(design, fold_(model))
     assert (made(x).logits - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("design", DESIGNS)
+@torch.no_grad()
+def test_experts_are_carried_with_the_bias_that_chooses_them(design, shared):
+    model = make(design, n_experts=4, shared_experts=shared, d_ff=8)
+    model = scattered(model).float()
+    x = tokens(2, 9)
+    unbiased = model(x)
+    router = model.blocks[0].mlp.router
+    router.expert_bias.copy_(torch.tensor([0.5, -0.5, 0.0, 0.1]))
+    expected = model(x)
+    assert (expected - unbiased).abs().max() > 1e-3
+    made, tensors, config = exported(design, fold_(model))
+    bound = 1e-5 * max(1.0, expected.abs().max().item())
+    assert (made(x).logits - expected).abs().max() < bound
+    back = load_exported(DESIGNS[design][0], config, "clm", tensors)
+    assert (back.to("cpu")(x) - model(x)).abs().max() < bound
+    (name,) = (name for name in tensors if name.endswith("mlp.router.expert_bias"))
+    assert torch.equal(tensors[name], router.expert_bias)
+
+
+@torch.no_grad()
+def test_the_router_stays_in_fp32_in_a_model_of_bf16(tmp_path):
+    made, *_ = exported("gpt+", fold_(scattered(make("gpt+", n_experts=4)).float()))
+    made.save_pretrained(tmp_path)
+    back = hf.UnitsphereForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wide = {name for name, p in back.state_dict().items() if p.dtype == torch.float32}
+    assert {name.partition("router.")[2] for name in wide} == {"proj.weight", "expert_bias"}
+    assert back(tokens(2, 7)).logits.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

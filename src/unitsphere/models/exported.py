@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.models.experts import experts_of
 from unitsphere.models.gpt import GPTConfig
 from unitsphere.models.mixers import ATTENTION
 from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
@@ -46,6 +47,7 @@ NAMES = {
     "W_oMLP": "down_proj",
     "W_d": "down_proj",
     "W_2": "down_proj",
+    "W_r": "proj",
     "norm_A": "attention_norm",
     "LN_1": "attention_norm",
     "norm_M": "mlp_norm",
@@ -96,7 +98,6 @@ def not_exportable(model: Transformer) -> str:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
-        "n_experts": "n_experts {}: its exported form has one MLP in every layer",
         "mixers": "the mixers '{}': its exported form has attention in every layer",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
@@ -109,7 +110,6 @@ def not_exportable(model: Transformer) -> str:
         "residual": tuple(EXPORTED),
         "attention_factor": (False,),
         "softcap": (None,),
-        "n_experts": (0,),
         "gated": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
@@ -207,4 +207,6 @@ def load_exported(
             raise UserError(f"the exported {exported_name(own)} has another size than its config")
         state[own] = state[own].reshape(like.shape)
     model.load_state_dict(state, assign=True)
+    for experts in experts_of(model):  # counts, which no folder has
+        experts.tokens_per_expert = torch.zeros_like(experts.tokens_per_expert, device="cpu")
     return fold_(model)  # what a folded model keeps besides its tensors

@@ -221,6 +221,12 @@ def config_fields(
             "sliding_window": config.window,
             "layer_types": ["sliding_attention"] * config.n_layers,
         }
+    if config.n_experts:
+        shared |= {
+            "num_experts": config.n_experts,
+            "num_experts_per_tok": config.top_k,
+            "num_shared_experts": config.shared_experts,
+        }
     return shared | PARTS.get(architecture, _gpt_parts)(config, model.d_k)
 
 

@@ -10,7 +10,9 @@ d]; F is attention, then the MLP; Norm(x) = x/‖x‖):
 | step | a step of h by α towards Norm(F(h)), or along F(h), perhaps gated: `STEPS` | ngpt, angpt |
 | normformer | h = h + LN_a(attention(LN_1(h))); h = λ⊙h + MLP(LN_2(h)); or post-norm | normformer |
 
-Nothing is kept in buffers: positions are computed in each forward pass.
+In any of them a layer may have experts in the place of its MLP (`Experts`).
+
+Positions are computed in each forward pass. The only buffer is the experts' bias.
 """
 
 import math
@@ -47,7 +49,10 @@ class UnitsphereConfig(PreTrainedConfig):
     architecture: str = "gpt"  # where the weights come from; decides nothing
     vocab_size: int = 256
     hidden_size: int = 128
-    intermediate_size: int = 512
+    intermediate_size: int = 512  # of the MLP, or of each expert
+    num_experts: int = 0  # in the place of each MLP; 0: one MLP for all tokens
+    num_experts_per_tok: int = 2
+    num_shared_experts: int = 0  # which every token uses
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 4
@@ -85,9 +90,9 @@ class UnitsphereConfig(PreTrainedConfig):
 
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """How engines shard the layers' matrices; None where scales of heads or wide norms would
-        have to be sharded with them."""
-        if self.block != "pre_norm" or self.logit_gain:
+        """How engines shard the layers' matrices; None where scales of heads, wide norms or
+        experts would have to be sharded with them."""
+        if self.block != "pre_norm" or self.logit_gain or self.num_experts:
             return None
         parts = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("up_proj", "gate_proj")}
         plan = {f"layers.*.{at}.{name}": "colwise" for at, names in parts.items() for name in names}
@@ -104,6 +109,12 @@ def unit_norm(x: Tensor) -> Tensor:
     x = wide(x)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def wide_linear(linear: nn.Linear, x: Tensor) -> Tensor:
+    """linear(x) in fp32 or wider."""
+    bias = None if linear.bias is None else wide(linear.bias)
+    return F.linear(wide(x), wide(linear.weight), bias)
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -261,35 +272,104 @@ class Attention(nn.Module):
         return self.o_proj(y.flatten(-2)), weights
 
 
-class GatedMLP(nn.Module):
-    """down(up(x) ⊙ f(gate(x)))."""
+def linear(d_in: int, d_out: int, bias: bool, n_experts: int | None) -> nn.Module:
+    """nn.Linear, or one for each of some experts."""
+    if n_experts is None:
+        return nn.Linear(d_in, d_out, bias)
+    return ExpertLinear(n_experts, d_in, d_out, bias)
 
-    def __init__(self, config: UnitsphereConfig) -> None:
+
+class ExpertLinear(nn.Module):
+    """An nn.Linear for each expert."""
+
+    def __init__(self, n_experts: int, d_in: int, d_out: int, bias: bool) -> None:
         super().__init__()
-        d, d_ff = config.hidden_size, config.intermediate_size
-        self.up_proj, self.gate_proj = (nn.Linear(d, d_ff, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(d_ff, d, bias=False)
+        self.weight = nn.Parameter(torch.zeros(n_experts, d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(n_experts, d_out)) if bias else None
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
+class GatedMLP(nn.Module):
+    """down(up(x) ⊙ f(gate(x))), of hidden width d_ff; of the given expert if there are some."""
+
+    def __init__(self, config: UnitsphereConfig, d_ff: int, n_experts: int | None = None) -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.up_proj, self.gate_proj = (linear(d, d_ff, False, n_experts) for _ in range(2))
+        self.down_proj = linear(d_ff, d, False, n_experts)
         self.activation = ACTIVATIONS[config.hidden_act]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.up_proj(x) * self.activation(self.gate_proj(x)))
+    def forward(self, x: Tensor, *expert: int) -> Tensor:
+        units = self.up_proj(x, *expert) * self.activation(self.gate_proj(x, *expert))
+        return self.down_proj(units, *expert)
 
 
 class PlainMLP(nn.Module):
     """down(LN_f(f(up(x)))), or down(LN_f(GELU(up(x)) ⊙ gate(x))) with geglu; with biases."""
 
-    def __init__(self, config: UnitsphereConfig) -> None:
+    def __init__(self, config: UnitsphereConfig, d_ff: int, n_experts: int | None = None) -> None:
         super().__init__()
-        d, d_ff = config.hidden_size, config.intermediate_size
-        self.up_proj, self.down_proj = nn.Linear(d, d_ff), nn.Linear(d_ff, d)
-        self.gate_proj = nn.Linear(d, d_ff) if config.hidden_act == "geglu" else None
+        d = config.hidden_size
+        self.up_proj = linear(d, d_ff, True, n_experts)
+        self.down_proj = linear(d_ff, d, True, n_experts)
+        gated = config.hidden_act == "geglu"
+        self.gate_proj = linear(d, d_ff, True, n_experts) if gated else None
         self.norm = make_norm(config, d_ff) if config.mlp_norm else nn.Identity()
         self.activation = ACTIVATIONS[config.hidden_act]
 
+    def forward(self, x: Tensor, *expert: int) -> Tensor:
+        units = self.activation(self.up_proj(x, *expert))
+        units = units if self.gate_proj is None else units * self.gate_proj(x, *expert)
+        return self.down_proj(self.norm(units), *expert)
+
+
+class Router(nn.Module):
+    """The experts of a token, those with the largest p + bias, and their gates √(p_i/Σ p_j)."""
+
+    expert_bias: Tensor
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__()
+        self.top_k, n = config.num_experts_per_tok, config.num_experts
+        self.proj = nn.Linear(config.hidden_size, n, config.block == "normformer")
+        self.register_buffer("expert_bias", torch.zeros(n))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, d] -> experts [n, top_k] and gates [n, top_k], in fp32 or wider."""
+        with torch.autocast(x.device.type, enabled=False):
+            p = wide_linear(self.proj, x).sigmoid()
+        chosen = (p + self.expert_bias).topk(self.top_k).indices
+        of_chosen = p.gather(-1, chosen)
+        return chosen, (of_chosen / of_chosen.sum(-1, keepdim=True)).sqrt()
+
+
+class Experts(nn.Module):
+    """y = Σ gate·MLP_i(x) of a token's experts; √½(y + MLP_shared(x)) with shared ones."""
+
+    def __init__(self, config: UnitsphereConfig, mlp: Any) -> None:
+        super().__init__()
+        d_ff, shared = config.intermediate_size, config.num_shared_experts
+        self.router = Router(config)
+        self.routed = mlp(config, d_ff, config.num_experts)
+        self.shared = mlp(config, shared * d_ff) if shared else None
+
     def forward(self, x: Tensor) -> Tensor:
-        units = self.activation(self.up_proj(x))
-        units = units if self.gate_proj is None else units * self.gate_proj(x)
-        return self.down_proj(self.norm(units))
+        rows = x.flatten(0, -2)
+        chosen, gates = self.router(rows)
+        y = torch.zeros_like(rows, dtype=gates.dtype)
+        for expert in chosen.unique().tolist():
+            row, place = (chosen == expert).nonzero(as_tuple=True)
+            y = y.index_add(0, row, gates[row, place, None] * self.routed(rows[row], expert))
+        y = y.view_as(x).to(x.dtype)
+        return y if self.shared is None else math.sqrt(0.5) * (y + self.shared(x))
+
+
+def make_mlp(config: UnitsphereConfig) -> nn.Module:
+    """The MLP of a layer, or its experts."""
+    mlp = PlainMLP if config.block == "normformer" else GatedMLP
+    return Experts(config, mlp) if config.num_experts else mlp(config, config.intermediate_size)
 
 
 class PreNormBlock(GradientCheckpointingLayer):
@@ -298,7 +378,7 @@ class PreNormBlock(GradientCheckpointingLayer):
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
-        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+        self.self_attn, self.mlp = Attention(config, layer_idx), make_mlp(config)
 
     def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
         h = h + self.self_attn(self.attention_norm(h), rotation, **kwargs)[0]
@@ -346,7 +426,7 @@ class StepBlock(GradientCheckpointingLayer):
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.step = STEPS[config.step]
-        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+        self.self_attn, self.mlp = Attention(config, layer_idx), make_mlp(config)
         self.alpha_attention, self.alpha_mlp = (
             nn.Parameter(torch.full((config.hidden_size,), 0.05)) for _ in range(2)
         )
@@ -369,7 +449,7 @@ class NormFormerBlock(GradientCheckpointingLayer):
         super().__init__()
         self.post_norm, self.dropout = config.post_norm, nn.Dropout(config.dropout)
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
-        self.self_attn, self.mlp = Attention(config, layer_idx), PlainMLP(config)
+        self.self_attn, self.mlp = Attention(config, layer_idx), make_mlp(config)
         extra = config.attention_output_norm
         self.attention_output_norm = make_norm(config) if extra else nn.Identity()
         self.residual_scale = None
@@ -401,6 +481,7 @@ class UnitspherePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    _keep_in_fp32_modules_strict = ["router"]
     _can_record_outputs = {
         "hidden_states": tuple(BLOCKS.values()),
         "attentions": Attention,
@@ -416,6 +497,11 @@ class UnitspherePreTrainedModel(PreTrainedModel):
                 init.constant_(parameter, starts[name])
             elif isinstance(module, RMSNorm | DyT):
                 init.constant_(parameter, float(name == "weight"))
+            elif isinstance(module, ExpertLinear):
+                std = self.config.initializer_range if name == "weight" else 0.0
+                init.normal_(parameter, std=std)
+        if isinstance(module, Router):
+            init.zeros_(module.expert_bias)
 
 
 class UnitsphereModel(UnitspherePreTrainedModel):
