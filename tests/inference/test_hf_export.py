@@ -29,6 +29,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from unitsphere.inference.hf.load import load_own
 from unitsphere.inference.hf.modeling_unitsphere import (
     UnitsphereConfig,
     UnitsphereModel,
@@ -43,7 +44,7 @@ d_model = 32
 n_layers = 2
 n_heads = 4
 n_kv_heads = 2
-{window}
+{more}
 [data]
 source = "text.txt"
 tokenizer = "{tokenizer}"
@@ -67,7 +68,18 @@ RUNS = {
     "dyt": ("dyt", "clm", "bytes"),
     "windowed": ("ngpt", "clm", "bytes"),
     "masked": ("ngpt", "mlm", "bpe:300"),
+    "experts": ("ngpt", "clm", "bytes"),
+    "hybrid": ("ngpt", "clm", "bpe:300"),
+    "recurrent": ("normformer", "clm", "bytes"),
 }
+SIZES = "\nrecurrence = { d_key = 8, d_value = 16 }"
+MORE = {
+    "windowed": "window = 6",
+    "experts": "n_experts = 4\nd_ff = 48\nbalance = 0.05",
+    "hybrid": 'mixers = "gdn attention"\nwindow = 16' + SIZES,
+    "recurrent": 'mixers = "mamba2 gla"' + SIZES,
+}
+"""What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
 TEXT = "The cat sat on the mat, and that was that. Ünïcode too!\n"
 PROMPTS = ["The cat", "The cat sat on the mat, and"]
@@ -82,7 +94,7 @@ def folder(tmp_path_factory) -> Path:
         Path("text.txt").write_text(TEXT * 60, encoding="utf-8")
         for name, (architecture, objective, tokenizer) in RUNS.items():
             settings = {"architecture": architecture, "objective": objective}
-            settings |= {"tokenizer": tokenizer, "window": "window = 6" * (name == "windowed")}
+            settings |= {"tokenizer": tokenizer, "more": MORE.get(name, "")}
             Path("tiny.toml").write_text(RECIPE.format(**settings))
             assert main(["train", "tiny.toml", "--out", f"run-{name}"]) == 0
             assert main(["export", f"run-{name}", "--out", f"hf-{name}"]) == 0
@@ -166,7 +178,7 @@ def test_left_padding_changes_nothing(folder, name):
     assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", ["angpt", "windowed"])  # what is cached is moved alike in all
+@pytest.mark.parametrize("name", ["angpt", "windowed", "hybrid", "recurrent"])
 def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
     batch = tokenizer("The", return_tensors="pt")
@@ -221,7 +233,7 @@ def test_the_tokenizer_is_the_run_s_with_the_separator_before_a_text(folder, nam
         ]
 
 
-@pytest.mark.parametrize("name", ["ngpt", "normformer"])
+@pytest.mark.parametrize("name", ["ngpt", "normformer", "experts", "hybrid"])
 @torch.no_grad()
 def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
@@ -234,6 +246,15 @@ def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
     back = unitsphere.load(tmp_path, "cpu")
     first = unitsphere.load(folder / f"hf-{name}", "cpu")
     assert torch.equal(back.model(batch["input_ids"]), first.model(batch["input_ids"]))
+
+
+@pytest.mark.parametrize("name", ["experts", "hybrid", "recurrent"])
+@torch.no_grad()
+def test_the_package_s_own_classes_take_the_weights(folder, name):
+    path = folder / f"hf-{name}"
+    model, _ = load_own(path, load_file(path / "model.safetensors"))
+    tokens = some(unitsphere.load(folder / f"run-{name}", "cpu"))
+    assert torch.equal(model(tokens).logits, loaded(path)[0](tokens).logits)
 
 
 def test_the_text_generation_pipeline_continues_as_the_run_does(folder):
@@ -263,7 +284,7 @@ def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
     assert guess["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ngpt", "masked"])
+@pytest.mark.parametrize("name", ["ngpt", "masked", "experts", "hybrid"])
 def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
     from transformers import Trainer, TrainingArguments
 
@@ -421,7 +442,7 @@ def engine_attention(module, q, k, v, attention_mask, scaling, attention_instanc
     return attention_instances[module.layer_idx](q[0], k[0], v[0], scaling), None
 
 
-@pytest.mark.parametrize("name", [n for n in CAUSAL if n != "windowed"])
+@pytest.mark.parametrize("name", sorted({*CAUSAL} - {"windowed", "hybrid", "recurrent"}))
 @torch.no_grad()
 def test_an_engine_s_attention_takes_the_place_of_its_own(folder, name):
     AttentionInterface.register("engine", engine_attention)

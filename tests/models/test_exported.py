@@ -10,7 +10,9 @@ from design_cases import DESIGNS, make, scattered, switches, tokens
 from unitsphere.errors import UserError
 from unitsphere.inference.hf import modeling_unitsphere as hf
 from unitsphere.inference.hf.export import config_fields
+from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.exported import exported_tensors, is_tied, load_exported
+from unitsphere.models.mixers import MIXERS
 from unitsphere.models.plans import fold_
 
 CLASSES = {"clm": hf.UnitsphereForCausalLM, "mlm": hf.UnitsphereForMaskedLM}
@@ -25,7 +27,6 @@ REFUSED = {
     "attention_factor=True",
     "softcap=2.5",
     "gated=True",
-    "n_experts=4",
 }
 
 
@@ -41,6 +42,7 @@ def exported(design, model):
     tensors, config = exported_tensors(architecture, model)
     fields = config_fields(architecture, model, is_tied(model), context=16)
     made = CLASSES[model.objective](hf.UnitsphereConfig(**fields)).eval()
+    made.to(next(model.parameters()).dtype)
     made.load_state_dict(tensors, strict=not is_tied(model))
     return made, tensors, config
 
@@ -90,6 +92,107 @@ def test_windows_and_shared_keys_are_carried(design, objective, name):
     expected = model(x)
     made, *_ = exported(design, fold_(model))
     assert (made(x).logits - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("design", DESIGNS)
+@torch.no_grad()
+def test_experts_are_carried_with_the_bias_that_chooses_them(design, shared):
+    model = make(design, n_experts=4, shared_experts=shared, d_ff=8)
+    model = scattered(model).float()
+    x = tokens(2, 9)
+    unbiased = model(x)
+    router = model.blocks[0].mlp.router
+    router.expert_bias.copy_(torch.tensor([0.5, -0.5, 0.0, 0.1]))
+    expected = model(x)
+    assert (expected - unbiased).abs().max() > 1e-3
+    made, tensors, config = exported(design, fold_(model))
+    bound = 1e-5 * max(1.0, expected.abs().max().item())
+    assert (made(x).logits - expected).abs().max() < bound
+    back = load_exported(DESIGNS[design][0], config, "clm", tensors)
+    assert (back.to("cpu")(x) - model(x)).abs().max() < bound
+    (name,) = (name for name in tensors if name.endswith("mlp.router.expert_bias"))
+    assert torch.equal(tensors[name], router.expert_bias)
+
+
+def hybrid(design, mixers, **numbers):
+    """A model with a layer of each of the mixers, off its start, in double."""
+    sizes = {"n_layers": len(mixers.split()), "recurrence": RecurrenceConfig(d_value=8, conv=3)}
+    return scattered(make(design, mixers=mixers, **sizes | numbers))
+
+
+PATTERNS = [*MIXERS, "attention gdn mamba2", "gla attention"]
+
+
+@pytest.mark.parametrize("mixers", PATTERNS)
+@pytest.mark.parametrize("design", DESIGNS)
+@torch.no_grad()
+def test_mixers_are_carried(design, mixers):
+    model = hybrid(design, mixers)
+    x = tokens(2, 41)  # several chunks, the last not full
+    expected = model(x)
+    made, tensors, config = exported(design, fold_(model))
+    in_fp32 = model.d_rot or getattr(model.config, "positions", "") == "sinusoidal"  # there
+    exact = mixers in MIXERS and not (in_fp32 and DESIGNS[design][0] == "normformer")
+    bound = 1e-11 if exact else 1e-5
+    assert (made(x).logits - expected).abs().max() < bound * max(1.0, expected.abs().max().item())
+    assert torch.equal(load_exported(DESIGNS[design][0], config, "clm", tensors)(x), model(x))
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("mixers", ["attention", *PATTERNS])
+@torch.no_grad()
+def test_generation_from_a_state_is_generation_without_one(mixers, settings):
+    made, *_ = exported("gpt+", fold_(hybrid("gpt+", mixers, window=5).float()))
+    x, mask = tokens(3, 18), torch.ones(3, 18, dtype=torch.int64)
+    mask[0, :7], mask[1, :17] = 0, 0  # a row of 11 tokens, and one of a single token
+    settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, **settings}
+    found = made.generate(x, attention_mask=mask, **settings)
+    settings.pop("cache_implementation", None)
+    assert torch.equal(found, made.generate(x, attention_mask=mask, use_cache=False, **settings))
+    for row in range(3):
+        alone = x[row, mask[row].bool()][None]
+        assert torch.equal(made.generate(alone, **settings)[0, -8:], found[row, -8:])
+
+
+@pytest.mark.parametrize("mixers", PATTERNS)
+@torch.no_grad()
+def test_a_state_takes_a_text_up_at_every_split(mixers):
+    model = hybrid("ngpt", mixers)
+    made, *_ = exported("ngpt", fold_(model))
+    x = tokens(2, 21)
+    expected = made(x).logits
+    for split in (1, 2, 16, 17, 20):
+        past = made(x[:, :split], use_cache=True)
+        rest = made(x[:, split:], past_key_values=past.past_key_values)
+        found = torch.cat([past.logits, rest.logits], dim=1)
+        assert (found - expected).abs().max() < 1e-5
+
+
+def test_mixers_of_someone_else_masks_of_pairs_and_speculation_are_refused(monkeypatch):
+    monkeypatch.setitem(MIXERS, "mine", MIXERS["gla"])
+    with pytest.raises(UserError, match="the mixers 'mine attention': its exported form has"):
+        exported_tensors("ngpt", hybrid("ngpt", "mine attention"))
+    made, *_ = exported("ngpt", fold_(hybrid("ngpt", "gla attention")))
+    with pytest.raises(ValueError, match=r"attention_mask \[batch, time\]"):
+        made(tokens(2, 5), attention_mask=torch.ones(2, 1, 5, 5))
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        made.generate(tokens(1, 5), prompt_lookup_num_tokens=2)
+
+
+@torch.no_grad()
+def test_routers_and_decays_stay_in_fp32_in_a_model_of_bf16(tmp_path):
+    model = hybrid("gpt+", "gdn mamba2 gla", n_experts=4).float()
+    made, *_ = exported("gpt+", fold_(model))
+    made.save_pretrained(tmp_path)
+    back = hf.UnitsphereForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wide = {name for name, p in back.state_dict().items() if p.dtype == torch.float32}
+    names = {name.split(".", 4)[4] for name in wide}
+    assert names == {"A_log", "dt_bias", "router.proj.weight", "router.expert_bias"}
+    x = tokens(2, 30)
+    logits = back(x).logits
+    assert logits.dtype == torch.bfloat16
+    assert (logits - made(x).logits).abs().median() < 0.02  # a token may get other experts
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.models.experts import experts_of
 from unitsphere.models.gpt import GPTConfig
-from unitsphere.models.mixers import ATTENTION
+from unitsphere.models.mixers import mixer_names
 from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import build_from
@@ -25,6 +26,10 @@ from unitsphere.models.variants import EXPORTED
 from unitsphere.ops.linear import scale_rows, unless_one
 
 NAMES = {
+    "attention.norm": "self_attn.norm",
+    "gain.value": "norm.weight",
+    "W_up.value": "up_proj.weight",
+    "b.value": "up_proj.bias",
     "E": "model.embed_tokens",
     "E_in": "model.embed_tokens",
     "P": "model.embed_positions",
@@ -46,6 +51,14 @@ NAMES = {
     "W_oMLP": "down_proj",
     "W_d": "down_proj",
     "W_2": "down_proj",
+    "W_r": "proj",
+    "W_a": "a_proj",
+    "W_b": "b_proj",
+    "W_x": "x_proj",
+    "W_B": "B_proj",
+    "W_C": "C_proj",
+    "W_dt": "dt_proj",
+    "W_low": "low_proj",
     "norm_A": "attention_norm",
     "LN_1": "attention_norm",
     "norm_M": "mlp_norm",
@@ -67,6 +80,8 @@ NAMES = {
 }
 """Parts of names here -> there."""
 
+MIXERS = {"attention", "gdn", "mamba2", "gla"}
+"""Those that the exported form has."""
 OWN_TOKENIZER = "run_tokenizer.json"
 """File of an exported folder: the run's tokenizer as it was."""
 MASK_TOKEN = "<mask>"
@@ -82,7 +97,7 @@ def exported_name(name: str) -> str:
     >>> exported_name("blocks.0.attention.W_q.weight")
     'model.layers.0.self_attn.q_proj.weight'
     """
-    return _PART.sub(lambda match: NAMES[match[1]], name)
+    return _PART.sub(lambda match: NAMES[match[1]], name).removesuffix(".value")
 
 
 def check_exportable(model: Transformer) -> None:
@@ -96,8 +111,7 @@ def not_exportable(model: Transformer) -> str:
     reasons = {
         "objective": "an encoder-decoder (objective seq2seq): its exported form is a single stack",
         "residual": "the residual '{}': its exported form has lerp, lerp_nu, add and gated",
-        "n_experts": "n_experts {}: its exported form has one MLP in every layer",
-        "mixers": "the mixers '{}': its exported form has attention in every layer",
+        "mixers": "the mixers '{}': its exported form has attention, gdn, mamba2 and gla",
         "attention_factor": "attention_factor: the number of keys that a query sees is not known "
         "to transformers' attention kernels",
         "softcap": "softcap {}: its exported form has logits without a cap",
@@ -109,13 +123,12 @@ def not_exportable(model: Transformer) -> str:
         "residual": tuple(EXPORTED),
         "attention_factor": (False,),
         "softcap": (None,),
-        "n_experts": (0,),
         "gated": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":
         wrong.append("ungated")
-    if {*config.mixers.split()} != {ATTENTION}:
+    if not {*mixer_names(config)} <= MIXERS:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
         wrong.insert(0, "objective")
@@ -207,4 +220,6 @@ def load_exported(
             raise UserError(f"the exported {exported_name(own)} has another size than its config")
         state[own] = state[own].reshape(like.shape)
     model.load_state_dict(state, assign=True)
+    for experts in experts_of(model):  # counts, which no folder has
+        experts.tokens_per_expert = torch.zeros_like(experts.tokens_per_expert, device="cpu")
     return fold_(model)  # what a folded model keeps besides its tensors

@@ -25,6 +25,7 @@ from unitsphere.files import write_text
 from unitsphere.inference.hf.tokenizer import write_tokenizer
 from unitsphere.models.config import kv_heads, mlp_size
 from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
+from unitsphere.models.mixers import ATTENTION, mixer_names
 from unitsphere.models.plans import fold_
 from unitsphere.models.trunk import Transformer
 from unitsphere.models.variants import EXPORTED
@@ -217,9 +218,17 @@ def config_fields(
         "initializer_range": getattr(config, "init_std", 1 / math.sqrt(d)),
     }
     if config.window is not None:
+        shared["sliding_window"] = config.window
+    names = mixer_names(config)
+    if {*names} != {ATTENTION}:
+        modules: Any = zip(names, model.mixers(), strict=True)
+        sizes = {name: [m.n_heads, m.K, m.V] for name, m in modules if name != ATTENTION}
+        shared |= {"mixers": names, "mixer_sizes": sizes, "mixer_conv": config.recurrence.conv}
+    if config.n_experts:
         shared |= {
-            "sliding_window": config.window,
-            "layer_types": ["sliding_attention"] * config.n_layers,
+            "num_experts": config.n_experts,
+            "num_experts_per_tok": config.top_k,
+            "num_shared_experts": config.shared_experts,
         }
     return shared | PARTS.get(architecture, _gpt_parts)(config, model.d_k)
 

@@ -10,7 +10,10 @@ d]; F is attention, then the MLP; Norm(x) = x/‖x‖):
 | step | a step of h by α towards Norm(F(h)), or along F(h), perhaps gated: `STEPS` | ngpt, angpt |
 | normformer | h = h + LN_a(attention(LN_1(h))); h = λ⊙h + MLP(LN_2(h)); or post-norm | normformer |
 
-Nothing is kept in buffers: positions are computed in each forward pass.
+In any of them a layer may have experts in the place of its MLP (`Experts`), and in the place of
+attention a mixer whose state does not grow with the text (`MIXERS`).
+
+Positions are computed in each forward pass; the only buffer is the experts' bias.
 """
 
 import math
@@ -47,14 +50,20 @@ class UnitsphereConfig(PreTrainedConfig):
     architecture: str = "gpt"  # where the weights come from; decides nothing
     vocab_size: int = 256
     hidden_size: int = 128
-    intermediate_size: int = 512
+    intermediate_size: int = 512  # of the MLP, or of each expert
+    num_experts: int = 0  # in the place of each MLP; 0: one MLP for all tokens
+    num_experts_per_tok: int = 2
+    num_shared_experts: int = 0  # which every token uses
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 4
     head_dim: int = 32
     max_position_embeddings: int = 2048
     sliding_window: int | None = None  # tokens that one sees, itself included; None: all
-    layer_types: list[str] | None = None  # where transformers and vLLM look for windows
+    layer_types: list[str] | None = None  # what a cache keeps of each layer; None: filled in
+    mixers: list[str] | None = None  # of each layer: attention or a name of MIXERS; None: attention
+    mixer_sizes: dict[str, list[int]] | None = None  # by name: heads, width of a key, of a value
+    mixer_conv: int = 4  # tokens that their short convolutions see
     is_causal: bool = True
     block: str = "pre_norm"
     step: str = "lerp_norm"  # with block "step"
@@ -83,11 +92,21 @@ class UnitsphereConfig(PreTrainedConfig):
     use_cache: bool = True
     tie_word_embeddings: bool = False
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.layer_types is None:
+            attention = "full_attention" if self.sliding_window is None else "sliding_attention"
+            mixers = self.mixers or ["attention"] * self.num_hidden_layers
+            types = [attention if name == "attention" else "linear_attention" for name in mixers]
+            if attention not in types:  # a cache counts the tokens of a layer that has keys
+                types[:1] = ["hybrid"]
+            self.layer_types = types
+        super().__post_init__(**kwargs)
+
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """How engines shard the layers' matrices; None where scales of heads or wide norms would
-        have to be sharded with them."""
-        if self.block != "pre_norm" or self.logit_gain:
+        """How engines shard the layers' matrices; None where scales of heads, wide norms, states
+        or experts would have to be sharded with them."""
+        if self.block != "pre_norm" or self.logit_gain or self.mixers or self.num_experts:
             return None
         parts = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("up_proj", "gate_proj")}
         plan = {f"layers.*.{at}.{name}": "colwise" for at, names in parts.items() for name in names}
@@ -104,6 +123,12 @@ def unit_norm(x: Tensor) -> Tensor:
     x = wide(x)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def wide_linear(linear: nn.Linear, x: Tensor) -> Tensor:
+    """linear(x) in fp32 or wider."""
+    bias = None if linear.bias is None else wide(linear.bias)
+    return F.linear(wide(x), wide(linear.weight), bias)
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -261,35 +286,327 @@ class Attention(nn.Module):
         return self.o_proj(y.flatten(-2)), weights
 
 
-class GatedMLP(nn.Module):
-    """down(up(x) ⊙ f(gate(x)))."""
+CHUNK = 16  # tokens; D below is as large as a chunk squared, for each row of S
 
-    def __init__(self, config: UnitsphereConfig) -> None:
+
+def scan(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, beta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, V], and the last state S [B, H, K, V], of this recurrence over T tokens:
+
+        S = e^g S;  S = S + k ⊗ u;  o = Sᵀq,  with u = v, or u = β(v − Sᵀk) where there is a β
+
+    q, k [B, H or 1, T, K]; v [B, H, T, V]; g [B, H, T, K or 1]; β [B, H, T, 1]. A chunk of tokens
+    is computed at once: D_ij = e^(g_(j+1) + … + g_i) is left at token i of what token j has
+    written, and where there is a β, the u of the chunk solve a triangular system.
+    """
+    out = []
+    for at in range(0, q.shape[2], CHUNK):
+        Q, K, V, G = (x[:, :, at : at + CHUNK] for x in (q, k, v, g))
+        j = torch.arange(Q.shape[2], device=q.device)[:, None]
+        i = j[:, None]
+        D = G[:, :, :, None].masked_fill(i <= j, 0).cumsum(2).masked_fill(i < j, -math.inf).exp()
+        of_S = G.cumsum(2).exp()  # what is left at token i of the state before the chunk
+        U = V
+        if beta is not None:
+            b = beta[:, :, at : at + CHUNK]
+            A = b * torch.einsum("bhik,bhjk,bhijk->bhij", K, K, D)
+            U = torch.linalg.solve_triangular(
+                A, b * (V - (of_S * K) @ S), upper=False, unitriangular=True
+            )
+        out.append((of_S * Q) @ S + torch.einsum("bhik,bhjk,bhijk->bhij", Q, K, D) @ U)
+        S = of_S[:, :, -1, :, None] * S + (D[:, :, -1] * K).mT @ U
+    return torch.cat(out, dim=2), S
+
+
+def shown(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x [B, T, n], but 0 where the mask [B, T] is 0: padding."""
+    return x if mask is None else x * mask[..., None]
+
+
+class Mixer(nn.Module):
+    """What mixers share: H heads, each with a state S [K, V] in fp32 or wider, which a cache keeps.
+
+    Padding leaves no trace in it.
+    """
+
+    name: str
+    norm: RMSNorm | None
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
-        d, d_ff = config.hidden_size, config.intermediate_size
-        self.up_proj, self.gate_proj = (nn.Linear(d, d_ff, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(d_ff, d, bias=False)
+        self.layer_idx, self.width = layer_idx, config.mixer_conv
+        self.hidden_size, self.bias = config.hidden_size, config.block == "normformer"
+        self.H, self.K, self.V = (config.mixer_sizes or {})[self.name]
+        self.counts = (config.layer_types or [])[layer_idx] == "hybrid"
+        self.gate_proj = self.from_h(self.H * self.V)
+        self.o_proj = nn.Linear(self.H * self.V, self.hidden_size, self.bias)
+
+    def from_h(self, width: int) -> nn.Linear:
+        """A matrix that reads h."""
+        return nn.Linear(self.hidden_size, width, self.bias)
+
+    def convolution(self, channels: int) -> nn.Parameter:
+        """The weights of a short convolution, the last column for the token itself."""
+        return nn.Parameter(torch.zeros(channels, self.width))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, T, H·n] -> [B, H, T, n]."""
+        return x.unflatten(-1, (self.H, -1)).transpose(1, 2)
+
+    def convolved(
+        self, x: Tensor, weights: list[Any], cache: Any, bias: Tensor | None = None
+    ) -> Tensor:
+        """SiLU(Σ_j w_j ⊙ x_(t−j) + bias) of x [B, T, channels], after the inputs in the cache."""
+        x, weight, past = x.mT, wide(torch.cat(weights)), self.width - 1
+        length = x.shape[-1] + past
+        if cache is not None and past:
+            x = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=past)[..., -length:]
+        x = F.pad(x, (length - x.shape[-1], 0))
+        return F.silu(F.conv1d(x, weight[:, None], bias, groups=len(weight))).mT
+
+    def scanned(self, cache: Any, q: Tensor, k: Tensor, v: Tensor, *decay: Tensor) -> Tensor:
+        """o of `scan` (decay: g, and β if there is one), from the state in the cache on."""
+        S = None if cache is None else cache.layers[self.layer_idx].recurrent_states[0]
+        if S is None:
+            S = v.new_zeros(len(v), self.H, self.K, self.V)
+        o, S = scan(q, k, v, decay[0], S, *decay[1:])
+        if cache is not None:
+            cache.update_recurrent_state(S, self.layer_idx)
+        if cache is not None and self.counts:
+            key = v.new_ones(len(v), 1, v.shape[2], 1)
+            cache.update(key, key, self.layer_idx)
+        return o
+
+    def output(self, o: Tensor, z: Tensor) -> tuple[Tensor, None]:
+        """W_o(norm(o) ⊙ SiLU(z)), the norm of each head; without a weight it is Norm."""
+        o = unit_norm(o) if self.norm is None else self.norm(o)
+        return self.o_proj(o.transpose(1, 2).flatten(2).to(z.dtype) * F.silu(z)), None
+
+
+class GatedDeltaNet(Mixer):
+    """`scan` with β = σ(b), g = −e^A_log·softplus(a + dt_bias).
+
+    q, k and v are convolved, then q and k divided by their length, q by √K too.
+    """
+
+    name = "gdn"
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        keys, values = self.H * self.K, self.H * self.V
+        self.q_proj, self.k_proj, self.v_proj = map(self.from_h, (keys, keys, values))
+        self.a_proj, self.b_proj = map(self.from_h, (self.H, self.H))
+        self.conv_q, self.conv_k, self.conv_v = map(self.convolution, (keys, keys, values))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.zeros(self.H)) for _ in range(2))
+        self.norm = None if config.block == "step" else RMSNorm(self.V, 1e-6)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """`attention_mask` [batch, time] is 0 for padding."""
+        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
+        a, b, z = self.a_proj(x), self.b_proj(x), self.gate_proj(x)
+        with torch.autocast(x.device.type, enabled=False):
+            weights = [self.conv_q, self.conv_k, self.conv_v]
+            qkv = self.convolved(shown(wide(qkv), attention_mask), weights, past_key_values)
+            q, k, v = map(self.heads, qkv.split([len(weight) for weight in weights], dim=-1))
+            g = -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)
+            decay = [self.heads(shown(y, attention_mask)) for y in (g, wide(b).sigmoid())]
+            q, k = unit_norm(q) / math.sqrt(self.K), unit_norm(k)
+            o = self.scanned(past_key_values, q, k, v, *decay)
+        return self.output(o, z)
+
+
+class Mamba2(Mixer):
+    """y = o + D·x, o of `scan` with q = C, k = B, v = dt·x, g = −e^A_log·dt.
+
+    dt = softplus(W_dt h + dt_bias); x, B and C are convolved; all heads share B and C.
+    """
+
+    name = "mamba2"
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        sizes = self.H * self.V, self.K, self.K
+        self.x_proj, self.B_proj, self.C_proj = map(self.from_h, sizes)
+        self.conv_x, self.conv_B, self.conv_C = map(self.convolution, sizes)
+        self.bias_x, self.bias_B, self.bias_C = (nn.Parameter(torch.zeros(n)) for n in sizes)
+        self.dt_proj = self.from_h(self.H)
+        self.A_log, self.dt_bias, self.D = (nn.Parameter(torch.zeros(self.H)) for _ in range(3))
+        self.norm = None if config.block == "step" else RMSNorm(self.H * self.V, 1e-5)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """`attention_mask` [batch, time] is 0 for padding."""
+        xBC = torch.cat([self.x_proj(x), self.B_proj(x), self.C_proj(x)], dim=-1)
+        dt, z = self.dt_proj(x), self.gate_proj(x)
+        with torch.autocast(x.device.type, enabled=False):
+            weights = [self.conv_x, self.conv_B, self.conv_C]
+            bias = wide(torch.cat([self.bias_x, self.bias_B, self.bias_C]))
+            xBC = self.convolved(shown(wide(xBC), attention_mask), weights, past_key_values, bias)
+            inner, k, q = xBC.split([len(weight) for weight in weights], dim=-1)
+            inner, k, q = self.heads(inner), k[:, None], q[:, None]
+            dt = self.heads(shown(F.softplus(wide(dt) + self.dt_bias), attention_mask))
+            A, D = (y[:, None, None] for y in (-wide(self.A_log).exp(), wide(self.D)))
+            y = self.scanned(past_key_values, q, k, dt * inner, A * dt) + D * inner
+        return self.output(y, z)
+
+    def output(self, o: Tensor, z: Tensor) -> tuple[Tensor, None]:
+        """With a norm: of all heads together, after they are multiplied by SiLU(z)."""
+        if self.norm is None:
+            return super().output(o, z)
+        return self.o_proj(self.norm(o.transpose(1, 2).flatten(2).to(z.dtype) * F.silu(z))), None
+
+
+class GatedLinearAttention(Mixer):
+    """`scan` with a g for each row of S: g = ln σ(up(low(x)))/16; no convolution."""
+
+    name = "gla"
+
+    def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        keys, values = self.H * self.K, self.H * self.V
+        self.q_proj, self.k_proj, self.v_proj = map(self.from_h, (keys, keys, values))
+        self.low_proj, self.up_proj = self.from_h(16), nn.Linear(16, keys)
+        self.norm = None if config.block == "step" else RMSNorm(self.V, 1e-5)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """`attention_mask` [batch, time] is 0 for padding."""
+        q, k, v, low = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.low_proj(x)
+        with torch.autocast(x.device.type, enabled=False):
+            g = F.logsigmoid(wide_linear(self.up_proj, low)) / 16
+            k, g = shown(wide(k), attention_mask), shown(g, attention_mask)
+            q, k, v, g = map(self.heads, (wide(q) / math.sqrt(self.K), k, wide(v), g))
+            o = self.scanned(past_key_values, q, k, v, g)
+        return self.output(o, self.gate_proj(x))
+
+
+MIXERS = {mixer.name: mixer for mixer in (GatedDeltaNet, Mamba2, GatedLinearAttention)}
+
+
+def make_mixer(config: UnitsphereConfig, layer_idx: int) -> nn.Module:
+    """The attention of a layer, or what is in its place."""
+    name = "attention" if config.mixers is None else config.mixers[layer_idx]
+    return Attention(config, layer_idx) if name == "attention" else MIXERS[name](config, layer_idx)
+
+
+def linear(d_in: int, d_out: int, bias: bool, n_experts: int | None) -> nn.Module:
+    """nn.Linear, or one for each of some experts."""
+    if n_experts is None:
+        return nn.Linear(d_in, d_out, bias)
+    return ExpertLinear(n_experts, d_in, d_out, bias)
+
+
+class ExpertLinear(nn.Module):
+    """An nn.Linear for each expert."""
+
+    def __init__(self, n_experts: int, d_in: int, d_out: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(n_experts, d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(n_experts, d_out)) if bias else None
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
+class GatedMLP(nn.Module):
+    """down(up(x) ⊙ f(gate(x))), of hidden width d_ff; of the given expert if there are some."""
+
+    def __init__(self, config: UnitsphereConfig, d_ff: int, n_experts: int | None = None) -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.up_proj, self.gate_proj = (linear(d, d_ff, False, n_experts) for _ in range(2))
+        self.down_proj = linear(d_ff, d, False, n_experts)
         self.activation = ACTIVATIONS[config.hidden_act]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.up_proj(x) * self.activation(self.gate_proj(x)))
+    def forward(self, x: Tensor, *expert: int) -> Tensor:
+        units = self.up_proj(x, *expert) * self.activation(self.gate_proj(x, *expert))
+        return self.down_proj(units, *expert)
 
 
 class PlainMLP(nn.Module):
     """down(LN_f(f(up(x)))), or down(LN_f(GELU(up(x)) ⊙ gate(x))) with geglu; with biases."""
 
-    def __init__(self, config: UnitsphereConfig) -> None:
+    def __init__(self, config: UnitsphereConfig, d_ff: int, n_experts: int | None = None) -> None:
         super().__init__()
-        d, d_ff = config.hidden_size, config.intermediate_size
-        self.up_proj, self.down_proj = nn.Linear(d, d_ff), nn.Linear(d_ff, d)
-        self.gate_proj = nn.Linear(d, d_ff) if config.hidden_act == "geglu" else None
+        d = config.hidden_size
+        self.up_proj = linear(d, d_ff, True, n_experts)
+        self.down_proj = linear(d_ff, d, True, n_experts)
+        gated = config.hidden_act == "geglu"
+        self.gate_proj = linear(d, d_ff, True, n_experts) if gated else None
         self.norm = make_norm(config, d_ff) if config.mlp_norm else nn.Identity()
         self.activation = ACTIVATIONS[config.hidden_act]
 
+    def forward(self, x: Tensor, *expert: int) -> Tensor:
+        units = self.activation(self.up_proj(x, *expert))
+        units = units if self.gate_proj is None else units * self.gate_proj(x, *expert)
+        return self.down_proj(self.norm(units), *expert)
+
+
+class Router(nn.Module):
+    """The experts of a token, those with the largest p + bias, and their gates √(p_i/Σ p_j)."""
+
+    expert_bias: Tensor
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__()
+        self.top_k, n = config.num_experts_per_tok, config.num_experts
+        self.proj = nn.Linear(config.hidden_size, n, config.block == "normformer")
+        self.register_buffer("expert_bias", torch.zeros(n))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, d] -> experts [n, top_k] and gates [n, top_k], in fp32 or wider."""
+        with torch.autocast(x.device.type, enabled=False):
+            p = wide_linear(self.proj, x).sigmoid()
+        chosen = (p + self.expert_bias).topk(self.top_k).indices
+        of_chosen = p.gather(-1, chosen)
+        return chosen, (of_chosen / of_chosen.sum(-1, keepdim=True)).sqrt()
+
+
+class Experts(nn.Module):
+    """y = Σ gate·MLP_i(x) of a token's experts; √½(y + MLP_shared(x)) with shared ones."""
+
+    def __init__(self, config: UnitsphereConfig, mlp: Any) -> None:
+        super().__init__()
+        d_ff, shared = config.intermediate_size, config.num_shared_experts
+        self.router = Router(config)
+        self.routed = mlp(config, d_ff, config.num_experts)
+        self.shared = mlp(config, shared * d_ff) if shared else None
+
     def forward(self, x: Tensor) -> Tensor:
-        units = self.activation(self.up_proj(x))
-        units = units if self.gate_proj is None else units * self.gate_proj(x)
-        return self.down_proj(self.norm(units))
+        rows = x.flatten(0, -2)
+        chosen, gates = self.router(rows)
+        y = torch.zeros_like(rows, dtype=gates.dtype)
+        for expert in chosen.unique().tolist():
+            row, place = (chosen == expert).nonzero(as_tuple=True)
+            y = y.index_add(0, row, gates[row, place, None] * self.routed(rows[row], expert))
+        y = y.view_as(x).to(x.dtype)
+        return y if self.shared is None else math.sqrt(0.5) * (y + self.shared(x))
+
+
+def make_mlp(config: UnitsphereConfig) -> nn.Module:
+    """The MLP of a layer, or its experts."""
+    mlp = PlainMLP if config.block == "normformer" else GatedMLP
+    return Experts(config, mlp) if config.num_experts else mlp(config, config.intermediate_size)
 
 
 class PreNormBlock(GradientCheckpointingLayer):
@@ -298,7 +615,7 @@ class PreNormBlock(GradientCheckpointingLayer):
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
-        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+        self.self_attn, self.mlp = make_mixer(config, layer_idx), make_mlp(config)
 
     def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
         h = h + self.self_attn(self.attention_norm(h), rotation, **kwargs)[0]
@@ -346,7 +663,7 @@ class StepBlock(GradientCheckpointingLayer):
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.step = STEPS[config.step]
-        self.self_attn, self.mlp = Attention(config, layer_idx), GatedMLP(config)
+        self.self_attn, self.mlp = make_mixer(config, layer_idx), make_mlp(config)
         self.alpha_attention, self.alpha_mlp = (
             nn.Parameter(torch.full((config.hidden_size,), 0.05)) for _ in range(2)
         )
@@ -369,7 +686,7 @@ class NormFormerBlock(GradientCheckpointingLayer):
         super().__init__()
         self.post_norm, self.dropout = config.post_norm, nn.Dropout(config.dropout)
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
-        self.self_attn, self.mlp = Attention(config, layer_idx), PlainMLP(config)
+        self.self_attn, self.mlp = make_mixer(config, layer_idx), make_mlp(config)
         extra = config.attention_output_norm
         self.attention_output_norm = make_norm(config) if extra else nn.Identity()
         self.residual_scale = None
@@ -401,6 +718,7 @@ class UnitspherePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    _keep_in_fp32_modules_strict = ["router", "A_log", "dt_bias"]
     _can_record_outputs = {
         "hidden_states": tuple(BLOCKS.values()),
         "attentions": Attention,
@@ -411,11 +729,20 @@ class UnitspherePreTrainedModel(PreTrainedModel):
         starts = {"qk_scale": 1.0, "logit_gain": math.sqrt(self.config.head_dim), "alpha": 0.5}
         starts |= {"alpha_attention": 0.05, "alpha_mlp": 0.05, "head_scale": 1.0}
         starts |= {"residual_scale": 1.0, "gate_attention": 0.0, "gate_mlp": 0.0}
+        starts |= {"A_log": 0.0, "dt_bias": -4.6, "D": 1.0, "bias_x": 0.0, "bias_B": 0.0}
+        starts |= {"bias_C": 0.0}
         for name, parameter in module.named_parameters(recurse=False):
             if name in starts:
                 init.constant_(parameter, starts[name])
+            elif name.startswith("conv_"):
+                init.normal_(parameter, std=parameter.shape[1] ** -0.5)
             elif isinstance(module, RMSNorm | DyT):
                 init.constant_(parameter, float(name == "weight"))
+            elif isinstance(module, ExpertLinear):
+                std = self.config.initializer_range if name == "weight" else 0.0
+                init.normal_(parameter, std=std)
+        if isinstance(module, Router):
+            init.zeros_(module.expert_bias)
 
 
 class UnitsphereModel(UnitspherePreTrainedModel):
@@ -452,14 +779,16 @@ class UnitsphereModel(UnitspherePreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = self.positions(h, attention_mask, past_key_values)
-        mask = self.mask(h, attention_mask, past_key_values, position_ids)
+        masks = attention_mask
+        if not isinstance(masks, dict):  # for a static cache `generate` makes them itself
+            masks = self.masks(h, attention_mask, past_key_values, position_ids)
         h = self.with_positions(h * self.config.embedding_scale, position_ids)
         rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
-        for layer in self.layers:
+        for layer, kind in zip(self.layers, self.config.layer_types or (), strict=True):
             h = layer(
                 h,
                 rotation,
-                attention_mask=mask,
+                attention_mask=masks.get("linear_attention" if kind == "hybrid" else kind),
                 past_key_values=past_key_values,
                 position_ids=position_ids,
                 **kwargs,
@@ -473,6 +802,21 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         if attention_mask is not None and attention_mask.shape[1:] == (past + time,):
             return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
         return torch.arange(past, past + time, device=h.device)[None]
+
+    def masks(
+        self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None, positions: Tensor
+    ) -> dict[str, Any]:
+        """Type of layer -> who looks at whom; of mixers, which tokens [batch, time] are real."""
+        types = set(self.config.layer_types or ())
+        attention = types - {"linear_attention", "hybrid"}
+        found: dict[str, Any] = {
+            kind: self.mask(h, attention_mask, cache, positions) for kind in attention
+        }
+        if attention_mask is not None and types != attention:
+            if attention_mask.dim() != 2:
+                raise ValueError("a model with mixers takes an attention_mask [batch, time]")
+            found["linear_attention"] = attention_mask[:, -h.shape[1] :]
+        return found
 
     def mask(
         self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None, positions: Tensor
@@ -505,6 +849,7 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = UnitsphereModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._is_stateful = config.mixers is not None  # a state cannot go back to an earlier token
         self.post_init()
 
     @can_return_tuple
@@ -513,9 +858,10 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
+        position_ids: Tensor | None = None,  # named, so that `generate` gives them
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        out = self.model(input_ids, **kwargs)
+        out = self.model(input_ids, position_ids=position_ids, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None

@@ -1,0 +1,232 @@
+"""The ladder of horizons: what each arm gains over each GPT, against tokens per parameter.
+
+    python benchmarks/horizons.py
+
+A folder in docs/results/horizons is a ladder: arms of one size on one text. Its files are what
+`unitsphere compare benchmarks/horizons-….toml --json` printed, one for some of the horizons or
+seeds. Writes docs/results/horizons.json, a row per arm, baseline and horizon, and a picture per
+ladder, and prints the tables of docs/results/horizons.md.
+
+Speedup: how many times fewer tokens an arm needs to reach the loss that the baseline has at a
+horizon, each horizon being runs of their own that are annealed over it; the interval is a
+bootstrap over seeds. In time: the same times the ratio of the measured seconds per token. No
+figure is extrapolated: where an arm is ahead at the smallest horizon already, or behind at the
+largest, there is a reason instead.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unitsphere.files import write_text
+from unitsphere.report.document import Figure, Series, banded
+from unitsphere.report.numbers import short
+from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.picture import write_picture
+from unitsphere.studies.core.statistics import Losses, draws, speedups
+from unitsphere.studies.gains import as_dict
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+GPT = "gpt"
+"""The architecture of the baselines."""
+
+
+@dataclass
+class Arm:
+    """An arm of a ladder. seeds: tokens -> seed -> (nats per token, seconds per token)."""
+
+    name: str
+    architecture: str
+    parameters: int
+    rates: dict[int, float] = field(default_factory=dict)
+    seeds: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+
+    def loss(self, tokens: int) -> float:
+        """Mean over the seeds at a horizon."""
+        return statistics.mean(loss for loss, _ in self.seeds[tokens].values())
+
+    def error(self, tokens: int) -> float | None:
+        """Standard error of that mean; None for one seed."""
+        losses = [loss for loss, _ in self.seeds[tokens].values()]
+        return statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
+
+    def figures(self, horizons: list[int], seeds: list[int], which: int) -> np.ndarray:
+        """Losses (which = 0) or seconds per token (1), [seeds, horizons]."""
+        return np.array([[self.seeds[t][seed][which] for t in horizons] for seed in seeds])
+
+
+def read(folder: Path) -> list[Arm]:
+    """The arms of a ladder, with the runs of all files of its folder."""
+    arms: dict[str, Arm] = {}
+    for path in sorted(folder.glob("*.json")):
+        for name, found in json.loads(path.read_text())["arms"].items():
+            arm = arms.setdefault(name, Arm(name, found["architecture"], found["parameters"]))
+            for budget in found["budgets"]:
+                tokens = budget["tokens"]
+                done = [seed for seed in budget["seeds"] if seed["status"] == "finished"]
+                runs = {s["seed"]: (s["loss"], 1 / s["tokens_per_second"]) for s in done}
+                arm.seeds.setdefault(tokens, {}).update(runs)
+                arm.rates[tokens] = budget["lr"]
+    return list(arms.values())
+
+
+def rows_of(arms: list[Arm]) -> Iterator[dict[str, Any]]:
+    """A row for each baseline, other arm, and horizon that both have."""
+    for base in (arm for arm in arms if arm.architecture == GPT):
+        for arm in arms:
+            horizons = sorted(set(arm.seeds) & set(base.seeds))
+            if arm is not base and horizons:
+                yield from pair_rows(base, arm, horizons)
+
+
+def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, Any]]:
+    """The rows of an arm against a baseline."""
+    each = [set(a.seeds[tokens]) for a in (base, arm) for tokens in horizons]
+    seeds = sorted(set.intersection(*each))
+    if not seeds:
+        return
+    base_losses, losses = (Losses(horizons, a.figures(horizons, seeds, 0)) for a in (base, arm))
+    base_costs, costs = (a.figures(horizons, seeds, 1).mean(1) for a in (base, arm))
+    every = [list(draw) for draw in draws(len(seeds))]
+    slower = np.array([costs[draw].mean() / base_costs[draw].mean() for draw in every])
+    for place, tokens in enumerate(horizons):
+        ratio = speedups(base_losses, losses, place)
+        yield {
+            "arm": arm.name,
+            "baseline": base.name,
+            "parameters": arm.parameters,
+            "tokens": tokens,
+            "tokens_per_parameter": round(tokens / base.parameters, 1),
+            "lr": arm.rates[tokens],
+            "loss": arm.loss(tokens),
+            "standard_error": arm.error(tokens),
+            "baseline_loss": base.loss(tokens),
+            "seeds": len(seeds),
+            "speedup": as_dict(ratio, len(seeds)),
+            "time": as_dict(ratio / slower, len(seeds)),
+        }
+
+
+def speedup_cell(figure: dict[str, Any]) -> str:
+    """`1.42 (1.31–1.55)`; `ahead` of the smallest horizon already, or `behind` at the largest."""
+    median, low, high = figure["median"], figure["low"], figure["high"]
+    if median is None:
+        return "behind" if "not reached" in figure["reason"] else "ahead"
+    if low is None and high is None:
+        return f"{median:.2f}"
+    ends = ("…" if end is None else f"{end:.2f}" for end in (low, high))
+    return f"{median:.2f} ({'–'.join(ends)})"
+
+
+def loss_table(arms: list[Arm]) -> str:
+    """Losses by arm and horizon, each horizon's lowest in bold."""
+    horizons = sorted({tokens for arm in arms for tokens in arm.seeds})
+    best = {t: min(arm.loss(t) for arm in arms if t in arm.seeds) for t in horizons}
+
+    def cell(arm: Arm, tokens: int) -> str:
+        if tokens not in arm.seeds:
+            return "–"
+        loss, error = arm.loss(tokens), arm.error(tokens)
+        text = f"{loss:.3f}" if loss > best[tokens] else f"**{loss:.3f}**"
+        return text if error is None else f"{text} ± {error:.3f}"
+
+    head = ["arm", *(f"{t / arms[0].parameters:.2g} ({short(t)})" for t in horizons)]
+    return markdown_table(head, [[arm.name, *(cell(arm, t) for t in horizons)] for arm in arms])
+
+
+def gain_tables(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """For each baseline, the speedups in tokens and in time by arm and horizon."""
+    for base in dict.fromkeys(row["baseline"] for row in rows):
+        own = [row for row in rows if row["baseline"] == base]
+        horizons = sorted({row["tokens_per_parameter"] for row in own})
+        head = ["arm", *(f"{unit} at {t:g}" for unit in ("tokens", "time") for t in horizons)]
+        body = []
+        for arm in dict.fromkeys(row["arm"] for row in own):
+            at = {row["tokens_per_parameter"]: row for row in own if row["arm"] == arm}
+            cells = [
+                speedup_cell(at[t][key]) if t in at else "–"
+                for key in ("speedup", "time")
+                for t in horizons
+            ]
+            body.append([arm, *cells])
+        yield f"Over `{base}`:\n\n{markdown_table(head, body)}"
+
+
+def figures(arms: list[Arm], rows: list[dict[str, Any]]) -> list[Figure]:
+    """Loss against tokens, and speedup over each baseline against tokens per parameter."""
+    colours = {arm.name: place for place, arm in enumerate(arms)}
+    found = [
+        Figure(
+            "loss",
+            "Loss against tokens",
+            "nats per token",
+            {"tokens": "training tokens"},
+            [loss_line(arm, colours[arm.name]) for arm in arms],
+            log_x=True,
+            places={"tokens": sorted({t for arm in arms for t in arm.seeds})},
+        )
+    ]
+    for base in dict.fromkeys(row["baseline"] for row in rows):
+        own = [row for row in rows if row["baseline"] == base and row["speedup"]["median"]]
+        lines = [
+            gain_line(arm, [row for row in own if row["arm"] == arm], colours[arm])
+            for arm in dict.fromkeys(row["arm"] for row in own)
+        ]
+        if lines:
+            places = sorted({row["tokens_per_parameter"] for row in own})
+            figure = Figure(
+                f"speedup-{base}",
+                f"Fewer tokens than {base}",
+                "times",
+                {"horizon": "tokens per parameter"},
+                lines,
+                log_x=True,
+                places={"horizon": places},
+                level=1.0,
+            )
+            found.append(figure)
+    return found
+
+
+def loss_line(arm: Arm, colour: int) -> Series:
+    """An arm's mean loss, with the band of its seeds."""
+    tokens = sorted(arm.seeds)
+    losses = [[loss for loss, _ in arm.seeds[t].values()] for t in tokens]
+    lows, highs = ([end(values) for values in losses] for end in (min, max))
+    means = [arm.loss(t) for t in tokens]
+    return banded(arm.name, "tokens", tokens, means, colour, lows, highs)
+
+
+def gain_line(name: str, rows: list[dict[str, Any]], colour: int) -> Series:
+    """An arm's speedup, with its interval."""
+    found = [row["speedup"] for row in rows]
+    lows, highs = ([f[end] or f["median"] for f in found] for end in ("low", "high"))
+    xs = [row["tokens_per_parameter"] for row in rows]
+    return banded(name, "horizon", xs, [f["median"] for f in found], colour, lows, highs)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the rows and the pictures, and print the tables."""
+    parser = argparse.ArgumentParser(description="Unite the studies of horizons.")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    results = parser.parse_args(argv).results
+    rows = []
+    for folder in sorted(path for path in (results / "horizons").iterdir() if path.is_dir()):
+        arms = read(folder)
+        found = list(rows_of(arms))
+        write_picture(figures(arms, found), [folder.with_suffix(".png")])
+        print(f"## {folder.name}\n", loss_table(arms), *gain_tables(found), sep="\n")
+        rows += [{"ladder": folder.name} | row for row in found]
+    write_text(results / "horizons.json", json.dumps({"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

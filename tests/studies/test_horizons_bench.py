@@ -1,0 +1,88 @@
+"""The ladder of horizons: speedups over each GPT at each horizon, from the studies' JSON."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "horizons.py"
+TOKENS = (1000, 4000, 16000)
+
+
+@pytest.fixture(scope="module")
+def horizons():
+    spec = importlib.util.spec_from_file_location("horizons", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["horizons"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["horizons"]
+
+
+def arm(architecture, faster, slower, tokens=TOKENS, seeds=(0, 1)):
+    """An arm that has the baseline's loss after `faster` times fewer tokens; steps take longer."""
+
+    def run(t, seed):
+        loss = 9 - math.log(t * faster) + 0.01 * seed
+        figures = {"loss": loss, "tokens_per_second": 100 / slower}
+        return {"seed": seed, "status": "finished"} | figures
+
+    budgets = [{"tokens": t, "lr": 0.01, "seeds": [run(t, s) for s in seeds]} for t in tokens]
+    return {"architecture": architecture, "parameters": 1000, "budgets": budgets}
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "horizons" / "wiki-tiny"
+    folder.mkdir(parents=True)
+    arms = {"adamw": arm("gpt", 1, 1), "muon": arm("gpt", 1.5, 1.2), "sphere": arm("ngpt", 2, 1.6)}
+    early = {name: found | {"budgets": found["budgets"][:2]} for name, found in arms.items()}
+    late = {name: found | {"budgets": found["budgets"][2:]} for name, found in arms.items()}
+    (folder / "early.json").write_text(json.dumps({"arms": early}))
+    (folder / "late.json").write_text(json.dumps({"arms": late}))
+    return tmp_path
+
+
+def rows(results):
+    found = json.loads((results / "horizons.json").read_text())["rows"]
+    return {(row["arm"], row["baseline"], row["tokens_per_parameter"]): row for row in found}
+
+
+def test_speedups_in_tokens_and_in_time_over_every_gpt_at_every_horizon(horizons, results, capsys):
+    assert horizons.main(["--results", str(results)]) == 0
+    found = rows(results)
+    pairs = {("muon", "adamw"), ("sphere", "adamw"), ("adamw", "muon"), ("sphere", "muon")}
+    assert set(found) == {(*pair, horizon) for pair in pairs for horizon in (1.0, 4.0, 16.0)}
+    last = found["sphere", "adamw", 16.0]
+    assert last["speedup"]["median"] == pytest.approx(2, rel=1e-6)
+    assert last["time"]["median"] == pytest.approx(2 / 1.6, rel=1e-6)
+    assert last["loss"] == pytest.approx(9 - math.log(32000) + 0.005)
+    assert last["standard_error"] == pytest.approx(0.005)
+    assert found["sphere", "muon", 4.0]["speedup"]["median"] == pytest.approx(4 / 3, rel=1e-6)
+    assert (results / "horizons" / "wiki-tiny.png").stat().st_size > 1000
+    table = capsys.readouterr().out
+    assert f"**{9 - math.log(2000) + 0.005:.3f}** ± 0.005" in table
+
+
+def test_nothing_is_extrapolated_beyond_the_horizons(horizons, results):
+    horizons.main(["--results", str(results)])
+    found = rows(results)
+    ahead, behind = found["sphere", "adamw", 1.0], found["adamw", "muon", 16.0]
+    assert (ahead["speedup"]["median"], behind["speedup"]["median"]) == (None, None)
+    assert "before the smallest budget" in ahead["speedup"]["reason"]
+    assert "not reached" in behind["speedup"]["reason"]
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have(horizons, results):
+    path = results / "horizons" / "wiki-tiny" / "late.json"
+    found = json.loads(path.read_text())
+    found["arms"]["sphere"]["budgets"][0]["seeds"].pop()
+    path.write_text(json.dumps(found))
+    horizons.main(["--results", str(results)])
+    assert rows(results)["sphere", "adamw", 16.0]["seeds"] == 1
+    assert rows(results)["muon", "adamw", 16.0]["seeds"] == 2
