@@ -11,7 +11,9 @@ import pytest
 from run_folders import KilledError, check_resumed, die, figures
 
 from unitsphere.errors import Preempted
+from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.registry import ARCHITECTURES
+from unitsphere.training.optim import OptimConfig
 from unitsphere.training.run import train
 
 # Every architecture once; the precision and the objective are the trainer's, not a model's.
@@ -35,6 +37,25 @@ def test_resuming_with_dropout_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
     model = dataclasses.replace(config.model, dropout=0.2, attention_dropout=0.2)
     check_resumed(dataclasses.replace(config, model=model), tmp_path)
     assert figures(tmp_path / "whole") != figures(train(config, tmp_path / "without").out)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "optimizer", "precision"),
+    [("ngpt", "adam", "fp32"), ("gpt", "muon", "fp32"), ("ngpt", "adam", "bf16")],
+)
+def test_resuming_a_hybrid_is_bitwise_the_uninterrupted_run(
+    architecture, optimizer, precision, tiny, tmp_path
+):
+    run = tiny(architecture, sample_every=5, precision=precision, micro_batch=2)
+    model = dataclasses.replace(
+        run.model,
+        mixers="gdn mamba2 gla attention",
+        n_layers=4,
+        recurrence=RecurrenceConfig(d_key=4, d_value=8),
+    )
+    optim = OptimConfig(name=optimizer, lr=0.01)
+    data = dataclasses.replace(run.data, document_mask=True)
+    check_resumed(dataclasses.replace(run, model=model, optim=optim, data=data), tmp_path)
 
 
 def test_time_goes_on_over_a_resume(tiny, tmp_path):
