@@ -37,11 +37,10 @@ from unitsphere.config import from_dict
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
 from unitsphere.models.constraint import project_ as project
-from unitsphere.training.optim.adam import Adam, AdamW
+from unitsphere.training.optim.adam import Adam, AdamW, GatedAdamW
 from unitsphere.training.optim.average import average, averaged
 from unitsphere.training.optim.config import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
-from unitsphere.training.optim.gated import GatedAdamW
 from unitsphere.training.optim.muon import Muon, NorMuon, cool_momentum
 from unitsphere.training.optim.projection import Hyperball
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule

@@ -244,5 +244,5 @@ def test_what_it_cannot_do_is_one_line():
     model = build("ngpt", mixers="mean attention", **SMALL)
     with pytest.raises(UserError, match="a mask needs attention in every layer"):
         model(tokens(), mask=torch.ones(TIME, TIME).bool())
-    with pytest.raises(UserError, match="attention in every layer; keep the run folder"):
+    with pytest.raises(UserError, match="gdn, mamba2 and gla; keep the run folder"):
         check_exportable(model)

@@ -6,8 +6,6 @@ order, for as many tokens as the paper gave them in proportion.
 """
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,15 +21,14 @@ from unitsphere.studies.core.fairness import (
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import at_budget, final_run, to_come
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Tune
-from unitsphere.studies.core.statistics import paired
 from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.studies.tables import (
     PAPER,
-    Change,
     PaperTable,
     Rates,
     Row,
     agreement,
+    change_of,
     figures,
     load_size,
     load_table,
@@ -234,7 +231,7 @@ def row_document(
     """A row: the paper's figures, ours, and how they compare."""
     other, rate = table.reference(row), found.rates[row.name]
     own = found.records[row.name]
-    change = change_of(found, row, other, table.measure) if other else None
+    change = change_of(own, found.records[other.name], table.measure) if other else None
     paper = table.paper_change(row)
     return {
         "name": row.name,
@@ -257,33 +254,6 @@ def row_document(
         "sign": agreement(paper, change) if other else None,
         "means": means(row, own),
     }
-
-
-def change_of(found: Ablation, row: Row, other: Row, measure: str) -> Change | None:
-    """A row's change against another, seed by seed; None if no seed finished both.
-
-    Of the perplexity it is exp(difference of losses) − 1, of the loss its ratio to the mean of the
-    other's.
-    """
-    own, base = found.records[row.name], found.records[other.name]
-    pairs = [
-        (b, a)
-        for seed in own
-        if (a := own[seed].loss) is not None and seed in base and (b := base[seed].loss) is not None
-    ]
-    if not pairs:
-        return None
-    gap = paired([b for b, _ in pairs], [a for _, a in pairs])
-    level = statistics.mean(b for b, _ in pairs)
-
-    def percent(difference: float | None) -> float | None:
-        if difference is None:
-            return None
-        relative = math.expm1(difference) if measure == "perplexity" else difference / level
-        return 100 * relative
-
-    means = {"mean": percent(gap.mean), "low": percent(gap.low), "high": percent(gap.high)}
-    return {**means, "seeds": gap.n}
 
 
 def failures(found: Ablation) -> list[str]:

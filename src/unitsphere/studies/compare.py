@@ -24,7 +24,7 @@ from unitsphere.studies.core.fairness import (
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import Planned, Size, at_budget, final_run, size_of, to_come
 from unitsphere.studies.core.points import at_point, check_points, tuned_points
-from unitsphere.studies.core.search import space_of
+from unitsphere.studies.core.space import space_of
 from unitsphere.studies.core.spec import Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of

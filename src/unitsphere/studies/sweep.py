@@ -28,20 +28,17 @@ from unitsphere.studies.core.plan import (
     to_come,
     with_overrides,
 )
-from unitsphere.studies.core.search import (
+from unitsphere.studies.core.search import Asked, random_points
+from unitsphere.studies.core.space import (
     MOST_POINTS,
     Params,
     Space,
     count_points,
     grid_points,
-    keep_points,
-    next_points,
-    points_of,
-    random_points,
     space_of,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text
-from unitsphere.studies.core.tune import tuning_data
+from unitsphere.studies.core.split import tuning_data
 from unitsphere.studies.trials import (
     EarlyStop,
     MedianRule,
@@ -65,7 +62,7 @@ class SweepStudy(Study):
     tokens: int
     """training tokens of every run"""
     search: dict[str, object]
-    """key -> a list of values, or a range (see studies.space)"""
+    """key -> a list of values, or a range (core/space.py)"""
     method: Literal["grid", "random", "optuna"] = "grid"
     """grid: every combination; random: points drawn alike; optuna: by what was found so far"""
     trials: int | None = None
@@ -179,23 +176,18 @@ def points_so_far(
     if study.method == "grid":
         return grid_points(study.space)
     assert study.trials is not None
-    path = out / RUNS / arm / ASKED
-    asked = points_of(path, study.search)
+    drawn = Asked(out / RUNS / arm / ASKED, study.search)
     if study.method == "random":
+        asked = drawn.read()
         if not asked:
             asked = random_points(study.space, study.trials, study.search_seed)
-            for number, params in trained_points(path.parent, study.space).items():
+            for number, params in trained_points(drawn.path.parent, study.space).items():
                 asked[number] = params
-            keep_points(path, study.search, asked)
+            drawn.keep(asked)
         return asked
-    missing = min(turn, study.trials - len(asked))
-    if len(asked) > len(done) or missing < 1:
-        return asked
-    told = [told_of(trial) for trial in done]
-    known = [t for t in told if t is not None]
-    asked = [*asked, *next_points(study.space, known, missing, study.search_seed, len(asked))]
-    keep_points(path, study.search, asked)
-    return asked
+    told = [found for trial in done if (found := told_of(trial)) is not None]
+    missing = min(turn, study.trials - len(done))
+    return drawn.after(study.space, told, len(done), missing, study.search_seed)
 
 
 def trained_points(folder: Path, space: Space) -> dict[int, Params]:

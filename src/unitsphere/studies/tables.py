@@ -14,6 +14,7 @@ from unitsphere.inspection.weights import EIGEN, effective
 from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.statistics import paired
 from unitsphere.training.load import load_run
 
 FOLDER = Path(__file__).parent / "ablations"
@@ -246,3 +247,29 @@ def agreement(paper: float | None, change: Change | None) -> str:
     if not paper:
         return "better" if high < 0 else "worse"
     return "same" if (high < 0) == (paper < 0) else "opposite"
+
+
+def change_of(own: Mapping[int, Record], base: Mapping[int, Record], measure: str) -> Change | None:
+    """A row's change against another, by their records of each seed; None if no seed finished both.
+
+    Of the perplexity it is exp(difference of losses) − 1, of the loss its ratio to the mean of the
+    other's.
+    """
+    pairs = [
+        (b, a)
+        for seed in own
+        if (a := own[seed].loss) is not None and seed in base and (b := base[seed].loss) is not None
+    ]
+    if not pairs:
+        return None
+    gap = paired([b for b, _ in pairs], [a for _, a in pairs])
+    level = statistics.mean(b for b, _ in pairs)
+
+    def percent(difference: float | None) -> float | None:
+        if difference is None:
+            return None
+        relative = math.expm1(difference) if measure == "perplexity" else difference / level
+        return 100 * relative
+
+    means = {"mean": percent(gap.mean), "low": percent(gap.low), "high": percent(gap.high)}
+    return {**means, "seeds": gap.n}

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import isfinite
@@ -16,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from unitsphere.config import parse_json
-from unitsphere.files import append_to, own_folder, read_bytes, write_text
+from unitsphere.files import append_to, read_bytes, write_text
+from unitsphere.training.tracking import Events
 
 METRICS = "metrics.jsonl"
 
@@ -136,7 +136,7 @@ class RunLog:
         self.pace: tuple[float, int] | None = None
 
     @cached_property
-    def events(self) -> "Events":
+    def events(self) -> Events:
         """The event file, made with the first record: tensorboard is slow to import."""
         return Events(self.out / EVENTS, self.first)
 
@@ -233,46 +233,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class Events:
-    """A new event file in `folder`; readers drop what others hold of steps after `step`."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self.pb: Any = event_pb2
-        self.summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        own_folder(folder)
-        self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")
-        self.writer = RecordWriter(self.file)
-        self._write(self.pb.Event(file_version="brain.Event:2"))
-        start = self.pb.SessionLog(status=self.pb.SessionLog.START)
-        self._write(self.pb.Event(step=step + 1, session_log=start))
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Scalars of one step; on the disk after `flush` or `close`."""
-        made = self.summary
-        scalars = [made.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(self.pb.Event(step=step, summary=made(value=scalars)))
-
-    def flush(self) -> None:
-        """Hand everything to the system, so that TensorBoard shows it."""
-        self.file.flush()
-
-    def sync(self) -> None:
-        """Wait until the disk has everything."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        """Write what is left, and close the file."""
-        self.file.close()
-
-    def _write(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self.writer.write(event.SerializeToString())
 
 
 class QuietLog(RunLog):

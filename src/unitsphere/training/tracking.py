@@ -1,15 +1,18 @@
-"""Records sent to Weights & Biases, if asked for; the run continues whatever goes wrong there.
+"""Records for other programs: TensorBoard's event files, and Weights & Biases if asked for.
 
-A separate thread does all that concerns W&B, so that neither its service nor the network can
-hold up a step. The first error is one line and ends the sending, never the run.
+The run continues whatever goes wrong with W&B. A separate thread does all that concerns W&B, so
+that neither its service nor the network can hold up a step. The first error is one line and ends
+the sending, never the run.
 """
 
 import importlib
 import json
+import os
 import re
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +22,48 @@ from typing import Any
 
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
+from unitsphere.files import own_folder, write_text
+
+
+class Events:
+    """A new event file in `folder`; readers drop what others hold of steps after `step`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.pb: Any = event_pb2
+        self.summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        own_folder(folder)
+        self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("xb")
+        self.writer = RecordWriter(self.file)
+        self._write(self.pb.Event(file_version="brain.Event:2"))
+        start = self.pb.SessionLog(status=self.pb.SessionLog.START)
+        self._write(self.pb.Event(step=step + 1, session_log=start))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Scalars of one step; on the disk after `flush` or `close`."""
+        made = self.summary
+        scalars = [made.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(self.pb.Event(step=step, summary=made(value=scalars)))
+
+    def flush(self) -> None:
+        """Hand everything to the system, so that TensorBoard shows it."""
+        self.file.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk has everything."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self.file.close()
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self.writer.write(event.SerializeToString())
+
 
 PLACE = "wandb.json"
 """In a run folder: the id of its W&B run, and the last step sent there."""

@@ -14,9 +14,9 @@ from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
 from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
+from unitsphere.training.optim.adam import GatedAdamW, GatedConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, constrain
 from unitsphere.training.optim.cpr import CPRConfig
-from unitsphere.training.optim.gated import GatedAdamW, GatedConfig
 from unitsphere.training.optim.muon import cool_momentum
 from unitsphere.training.optim.soap import Soap, SoapConfig, SoapMuon, SoapMuonConfig
 from unitsphere.training.optim.state import state_spec

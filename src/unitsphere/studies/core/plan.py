@@ -13,20 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import to_dict
+from unitsphere.config import flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.spec import Study
+from unitsphere.training.by_size import sizes
 from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.resume import last_state
+from unitsphere.training.transfer import by_law
 
 RUNS = "runs"
 """The run folders' place in the study's."""
+LR = "optim.lr"
 
 DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "train.keep_last": 1}
 """What a study sets by default: only a run's end is of interest."""
@@ -149,7 +152,7 @@ def size_of(config: RunConfig) -> Size:
 def arm_config(study: Study, arm: str) -> RunConfig:
     """An arm's config as recipe and keys give it, with the rate that tuning starts from."""
     spec = study.arms[arm]
-    keys = study.keys(arm) | ({} if spec.lr is None else {"optim.lr": spec.lr})
+    keys = study.keys(arm) | ({} if spec.lr is None else {LR: spec.lr})
     try:
         return with_overrides(load_recipe(spec.recipe), keys)
     except UserError as error:
@@ -218,5 +221,30 @@ def rate_keys(config: RunConfig, lr: float) -> dict[str, object]:
     """The keys that set the peak rate: `optim.adam_lr` keeps its ratio to `optim.lr`."""
     adam, own = config.optim.adam_lr, config.optim.lr
     if adam is None or lr == own:
-        return {"optim.lr": lr}
-    return {"optim.lr": lr, "optim.adam_lr": float(f"{adam * lr / own:.6g}")}
+        return {LR: lr}
+    return {LR: lr, "optim.adam_lr": float(f"{adam * lr / own:.6g}")}
+
+
+def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str, float]:
+    """The rates of an arm at a budget, by the law from its rates at another; four digits of each.
+
+    Raises UserError for an arm that the law does not cover.
+    """
+    config = of_length(arm_config(study, arm), tuned_at)
+    width, depth = sizes(config.model)
+    base = {
+        "width": width,
+        "depth": depth,
+        "tokens": float(config.train.steps * config.train.batch_tokens),
+        "batch_tokens": config.train.batch_tokens,
+        "lr": float(config.optim.lr),
+    }
+    keys = {f"optim.base.{key}": value for key, value in base.items()}
+    law = {"optim.transfer": study.tune.transfer}
+    found = by_law(of_length(with_overrides(config, law | keys), tokens))
+    own = flatten(to_dict(config))
+    return {
+        key: float(f"{value:.4g}")
+        for key, value in found.items()
+        if key.startswith("optim.") and value is not None and (key == LR or value != own[key])
+    }

@@ -26,43 +26,41 @@ from unitsphere.studies.core.execute import Executor, Record, execute, failure_l
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import (
+    LR,
     RUNS,
     Planned,
     arm_config,
     at_budget,
-    of_length,
     own_rate,
     rate_keys,
+    transferred,
     tuning_run,
-    with_overrides,
 )
 from unitsphere.studies.core.search import (
+    Asked,
+    Told,
+    edges,
+    neighbours,
+    next_coordinates,
+    own_point,
+)
+from unitsphere.studies.core.space import (
     MOST_POINTS,
     Choices,
     Params,
     Space,
-    Told,
     count_points,
-    edges,
     grid_values,
-    keep_points,
-    neighbours,
-    next_coordinates,
-    next_points,
-    own_point,
-    points_of,
     space_of,
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study
-from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest, tuning_data
-from unitsphere.training.by_size import sizes
+from unitsphere.studies.core.split import tuning_data
+from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest
 from unitsphere.training.config import RunConfig
-from unitsphere.training.transfer import by_law
 
 ALL = ".*"
 """End of a key that stands for all below it."""
 ASKED = "asked.json"
-LR = "optim.lr"
 FIXED = {key: why for key, why in OWN_KEYS.items() if key != LR}
 """Keys that are never tuned, and why."""
 
@@ -174,15 +172,12 @@ class PointSearch:
         return own_point(self.space, first)
 
     def drawn(self, count: int) -> list[Params]:
-        """The next points of Optuna, which are kept in a file: another version may draw others."""
+        """The next points of Optuna."""
         path = self.out / RUNS / self.arm / f"tune-{self.tokens}" / ASKED
-        asked = points_of(path, self.study.tune.keys[self.arm])
+        told = [Told(t.params, t.loss) for t in self.trials if t.status != "failed"]
         done = len(self.trials)
-        if len(asked) == done:
-            told = [Told(t.params, t.loss) for t in self.trials if t.status != "failed"]
-            asked = [*asked, *next_points(self.space, told, count, 0, done)]
-            keep_points(path, self.study.tune.keys[self.arm], asked)
-        return asked[done : done + count]
+        asked = Asked(path, self.study.tune.keys[self.arm])
+        return asked.after(self.space, told, done, count, seed=0)[done : done + count]
 
     def plan(self, params: Params) -> list[Planned]:
         """The runs of a point, one for each of tune.seeds."""
@@ -261,31 +256,6 @@ def carried(study: Study, arm: str, found: Tuned, tokens: int) -> Tuned:
     at = at_point(study, arm, point.keys)
     keys = {**point.keys, **transferred(at, arm, found.tokens, tokens)}
     return replace(found, lr=keys[LR], law=law, point=replace(point, keys=keys, name=name_of(keys)))
-
-
-def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str, float]:
-    """The rates of an arm at a budget, by the law from its rates at another; four digits of each.
-
-    Raises UserError for an arm that the law does not cover.
-    """
-    config = of_length(arm_config(study, arm), tuned_at)
-    width, depth = sizes(config.model)
-    base = {
-        "width": width,
-        "depth": depth,
-        "tokens": float(config.train.steps * config.train.batch_tokens),
-        "batch_tokens": config.train.batch_tokens,
-        "lr": float(config.optim.lr),
-    }
-    keys = {f"optim.base.{key}": value for key, value in base.items()}
-    law = {"optim.transfer": study.tune.transfer}
-    found = by_law(of_length(with_overrides(config, law | keys), tokens))
-    own = flatten(to_dict(config))
-    return {
-        key: float(f"{value:.4g}")
-        for key, value in found.items()
-        if key.startswith("optim.") and value is not None and (key == LR or value != own[key])
-    }
 
 
 def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:

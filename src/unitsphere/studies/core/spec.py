@@ -66,7 +66,7 @@ class Tune:
     fraction: float = 0.05
     """share of the training documents that becomes the split that rates are tuned on"""
     keys: dict[str, dict[str, object]] = field(default_factory=dict)
-    """compare: arm -> key -> a list of values, or a range (core/search.py); a key that ends with .*
+    """compare: arm -> key -> a list of values, or a range (core/space.py); a key that ends with .*
     stands for all below it, which then have one value"""
     method: Literal["coordinate", "optuna"] = "coordinate"
     """with keys; coordinate: from the arm's own values, one key after the other; optuna: TPE"""

@@ -1,6 +1,25 @@
-"""Adam and AdamW, torch's own: fused where torch has it, weight decay never on gains."""
+"""Adam and its kin: torch's Adam and AdamW, fused where torch has it; AdamH; GatedAdamW.
 
+Weight decay is never on gains unless `optim.roles` says so.
+
+GatedAdamW is AdamW whose steps are smaller where the second moment is small. For each layer's
+matrix W with gradient G ("Training nGPT", arXiv 2608.01284):
+
+| step | formula |
+|---|---|
+| moments | m ← β₁m + (1−β₁)G; v ← β₂v + (1−β₂)G²; m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ) |
+| size | d = √v̂ + ε |
+| gate | γ = σ(a·ln(d/ε_g)) = 1/(1 + (ε_g/d)ᵃ) |
+| update | W ← W − lr·λ·W − lr·α·γ·m̂/d |
+
+So γ/d = 1/(d + ε_gᵃ·d^(1−a)): with a = 1 it is AdamW whose ε is ε_g, with a = 0 AdamW at half the
+rate. Between them a step shrinks slowly where d is below ε_g, in proportion to (d/ε_g)ᵃ.
+"""
+
+import math
 from collections.abc import Callable, Container
+from dataclasses import asdict, dataclass
+from functools import partial
 from inspect import unwrap
 from typing import Any
 
@@ -11,11 +30,12 @@ from torch.optim import Adam as TorchAdam
 from torch.optim import AdamW as TorchAdamW
 from torch.optim import Optimizer
 
+from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import by_mesh
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
-from unitsphere.training.optim.state import COUNT, Combined, Eager, StateSpec, like
+from unitsphere.training.optim.state import COUNT, ByWeight, Combined, Eager, StateSpec, like
 
 
 class Adam(Eager, TorchAdam):
@@ -71,7 +91,80 @@ def with_adam(
     return Combined(build(grouped(chosen, config.group)), adam) if chosen else adam
 
 
+@dataclass(frozen=True)
+class GatedConfig:
+    """GatedAdamW on the layers' matrices, with optim.beta1 and beta2."""
+
+    power: float = 0.5
+    """a: how fast the gate closes; 1: AdamW whose eps is eps_gate"""
+    eps_gate: float = 1e-4
+    """second moment's root at which the gate is half open; try 0.1 to 1 times its median"""
+    scale: float = 1.0
+    """α: multiplies the gated step, not weight decay"""
+    eps: float = 1e-12
+    """added to the root of the second moment"""
+
+    def __post_init__(self) -> None:
+        for key in ("eps_gate", "scale", "eps"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise UserError(
+                    f"optim.gated_adamw.{key} must be a number above 0: {getattr(self, key)}"
+                )
+        if not 0 <= self.power <= 1:
+            raise UserError(f"optim.gated_adamw.power must be from 0 to 1: {self.power}")
+
+
+class GatedAdamW(ByWeight):
+    """The table above, for parameters of any shape."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-12,
+        weight_decay: float = 0.0,
+        power: float = 0.5,
+        eps_gate: float = 1e-4,
+        scale: float = 1.0,
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, numbers | {"power": power, "eps_gate": eps_gate, "scale": scale})
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """The count of steps and both moments."""
+        return {"step": COUNT, "exp_avg": like(parameter, 1), "exp_avg_sq": like(parameter, 2)}
+
+    def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One step of one tensor."""
+        state, lr, a = self.state[weight], group["lr"], group["power"]
+        if "step" not in state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        state["step"] += 1
+        t, (beta1, beta2) = int(state["step"]), group["betas"]
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        d = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt() + group["eps"]
+        divisor = d + group["eps_gate"] ** a * d ** (1 - a)
+        weight.mul_(1 - lr * group["weight_decay"])
+        weight.addcdiv_(state["exp_avg"], divisor, value=-lr * group["scale"] / (1 - beta1**t))
+
+
+def build_gated(parameters: Parameters, config: OptimConfig) -> Optimizer:
+    """GatedAdamW over the layers' matrices; AdamW over the rest."""
+    build = partial(
+        GatedAdamW,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        **asdict(config.section),
+    )
+    return with_adam(parameters, config, build)
+
+
 ADAM = Definition(build_adam, decoupled=False)
 ADAMW = Definition(build_adam, reads=frozenset({"weight_decay"}))
 ADAMH = Definition(build_adam, constraint="hyperball", decoupled=False)
 """Adam whose matrices and head are on `hyperball` (projection.py)."""
+GATED = Definition(build_gated, reads=frozenset({"weight_decay", "adam_lr"}), section=GatedConfig)

@@ -29,7 +29,7 @@ of v: it is as long as the longer side.
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,12 @@ from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import complete, local, part_like, part_of, placements, whole
 from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
-from unitsphere.training.optim.orthogonal import ZOLOTAREV, orthogonalise, orthogonalise_many
+from unitsphere.training.optim.orthogonal import (
+    OrthogonalConfig,
+    check_terms,
+    orthogonalise,
+    orthogonalise_many,
+)
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import (
     COUNT,
@@ -53,43 +58,6 @@ from unitsphere.training.optim.state import (
 
 LEAST = 1e-10
 """NorMuon: second moments below this count as this."""
-
-
-@dataclass(frozen=True)
-class OrthogonalConfig:
-    """How an update is made orthogonal, and its momentum."""
-
-    coefficients: Literal["quintic", "polar-express", "hyperp", "convergent", "zolotarev"] = (
-        "quintic"
-    )
-    """of Newton–Schulz; quintic: Jordan's; polar-express, hyperp: another polynomial each step,
-    singular values nearer to 1 in as many steps; convergent: 1 exactly, with optim.ns_steps 12.
-    zolotarev: a rational function of optim.ns_steps terms, 1 to 5, in its place: for a CPU, where
-    2 terms bring singular values nearer to 1 than 5 steps, in 0.3 to 0.9 of the time"""
-    momentum_start: float = 0.85
-    """momentum at the first step, if momentum_warmup is not 0"""
-    momentum_warmup: int = 0
-    """steps in which the momentum goes from momentum_start to optim.momentum in equal amounts"""
-    momentum_end: float = 0.85
-    """momentum at the last step, if momentum_cooldown is not 0"""
-    momentum_cooldown: int = 0
-    """last steps of the run, in which the momentum goes to momentum_end in equal amounts"""
-    batched: bool = False
-    """matrices of one shape in one batched call; with weights spread over processes one by one. On
-    a CPU faster for small ones only: 2 times for 64×64, but 0.9 for 128×128 and 0.8 for 256×256"""
-
-    def __post_init__(self) -> None:
-        check_momentum(self)
-
-
-def check_momentum(config: Any) -> None:
-    """Raise UserError for momenta over a run that cannot be."""
-    for key in ("momentum_start", "momentum_end"):
-        if not 0 <= getattr(config, key) < 1:
-            raise UserError(f"{key} must be from 0 to below 1: {getattr(config, key)}")
-    for key in ("momentum_warmup", "momentum_cooldown"):
-        if getattr(config, key) < 0:
-            raise UserError(f"{key} must not be negative: {getattr(config, key)}")
 
 
 @dataclass(frozen=True)
@@ -112,12 +80,6 @@ def check_floor(floor: float) -> None:
     """Raise UserError for a least ratio of update and weight that cannot be."""
     if not 0 <= floor < math.inf:
         raise UserError(f"floor must be a number from 0 on: {floor}")
-
-
-def check_terms(coefficients: str, terms: int) -> None:
-    """Raise UserError for a number of terms that Zolotarev's function is not tabulated for."""
-    if coefficients == "zolotarev" and terms not in ZOLOTAREV:
-        raise UserError(f"zolotarev has 1 to {max(ZOLOTAREV)} terms: optim.ns_steps is {terms}")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, str] = {
     "adamh": "unitsphere.training.optim.adam:ADAMH",
     "soap": "unitsphere.training.optim.soap:SOAP",
     "soap-muon": "unitsphere.training.optim.soap:SOAP_MUON",
-    "gated-adamw": "unitsphere.training.optim.gated:GATED",
+    "gated-adamw": "unitsphere.training.optim.adam:GATED",
 }
 """Value of `optim.name` -> module and name of its definition."""
 
