@@ -9,9 +9,9 @@ ladder, and prints the tables of docs/results/horizons.md.
 
 Speedup: how many times fewer tokens an arm needs to reach the loss that the baseline has at a
 horizon, each horizon being runs of their own that are annealed over it; the interval is a
-bootstrap over seeds. In time: the same times the ratio of the measured seconds per token. No
-figure is extrapolated: where an arm is ahead at the smallest horizon already, or behind at the
-largest, there is a reason instead.
+bootstrap over seeds. In time: the same times the ratio of the median seconds per token. No figure
+is extrapolated: where an arm is ahead at the smallest horizon already, or behind at the largest,
+there is a reason instead.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from unitsphere.report.document import Figure, Series, banded
 from unitsphere.report.numbers import short
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.report.render.picture import write_picture
-from unitsphere.studies.core.statistics import Losses, draws, speedups
+from unitsphere.studies.core.statistics import Losses, speedups
 from unitsphere.studies.gains import as_dict
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -57,9 +57,13 @@ class Arm:
         losses = [loss for loss, _ in self.seeds[tokens].values()]
         return statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
 
-    def figures(self, horizons: list[int], seeds: list[int], which: int) -> np.ndarray:
-        """Losses (which = 0) or seconds per token (1), [seeds, horizons]."""
-        return np.array([[self.seeds[t][seed][which] for t in horizons] for seed in seeds])
+    def losses(self, horizons: list[int], seeds: list[int]) -> np.ndarray:
+        """Nats per token, [seeds, horizons]."""
+        return np.array([[self.seeds[t][seed][0] for t in horizons] for seed in seeds])
+
+    def cost(self) -> float:
+        """Seconds per token: the median run's, because other programs slow some runs down."""
+        return statistics.median(cost for runs in self.seeds.values() for _, cost in runs.values())
 
 
 def read(folder: Path) -> list[Arm]:
@@ -92,10 +96,8 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
     seeds = sorted(set.intersection(*each))
     if not seeds:
         return
-    base_losses, losses = (Losses(horizons, a.figures(horizons, seeds, 0)) for a in (base, arm))
-    base_costs, costs = (a.figures(horizons, seeds, 1).mean(1) for a in (base, arm))
-    every = [list(draw) for draw in draws(len(seeds))]
-    slower = np.array([costs[draw].mean() / base_costs[draw].mean() for draw in every])
+    base_losses, losses = (Losses(horizons, a.losses(horizons, seeds)) for a in (base, arm))
+    slower = arm.cost() / base.cost()
     for place, tokens in enumerate(horizons):
         ratio = speedups(base_losses, losses, place)
         yield {
