@@ -10,8 +10,9 @@ from report.made_up import NASTY, make_quickstart, make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.document import Figure, Figures, Series, Table, sort_value
+from unitsphere.report.document import Figure, Figures, Series, Table
 from unitsphere.report.kinds.compare import budget_figure
+from unitsphere.report.numbers import sort_value
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import smoothed
 from unitsphere.report.render.html import figure_json, figure_rows

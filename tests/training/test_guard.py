@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, guard, monitor
+from unitsphere.training import checkpoint, guard
 from unitsphere.training import step as training_step
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.guard import Guard, Losses
@@ -196,7 +196,7 @@ def test_an_unwelcome_last_step_ends_the_run_all_the_same(tiny, tmp_path, monkey
 
 @pytest.mark.parametrize("on_spike", ["skip", "rollback"])
 def test_too_many_stop_the_run(on_spike, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor, "MOST", 2)
+    monkeypatch.setattr(guard, "MOST", 2)
     harm(monkeypatch, [4, 6, 7])
     with pytest.raises(
         UserError, match=r"step 8: loss nan.* the last of 3 recent ones; start a new"

@@ -7,8 +7,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import progress
-from unitsphere.cli.parse import check_contexts, check_positive, named_runs, parse
-from unitsphere.cli.study import report
+from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.study import named_runs, report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +14,8 @@ from unitsphere.cli.scores import (
     figures,
     pair_figures,
     pair_source,
+    print_positions,
+    print_tasks,
     scorer,
     task_figures,
 )
@@ -299,41 +300,3 @@ def refuse_position_options(args: "Eval") -> None:
     for name in ("chunk", "per_document"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} needs --by_position: give both, or leave it out")
-
-
-def print_positions(found: Mapping[int, Mapping[str, Any]]) -> None:
-    """A row a span of positions, a column a context."""
-    longest = found[max(found)]["by_position"]
-    rows = [
-        [f"{one['first']:,}–{one['last']:,}", *(cell(found[c], one["last"]) for c in found)]
-        for one in longest
-    ]
-    print()
-    print_table(["tokens seen", *(f"context {context:,}" for context in found)], rows)
-
-
-def cell(figures: Mapping[str, Any], last: int) -> str:
-    """The perplexity of the span that ends with `last`, where the context has it."""
-    for one in figures["by_position"]:
-        if one["last"] == last:
-            return f"{one['perplexity']:,.2f}"
-    return ""
-
-
-def print_tasks(tasks: Mapping[str, Mapping[str, Any]]) -> None:
-    """A row a task and metric."""
-    rows = [
-        [
-            task if first else "",
-            f"{found['items']:,}" if first else "",
-            str(found["shots"]) if first else "",
-            name,
-            f"{metric['value']:.4f}",
-            "" if metric["standard_error"] is None else f"{metric['standard_error']:.4f}",
-        ]
-        for task, found in tasks.items()
-        for first, (name, metric) in zip(
-            [True, *[False] * len(found["metrics"])], found["metrics"].items(), strict=False
-        )
-    ]
-    print_table(["task", "items", "shots", "metric", "value", "± stderr"], rows)

@@ -89,12 +89,12 @@ def count(name: str) -> dict[str, Any]:
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
     from unitsphere.models.experts import active_parameters
-    from unitsphere.models.registry import count_parameters, lay_out
+    from unitsphere.models.registry import count_by_role, lay_out
     from unitsphere.training.resolve import model_vocabulary
 
     numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
-    by_role = count_parameters(config.architecture, numbers, config.objective)
     model = lay_out(config.architecture, numbers, config.objective)
+    by_role = count_by_role(model)
     shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
     return {
         "architecture": config.architecture,

@@ -1,6 +1,7 @@
 """What `unitsphere eval` measures: a run on text, on pairs, by position, and on tasks.
 
-Each function returns plain values under the names of the JSON form.
+Figures are plain values under the names of the JSON form; those by position and of tasks have
+tables here too.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unitsphere.cli.output import progress
+from unitsphere.cli.output import print_table, progress
 from unitsphere.cli.parse import check_positive
 
 if TYPE_CHECKING:
@@ -230,3 +231,41 @@ def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
         add_evaluation(folder, record)
     except OSError as error:
         print(f"cannot keep the figures in {folder}: {error.strerror}", file=sys.stderr)
+
+
+def print_positions(found: Mapping[int, Mapping[str, Any]]) -> None:
+    """A row a span of positions, a column a context."""
+    longest = found[max(found)]["by_position"]
+    rows = [
+        [f"{one['first']:,}–{one['last']:,}", *(cell(found[c], one["last"]) for c in found)]
+        for one in longest
+    ]
+    print()
+    print_table(["tokens seen", *(f"context {context:,}" for context in found)], rows)
+
+
+def cell(figures: Mapping[str, Any], last: int) -> str:
+    """The perplexity of the span that ends with `last`, where the context has it."""
+    for one in figures["by_position"]:
+        if one["last"] == last:
+            return f"{one['perplexity']:,.2f}"
+    return ""
+
+
+def print_tasks(tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A row a task and metric."""
+    rows = [
+        [
+            task if first else "",
+            f"{found['items']:,}" if first else "",
+            str(found["shots"]) if first else "",
+            name,
+            f"{metric['value']:.4f}",
+            "" if metric["standard_error"] is None else f"{metric['standard_error']:.4f}",
+        ]
+        for task, found in tasks.items()
+        for first, (name, metric) in zip(
+            [True, *[False] * len(found["metrics"])], found["metrics"].items(), strict=False
+        )
+    ]
+    print_table(["task", "items", "shots", "metric", "value", "± stderr"], rows)

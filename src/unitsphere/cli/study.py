@@ -1,4 +1,4 @@
-"""What the verbs of studies share: their options, the one runner, `--set`, and the dry run."""
+"""What the verbs of studies share: their options and runs, the one runner, `--set`, the dry run."""
 
 import dataclasses
 import sys
@@ -123,3 +123,30 @@ def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     print(f"  ({found['throughput']})")
     print(f"{size(found['disk'])} of checkpoints on the disk, in {out}")
     return 0
+
+
+def named_runs(words: Sequence[str]) -> dict[str, list[Path]]:
+    """Arm -> run folders. A run without a name is an arm by its folder's name.
+
+    Raises UserError for a folder that is given twice, or two folders of one name without another.
+    """
+    arms: dict[str, list[Path]] = {}
+    by_folder: set[str] = set()
+    seen: set[Path] = set()
+    for word in words:
+        name, equals, path = word.partition("=")
+        unnamed = not equals or Path(word).exists()
+        if unnamed:
+            path, name = word, Path(word).name or word
+        if not name or not path:
+            raise UserError(f"{word!r} is not NAME=RUN, such as ngpt=runs/ngpt-1")
+        if Path(path).resolve() in seen:
+            raise UserError(f"{path} is given twice: each run counts once")
+        if name in by_folder or (unnamed and name in arms):
+            raise UserError(
+                f"two runs are called {name}: write NAME=RUN, one NAME for the seeds of one arm"
+            )
+        by_folder |= {name} if unnamed else set()
+        seen.add(Path(path).resolve())
+        arms.setdefault(name, []).append(Path(path))
+    return arms

@@ -101,7 +101,11 @@ def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer
 
 def count_parameters(name: str, config: Any, objective: Objective = "clm") -> dict[Role, int]:
     """Exact number of parameters by role, of the model laid out on the meta device."""
-    model = lay_out(name, config, objective)
+    return count_by_role(lay_out(name, config, objective))
+
+
+def count_by_role(model: Transformer) -> dict[Role, int]:
+    """Exact number of a model's parameters by role."""
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     found: dict[Role, int] = {}
     for key, role in roles(model).items():

@@ -4,12 +4,11 @@ The kinds of run and study build pages (`unitsphere.report.kinds`); the renderer
 (`unitsphere.report.render`). Text is text: nothing here is markup, and every renderer escapes it.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from unitsphere.report.numbers import round_off
+from unitsphere.report.numbers import NO_NUMBER, round_off, sort_value
 
 Number = int | float | None
 Style = Literal[
@@ -333,18 +332,3 @@ def banded(
     xs = {axis: [float(x[place]) for place in order]}
     lows, highs = (None if each is None else sort(each) for each in (low, high))
     return Series(name, xs, sort(y), colour, style, low=lows, high=highs, group=group)
-
-
-NO_NUMBER = ("", "–", "diverged", "failed", "stopped")
-"""Cells in the place of a number: there is none, or why the run gave none."""
-NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
-
-
-def sort_value(cell: str) -> float | None:
-    """The number that a cell starts with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
-    spans = re.fullmatch(r"(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+)s)?", cell)
-    if cell and spans and any(spans.groups()):
-        parts = zip(spans.groups(), (3600, 60, 1), strict=True)
-        return sum(int(part or 0) * unit for part, unit in parts)
-    found = NUMBER.match(cell)
-    return float(found[0].replace(",", "").replace("−", "-")) if found else None

@@ -1,6 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and read back from a table's cells."""
 
 import math
+import re
 from collections.abc import Sequence
 
 UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
@@ -60,3 +61,18 @@ def half_range(values: Sequence[float], form: str) -> str:
 def round_off(value: float | None) -> float | None:
     """Six digits, which are enough for a plot; None for what is NaN or infinite."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+NO_NUMBER = ("", "–", "diverged", "failed", "stopped")
+"""Cells in the place of a number: there is none, or why the run gave none."""
+NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
+
+
+def sort_value(cell: str) -> float | None:
+    """The number that a cell starts with ("1,311,880", "1.42 (1.31–1.55)", "1m 29s"), or None."""
+    spans = re.fullmatch(r"(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+)s)?", cell)
+    if cell and spans and any(spans.groups()):
+        parts = zip(spans.groups(), (3600, 60, 1), strict=True)
+        return sum(int(part or 0) * unit for part, unit in parts)
+    found = NUMBER.match(cell)
+    return float(found[0].replace(",", "").replace("−", "-")) if found else None

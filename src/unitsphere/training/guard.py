@@ -17,7 +17,7 @@ a spike (`train.on_spike`) costs no wait where there is none:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unitsphere.errors import RunFailed
 from unitsphere.ops.dtensor import local
 
 OnSpike = Literal["stop", "skip", "rollback"]
@@ -84,7 +85,7 @@ class Guard:
     """Says which steps count, and leaves spikes out as `on_spike` says.
 
     limit: what the last loss was measured by. dropped: updates, counted from 0, that a rollback
-    leaves out.
+    leaves out. spikes: recent ones, counted from 1.
     """
 
     def __init__(self, on_spike: OnSpike = "stop", sigma: float | None = None) -> None:
@@ -94,9 +95,13 @@ class Guard:
         self.dropped: set[int] = set()
         self.kept: dict[Slot, Tensor] = {}
         self.spike = torch.tensor(False)
+        self.spikes: list[int] = []
 
-    def load(self, values: list[float], seen: int, device: torch.device) -> None:
-        """Continue from the losses that a checkpoint has."""
+    def load(
+        self, values: list[float], seen: int, device: torch.device, spikes: Sequence[int] = ()
+    ) -> None:
+        """Continue from the losses that a checkpoint has, and the steps that were spikes."""
+        self.spikes = list(spikes)
         self.limit = self.limit.to(device)
         if self.sigma is not None:
             self.losses = Losses.of(values, seen, device)
@@ -116,6 +121,24 @@ class Guard:
         if self.losses is not None:
             self.losses = self.losses.add(loss, self.spike)
         return step not in self.dropped
+
+    def handle(self, step: int, loss: float, grad_norm: float, limit: float, advice: str) -> str:
+        """Count step number `step`, from 1 on, as a spike; what to say of it if it is left out.
+
+        Raises RunFailed, with `advice`, if the run is to stop or has had too many, RolledBack if it
+        is to go back.
+        """
+        why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
+        if loss > limit:
+            why += f", a spike above {limit:.6g}"
+        self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
+        stops = self.on_spike == "stop"
+        if stops or len(self.spikes) > MOST:
+            many = "" if stops else f", the last of {len(self.spikes)} recent ones"
+            raise RunFailed(f"{why}{many}; {advice}")
+        if self.on_spike == "rollback" and step - 1 not in self.dropped:
+            raise RolledBack(step - 1, why)
+        return why
 
     @contextmanager
     def undoing_spikes(self, optimizer: Optimizer) -> Iterator[None]:

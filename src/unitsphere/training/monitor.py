@@ -28,7 +28,7 @@ from unitsphere.training.device import autocast, peak_flops
 from unitsphere.training.distributed.straggler import Stragglers
 from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
-from unitsphere.training.guard import MOST, WINDOW, Diverged, RolledBack
+from unitsphere.training.guard import Diverged
 from unitsphere.training.log import RunLog
 from unitsphere.training.optim.average import averaged, is_averaging
 from unitsphere.training.optim.roles import current_rates
@@ -69,7 +69,7 @@ class RunMonitor:
         self.corpus, self.sampler = corpus, sampler
         self.data, self.seconds = state.data, state.seconds
         self.pending: list[tuple[int, Tensor, Tensor, Tensor]] = []
-        self.spikes, self.divergence = state.spikes, state.watch
+        self.divergence = state.watch
         self.recorded = state.step, state.seconds
         self.done = self.saved = state.step
         self.unfinished = state.unfinished
@@ -243,22 +243,12 @@ class RunMonitor:
 
     def handle_spike(self, step: int, loss: float, grad_norm: float, limit: float) -> None:
         """Say that a step was a spike, or raise what the run is to do about it."""
-        guard, optim = self.trainer.guard, self.trainer.config.optim
-        why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
-        if loss > limit:
-            why += f", a spike above {limit:.6g}"
-        self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
-        if guard.on_spike == "stop" or len(self.spikes) > MOST:
-            many = (
-                "" if guard.on_spike == "stop" else f", the last of {len(self.spikes)} recent ones"
-            )
-            raise RunFailed(
-                f"{why}{many}; start a new run with a lower optim.lr (now {optim.lr}) or a longer "
-                "schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
-                f"replay {self.out} --step {step}` shows the batch"
-            )
-        if guard.on_spike == "rollback" and step - 1 not in guard.dropped:
-            raise RolledBack(step - 1, why)
+        advice = (
+            f"start a new run with a lower optim.lr (now {self.trainer.config.optim.lr}) or a "
+            "longer schedule.warmup, or see train.on_spike; checkpoints are kept, and `unitsphere "
+            f"replay {self.out} --step {step}` shows the batch"
+        )
+        why = self.trainer.guard.handle(step, loss, grad_norm, limit, advice)
         self.log.say(f"{why}: left out")
 
     def rates(self, lr: float) -> dict[str, float]:
@@ -307,7 +297,7 @@ class RunMonitor:
             unfinished=self.unfinished,
             losses=losses,
             losses_seen=seen,
-            spikes=self.spikes,
+            spikes=self.trainer.guard.spikes,
             watch=self.divergence,
         )
         self.saver.save(state, self.trainer.model, self.trainer.optimizer)

@@ -208,7 +208,7 @@ class Session:
             load_model(folder, trainer.model)
             load_optimizer(folder, trainer.model, trainer.optimizer)
             set_rng_state(state.rng, state.rng_device, trainer.model.device)
-        trainer.guard.load(state.losses, state.losses_seen, trainer.model.device)
+        trainer.guard.load(state.losses, state.losses_seen, trainer.model.device, state.spikes)
 
 
 def open_log(stack: ExitStack, trainer: Trainer, out: Path, state: State) -> RunLog:

@@ -1,4 +1,4 @@
-"""The page of an inspection: what the probes found at each checkpoint, and it as a film.
+"""The page of an inspection: what the probes found at each checkpoint.
 
 Time and depth are shades from light to dark: the later or the deeper, the darker.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
-from unitsphere.report.document import Figure, Figures, Frame, Number, Page, Section, Series, Table
+from unitsphere.report.document import Figure, Figures, Number, Page, Section, Series, Table
 from unitsphere.report.sections.probe_view import ProbeView, medians
 
 FOLDER = "inspect"
@@ -23,16 +23,6 @@ DOTTED = {" unit": "unit vectors", " if uniform": "all keys alike"}
 """Ends of the names of series that are dotted in the panel of another, and what they mean."""
 OVER_ONE = ("gradient_ratio", "mean_gradient_ratio", "mean_gradients_by_layer")
 """Probes of ratios: a line at 1 shows where nothing differs."""
-FILMED = {
-    "input_norms": 1,
-    "sublayer_angles": 2,
-    "condition_numbers": 1,
-    "attention_entropy": 1,
-    "logit_lens": 1,
-    "second_fc_gradients": 1,
-    "eigen_learning_rates": 1,
-}
-"""Probes that the film shows, where they apply, and how many of the first series of each."""
 
 
 def inspection_page(document: Mapping[str, Any], run: str) -> Page:
@@ -270,53 +260,3 @@ def histograms(name: str, history: History) -> list[Series]:
             label = step_name(history, place)
             lines.append(Series(label, x, y, style="stairs", shade=shade))
     return lines
-
-
-def film(document: Mapping[str, Any], run: str) -> list[Frame]:
-    """Some probes over layers, a frame per checkpoint: its line strong, those before it pale.
-
-    None of a single checkpoint, or if no probe that the film shows applies.
-    """
-    steps = document["checkpoints"]
-    panels = [
-        (name, series, document["probes"][name]["values"])
-        for name, most in FILMED.items()
-        if name in document["probes"] and document["probes"][name]["values"]["steps"]
-        for series in list(document["probes"][name]["values"]["series"][-1])[:most]
-    ]
-    if not panels or len(steps) < 2:
-        return []
-    return [
-        Frame(
-            f"{run}: step {step:,} of {steps[-1]:,}",
-            [film_figure(*panel, step) for panel in panels],
-        )
-        for step in steps
-    ]
-
-
-def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Figure:
-    """One panel of the film at a step; its vertical axis is the same at all steps."""
-    scenes = {
-        at: scene[key]
-        for at, scene in zip(values["steps"], values["series"], strict=True)
-        if key in scene
-    }
-    known = [y for series in scenes.values() for y in medians(series) if y is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    log = values["log"] and low > 0
-    margin = 0.05 * (high - low or 1)
-    labels = next(iter(scenes.values()))["labels"]
-    x = {"x": [float(place) for place in range(len(labels))]}
-    before = [Series("", x, medians(s), style="pale") for at, s in scenes.items() if at < step]
-    now = [Series("now", x, medians(scenes[step]), style="both")] if step in scenes else []
-    return Figure(
-        name=f"film-{name}-{key}",
-        title=f"{name}: {key}",
-        y=values["unit"].partition(" (")[0],
-        xs={"x": "layer"},
-        series=[*before, *now],
-        log_y=log,
-        limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
-        ticks=dict(enumerate(label or "all" for label in labels)),
-    )

@@ -13,7 +13,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from unitsphere import __version__
-from unitsphere.report.document import Figure, Page, Playground, Series, sort_value
+from unitsphere.report.document import Figure, Page, Playground, Series
+from unitsphere.report.numbers import sort_value
 
 STATIC = files("unitsphere.report.render") / "static"
 SCRIPTS = ("uplot.min.js", "data.js", "plot.js", "readout.js", "figures.js", "tables.js", "page.js")
