@@ -60,14 +60,28 @@ TRAINING = [
     "tests/training/optim/test_muon_kin.py",
     "tests/training/optim/test_constraint_contract.py",
 ]
-SUITES = {"ops": ["tests/ops", *MODELS], "models": MODELS, "training": TRAINING}
+SUITES = {
+    "ops": ["tests/ops", *MODELS],
+    "models": MODELS,
+    "training": TRAINING,
+    "inference": ["tests/models/test_exported.py"],
+}
 """Folder of the source -> the tests that its mutants meet."""
+MIXERS = ["tests/models/mixers/test_recurrent_mixers.py", "tests/protocols/test_toy_mixer.py"]
 EXTRA = {
+    **{f"models/mixers/{name}.py": MIXERS for name in ("gdn", "mamba2", "gla", "recurrent")},
+    "models/plans.py": MIXERS,
+    "models/experts.py": ["tests/models/test_experts.py"],
     "models/constraint.py": TRAINING,
     "models/exported.py": ["tests/models/test_exported.py"],
     "ops/loss.py": ["tests/training/optim/test_angle.py"],
+    "training/step.py": ["tests/training/distributed/test_parallel_losses.py"],
 }
-LIKELY = {"models/context.py": "objectives", "models/trunk.py": "objectives"}
+LIKELY = {
+    "models/context.py": "objectives",
+    "models/trunk.py": "objectives",
+    "training/step.py": "two_processes",
+}
 """What the tests that most likely notice have in their names, where it is not the file's name."""
 
 
@@ -138,6 +152,8 @@ def _in_child(folder: str, file: str) -> str:
     if child == 0:
         plugin = FirstFailure(LIKELY.get(file, Path(file).stem))
         sys.path.insert(0, folder)
+        path = os.environ.get("PYTHONPATH")  # of the processes that tests start
+        os.environ["PYTHONPATH"] = folder if path is None else f"{folder}{os.pathsep}{path}"
         with open(os.devnull, "w") as void, contextlib.redirect_stdout(void):
             options = ["-x", "-q", "-m", "not gpu", "-p", "no:cacheprovider"]
             options += ["--rootdir", str(REPOSITORY)]

@@ -98,6 +98,10 @@ def test_the_bias_is_the_oracle_s_and_changes_the_choice_only():
         balance_(model)
         torch.testing.assert_close(layer.router.expert_bias, torch.tensor(expected))
         assert layer.tokens_per_expert.tolist() == [0] * E
+    layer.tokens_per_expert.copy_(torch.tensor([90, 0, 10, 4]))  # one down, three up: a mean
+    balance_(model)
+    expected = oracle.balanced(expected, [90, 0, 10, 4], 0.05)
+    torch.testing.assert_close(layer.router.expert_bias, torch.tensor(expected))
     x = torch.randn(50, D)
     layer.router.expert_bias.copy_(torch.tensor([9.0, 0.0, 9.0, 0.0]))
     chosen, gates = layer.router(x)
