@@ -46,6 +46,7 @@ from unitsphere.studies.trials import (
     Trial,
     arm_document,
     best_of,
+    rivals_of,
     told_of,
 )
 from unitsphere.training.config import RunConfig, steps_for
@@ -156,7 +157,7 @@ def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, li
         new = {(arm, n): own for (arm, n), own in runs.items() if n >= len(done[arm])}
         due = [run for own in new.values() for run in own]
         later = [job for arm in study.arms for job in runs_left(study, arm, len(points[arm]))]
-        found = iter(execute(due, executor, rule(study, runs), later))
+        found = iter(execute(due, executor, MedianRule(study.stop, rivals_of(runs)), later))
         for (arm, number), own in new.items():
             records = [next(found) for _ in own]
             done[arm].append(Trial(number, points[arm][number], records))
@@ -197,21 +198,6 @@ def trained_points(folder: Path, space: Space) -> dict[int, Params]:
         values = flatten(read_json(config))
         found[int(config.parts[-3].removeprefix("trial-"))] = {key: values[key] for key in space}
     return found
-
-
-def rule(study: SweepStudy, runs: Mapping[tuple[str, int], Sequence[Planned]]) -> MedianRule:
-    """The rule that stops trials; a run's rivals are those of its arm's other trials."""
-    rivals = {
-        run.folder: [
-            other.folder
-            for (a, n), others in runs.items()
-            if a == arm and n != number
-            for other in others
-        ]
-        for (arm, number), own in runs.items()
-        for run in own
-    }
-    return MedianRule(study.stop, rivals)
 
 
 def trial_runs(

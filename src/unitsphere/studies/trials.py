@@ -11,6 +11,7 @@ import numpy as np
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.jobs import State
+from unitsphere.studies.core.plan import Planned
 from unitsphere.studies.core.points import Trial, figure
 from unitsphere.studies.core.search import Told, edges
 from unitsphere.studies.core.space import Range, Space, Value
@@ -168,6 +169,23 @@ class EarlyStop:
     def spacing(self, steps: int) -> int:
         """Steps between two evaluations of a run of so many; 0 if only its end is evaluated."""
         return 0 if self.rule == "none" else math.ceil(steps / self.evaluations)
+
+
+def rivals_of(runs: Mapping[tuple[str, int], Sequence[Planned]]) -> dict[Path, list[Path]]:
+    """Folder of a run -> those of its rivals, the runs of its arm's other trials.
+
+    `runs` are those of each (arm, trial).
+    """
+    return {
+        run.folder: [
+            other.folder
+            for (a, n), others in runs.items()
+            if a == arm and n != number
+            for other in others
+        ]
+        for (arm, number), own in runs.items()
+        for run in own
+    }
 
 
 class MedianRule:

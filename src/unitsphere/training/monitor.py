@@ -13,13 +13,11 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import Preempted, RunFailed
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.dtensor import local
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import rng_state
@@ -34,7 +32,7 @@ from unitsphere.training.optim.average import averaged, is_averaging
 from unitsphere.training.optim.roles import current_rates
 from unitsphere.training.optim.state import first_moments
 from unitsphere.training.plan import Trainer
-from unitsphere.training.step import as_fsdp
+from unitsphere.training.step import all_finite, as_fsdp
 from unitsphere.training.stop import Stop, Watchdog
 
 Sampler = Callable[[Transformer, Tokenizer, Batch], str]
@@ -281,7 +279,9 @@ class RunMonitor:
         Raises RunFailed, and saves nothing, if weights are NaN or infinite; where the run is to end
         when it diverges, the next loss shows that.
         """
-        if not self.trainer.config.train.stop_at_divergence and not all_finite(self.trainer):
+        trainer = self.trainer
+        ends = trainer.config.train.stop_at_divergence
+        if not ends and not all_finite(trainer.model, trainer.plan.layout):
             self.fail(self.done, "weights that are NaN or infinite")
         self.log.sync()
         losses, seen = self.trainer.guard.state()
@@ -303,14 +303,6 @@ class RunMonitor:
         self.saver.save(state, self.trainer.model, self.trainer.optimizer)
         self.stop.saving = self.saver.longest
         self.saved = self.done
-
-
-def all_finite(trainer: Trainer) -> bool:
-    """Whether every weight is finite, in all processes."""
-    parts = [local(p).detach() for p in trainer.model.parameters()]
-    parts = [part for part in parts if part.numel()]  # FSDP's may be empty
-    largest = get_total_norm(parts, math.inf)  # unlike isfinite() it needs no memory
-    return not trainer.plan.layout.any(not bool(largest.isfinite()))
 
 
 def due(step: int, every: int) -> bool:

@@ -121,6 +121,14 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
     return norm
 
 
+def all_finite(model: nn.Module, layout: Layout) -> bool:
+    """Whether every weight is finite, in all processes."""
+    parts = [local(p).detach() for p in model.parameters()]
+    parts = [part for part in parts if part.numel()]  # FSDP's may be empty
+    largest = get_total_norm(parts, math.inf)  # unlike isfinite() it needs no memory
+    return not layout.any(not bool(largest.isfinite()))
+
+
 def set_rates(
     optimizer: Optimizer, scheduled: float, cooled: Mapping[float, float] | None = None
 ) -> None:
