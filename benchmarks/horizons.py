@@ -9,9 +9,9 @@ ladder, and prints the tables of docs/results/horizons.md.
 
 Speedup: how many times fewer tokens an arm needs to reach the loss that the baseline has at a
 horizon, each horizon being runs of their own that are annealed over it; the interval is a
-bootstrap over seeds. In time: the same times the ratio of the median seconds per token. No figure
-is extrapolated: where an arm is ahead at the smallest horizon already, or behind at the largest,
-there is a reason instead.
+bootstrap over the seeds of each horizon, paired between the arms. In time: the same times the
+ratio of the median seconds per token. No figure is extrapolated: where an arm is ahead at the
+smallest horizon already, or behind at the largest, there is a reason instead.
 """
 
 import argparse
@@ -30,12 +30,13 @@ from unitsphere.report.document import Figure, Series, banded
 from unitsphere.report.numbers import short
 from unitsphere.report.render.markdown import markdown_table
 from unitsphere.report.render.picture import write_picture
-from unitsphere.studies.core.statistics import Losses, speedups
-from unitsphere.studies.gains import as_dict
+from unitsphere.studies.core.statistics import LossCurve, known, speedup, why
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 GPT = "gpt"
 """The architecture of the baselines."""
+DRAWS = 1000
+"""Of the bootstrap."""
 
 
 @dataclass
@@ -56,10 +57,6 @@ class Arm:
         """Standard error of that mean; None for one seed."""
         losses = [loss for loss, _ in self.seeds[tokens].values()]
         return statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
-
-    def losses(self, horizons: list[int], seeds: list[int]) -> np.ndarray:
-        """Nats per token, [seeds, horizons]."""
-        return np.array([[self.seeds[t][seed][0] for t in horizons] for seed in seeds])
 
     def cost(self) -> float:
         """Seconds per token: the median run's, because other programs slow some runs down."""
@@ -92,14 +89,13 @@ def rows_of(arms: list[Arm]) -> Iterator[dict[str, Any]]:
 
 def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, Any]]:
     """The rows of an arm against a baseline."""
-    each = [set(a.seeds[tokens]) for a in (base, arm) for tokens in horizons]
-    seeds = sorted(set.intersection(*each))
-    if not seeds:
+    seeds = [sorted(set(base.seeds[tokens]) & set(arm.seeds[tokens])) for tokens in horizons]
+    if not all(seeds):
         return
-    base_losses, losses = (Losses(horizons, a.losses(horizons, seeds)) for a in (base, arm))
     slower = arm.cost() / base.cost()
+    curves = list(drawn(base, arm, horizons, seeds))
     for place, tokens in enumerate(horizons):
-        ratio = speedups(base_losses, losses, place)
+        ratio = np.array([speedup(before, after, place) for before, after in curves])
         yield {
             "arm": arm.name,
             "baseline": base.name,
@@ -110,10 +106,39 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
             "loss": arm.loss(tokens),
             "standard_error": arm.error(tokens),
             "baseline_loss": base.loss(tokens),
-            "seeds": len(seeds),
-            "speedup": as_dict(ratio, len(seeds)),
-            "time": as_dict(ratio / slower, len(seeds)),
+            "seeds": len(seeds[place]),
+            "speedup": figure(ratio),
+            "time": figure(ratio / slower),
         }
+
+
+def drawn(
+    base: Arm, arm: Arm, horizons: list[int], seeds: list[list[int]]
+) -> Iterator[tuple[LossCurve, LossCurve]]:
+    """The curves of both arms for each draw: of each horizon's seeds, the same ones for both."""
+    random = np.random.default_rng(0)
+    losses = [
+        [
+            np.array([a.seeds[t][seed][0] for seed in own])
+            for t, own in zip(horizons, seeds, strict=True)
+        ]
+        for a in (base, arm)
+    ]
+    for _ in range(DRAWS):
+        picks = [random.integers(0, len(own), len(own)) for own in seeds]
+        before, after = (
+            [float(values[pick].mean()) for values, pick in zip(each, picks, strict=True)]
+            for each in losses
+        )
+        yield LossCurve(horizons, before), LossCurve(horizons, after)
+
+
+def figure(ratio: np.ndarray) -> dict[str, Any]:
+    """Median and 95% interval of the draws; None where a loss was not reached, and the reason."""
+    low, median, high = np.quantile(ratio, [0.025, 0.5, 0.975], method="inverted_cdf").tolist()
+    if known(median) is None:
+        return {"median": None, "low": None, "high": None, "reason": why(median, "")}
+    return {"median": median, "low": known(low), "high": known(high)}
 
 
 def speedup_cell(figure: dict[str, Any]) -> str:
