@@ -28,8 +28,17 @@ from unitsphere.models.registry import build
 from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
+# fp32: "auto" is bf16 on a processor that has its instructions.
 TINY = dataclasses.replace(
-    ON_CPU, d_model=16, n_layers=1, n_heads=2, context=8, tokens=16, vocab_size=32, device="cpu"
+    ON_CPU,
+    d_model=16,
+    n_layers=1,
+    n_heads=2,
+    context=8,
+    tokens=16,
+    vocab_size=32,
+    device="cpu",
+    precision="fp32",
 )
 OPTIONS = "--device cpu --d_model 16 --layers 1 --heads 2 --context 8 --tokens 16 --vocab 32"
 

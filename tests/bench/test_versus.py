@@ -48,7 +48,7 @@ def test_lines_have_the_time_since_the_start_of_the_process(process, tmp_path):
     assert (first.text, second.text) == ("one", "two")
     assert 0 < first.wall < second.wall < trace.wall  # a line is seen some time after it is written
     assert first.cpu < second.cpu <= trace.cpu + 0.01  # two clocks, one with ticks of 10 ms
-    assert trace.cpu >= 0.3  # BUSY's own
+    assert trace.cpu >= 0.29  # BUSY's own
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 

@@ -30,8 +30,17 @@ from unitsphere.training.step import train_steps
 CPU = torch.device("cpu")
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}
 FREE, WEIGHT, BOTH, LONG = Bounded(), Bounded(None, 1.0), Bounded(1.0, 1.0), Bounded(4.0, 1.0)
+# fp32: "auto" is bf16 on a processor that has its instructions.
 TINY = dataclasses.replace(
-    ON_CPU, d_model=32, n_layers=1, n_heads=2, context=16, tokens=32, vocab_size=32, device="cpu"
+    ON_CPU,
+    d_model=32,
+    n_layers=1,
+    n_heads=2,
+    context=16,
+    tokens=32,
+    vocab_size=32,
+    device="cpu",
+    precision="fp32",
 )
 
 emulates = pytest.mark.skipif(
