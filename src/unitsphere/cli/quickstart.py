@@ -24,7 +24,7 @@ class Changes:
 class Quickstart:
     """Train GPT+ by AdamW and Muon, nGPT, anGPT and `best` on Python's source.
 
-    Then compare them. No download, no account, no GPU; five to six minutes on two
+    Then compare them. No download, no account, no GPU; four to six minutes on two
     cores. The same command again resumes stopped arms and reuses finished ones.
 
     examples:
