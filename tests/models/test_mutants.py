@@ -1,25 +1,14 @@
 """The mutation check's list still fits the source (running it takes minutes, so by hand)."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-PATH = Path(__file__).parents[2] / "benchmarks" / "mutations.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def mutations():
-    spec = importlib.util.spec_from_file_location("mutations", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutations"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["mutations"]
+    return load_script("mutations")
 
 
 def test_every_mutant_changes_exactly_one_place(mutations):

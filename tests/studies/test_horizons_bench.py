@@ -1,27 +1,17 @@
 """The ladder of horizons: speedups over each GPT at each horizon, from the studies' JSON."""
 
-import importlib.util
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from scripts import load_script
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "horizons.py"
 TOKENS = (1000, 4000, 16000)
 
 
 @pytest.fixture(scope="module")
 def horizons():
-    spec = importlib.util.spec_from_file_location("horizons", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["horizons"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["horizons"]
+    return load_script("horizons")
 
 
 def arm(architecture, faster, slower, tokens=TOKENS, seeds=(0, 1)):

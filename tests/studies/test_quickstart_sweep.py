@@ -1,11 +1,9 @@
 """The sweep behind the quickstart's rates: its study, its grids, and what it writes."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from scripts import load_script
 from studies.inprocess import InProcess
 from studies.tiny import recipes
 
@@ -13,19 +11,10 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.studies.core.spec import ArmSpec
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "quickstart_sweep.py"
-
 
 @pytest.fixture(scope="module")
 def sweep():
-    spec = importlib.util.spec_from_file_location("quickstart_sweep", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["quickstart_sweep"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["quickstart_sweep"]
+    return load_script("quickstart_sweep")
 
 
 def test_arms_are_recipes_with_changes_that_lie_apart(sweep):

@@ -1,26 +1,18 @@
 """The release files: archives that load, each with its card and its checksum."""
 
 import hashlib
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
 from tiny_recipe import TEXT
 
 import unitsphere
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "models.py"
-
 
 @pytest.fixture(scope="module")
 def models():
-    spec = importlib.util.spec_from_file_location("release_models", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("models")
 
 
 def test_a_model_is_trained_packed_and_described_by_one_command(models, tmp_path):
