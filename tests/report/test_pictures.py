@@ -65,6 +65,11 @@ def test_names_move_apart_as_little_as_they_can():
     assert apart([], 0.5) == []
 
 
+def test_no_name_is_below_the_lowest_place():
+    assert apart([1.0, 1.1, 3.0], 0.5, lowest=1.0) == pytest.approx([1.0, 1.5, 3.0])
+    assert apart([1.0, 1.0, 1.0], 0.5, lowest=0.2) == pytest.approx([0.5, 1.0, 1.5])
+
+
 def test_lines_of_one_colour_differ_by_their_dashes():
     (axes,) = draw([figure_of(*(curve(f"arm {i}", 2.0 + i, i) for i in range(13)), ends=True)]).axes
     looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]

@@ -24,7 +24,7 @@ from unitsphere.training.optim.state import state_spec
 NAMES = ["soap", "soap-muon", "gated-adamw"]
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
 F64 = torch.float64
-MORE = {"soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, momentum_warmup=4)}}
+MORE = {"soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, outward=0.5, momentum_warmup=4)}}
 SPREAD = [
     ("soap", Degrees(dp_shard=2)),
     ("soap-muon", Degrees(tp=2)),
@@ -130,6 +130,41 @@ def newton_schulz(N):
         A = X.T @ X
         X = X @ (3.4445 * eye - 4.7750 * A + 2.0315 * A @ A)
     return X
+
+
+@pytest.mark.parametrize("floor", [0.0, 2.0])
+def test_soap_muon_damps_what_lengthens_a_matrix(floor):
+    """Of ‖W‖'s growth half is left, and none of it comes from the tangent; decay comes after."""
+    found = gradients((6, 4), 9)
+    start = 0.3 * found[1]  # the first steps shorten it, later ones lengthen it
+    numbers = {"lr": 0.1, "adjust_lr": "original", "weight_decay": 0.5, "outward": 0.5}
+    numbers |= {"betas": (0.9, 0.8), "factor_beta": 0.7, "eps": 1e-4, "every": 1, "max_side": 5}
+    path = stepped(SoapMuon, start, found, floor=floor, **numbers)
+    W, signs = start, set()
+    for N, after in zip(soap_directions(found, 0.9, 0.8, 0.7, 1e-4, 1, 5), path[1:], strict=True):
+        U, w = newton_schulz(N), W / W.norm()
+        radial = (U * w).sum() * w
+        signs.add(bool((U * w).sum() < 0))
+        U = U - radial + (0.5 if (U * w).sum() < 0 else 1.0) * radial
+        least = floor / 1.5**0.5 * W.norm(dim=1) / U.norm(dim=1)
+        U = 1.5**0.5 * U * least.clamp(min=1)[:, None]
+        moved = W - 0.1 * U
+        moved = moved / moved.norm() * (W.norm() - 0.1 * (U * w).sum())
+        W = moved - 0.1 * 0.5 * moved * (U * W > 0)
+        torch.testing.assert_close(after, W, rtol=0, atol=1e-10)
+    assert signs == {True, False}
+
+
+def test_soap_muon_with_damping_moves_a_matrix_of_zeros():
+    path = stepped(SoapMuon, torch.zeros(6, 4, dtype=F64), gradients((6, 4), 4), lr=0.1, outward=0)
+    assert all(W.isfinite().all() for W in path)
+    assert path[1].norm() > 0
+
+
+@pytest.mark.parametrize("outward", [-0.1, 1.5, float("nan")])
+def test_soap_muon_refuses_a_part_that_is_none(outward):
+    with pytest.raises(UserError, match=r"outward must be from 0 to 1"):
+        SoapMuonConfig(outward=outward)
 
 
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])

@@ -166,7 +166,8 @@ def name_ends(axes: "Axes", series: Sequence[Series], axis: str) -> None:
     log = axes.get_xscale() == "log"
     axes.set_xlim(right=right * 1.6 if log else right + 0.28 * (right - axes.get_xlim()[0]))
     low, high = axes.get_ylim()
-    heights = apart([y for _, _, y in ends], NAME_SPACING * (high - low))
+    room = NAME_SPACING * (high - low)
+    heights = apart([y for _, _, y in ends], room, low + room / 2)
     for (line, x, y), height in zip(ends, heights, strict=True):
         thread = {"arrowstyle": "-", "color": colour_of(line), "linewidth": 0.6, "linestyle": ":"}
         axes.annotate(
@@ -180,15 +181,15 @@ def name_ends(axes: "Axes", series: Sequence[Series], axis: str) -> None:
         )
 
 
-def apart(heights: Sequence[float], room: float) -> list[float]:
-    """The heights nearest to the given ones, by squares, that are at least `room` apart."""
+def apart(heights: Sequence[float], room: float, lowest: float = -math.inf) -> list[float]:
+    """The heights from `lowest` on, at least `room` apart, nearest to the given ones by squares."""
     from scipy.optimize import isotonic_regression
 
     order = sorted(range(len(heights)), key=heights.__getitem__)
     if not order:
         return []
     level = [heights[index] - place * room for place, index in enumerate(order)]
-    moved = isotonic_regression(level).x
+    moved = isotonic_regression(level).x.clip(lowest)
     found = {index: float(moved[place]) + place * room for place, index in enumerate(order)}
     return [found[index] for index in range(len(heights))]
 

@@ -132,7 +132,7 @@ def draw(figures: Sequence[Figure], columns: int = 3, title: str = "") -> "Drawi
         axes.set_axis_off()
     if len(figures) == 1 and not title:
         title = figures[0].title
-    width = 70 if columns == 1 else 32 * columns
+    width = 70 if columns == 1 else (45 if large else 32) * columns
     name_axes(drawn, cells, shown, "\n".join(wrapped(line, width) for line in title.split("\n")))
     if not any(figure.ends for figure, _ in cells):
         add_legends(drawn, cells, shown, several=len(figures) > 1)

@@ -11,6 +11,8 @@ For each layer's matrix W [m, n] with gradient G (Vyas et al. 2024, arXiv 2409.1
 | soap | W ← W − lr·λ·W − lr·N |
 | soap-muon | W ← W − lr·λ·W∘c − lr·r·O, where O ≈ (NNᵀ)^(−½)N as in muon.py, r by `adjust_lr` |
 | cautious decay | c = 1 where O∘W > 0, else 0; without it c = 1 |
+| soap-muon, `outward` ρ < 1 | O ← O − (1−ρ)·min(c, 0)·W, with c = ⟨O, W⟩/⟨W, W⟩, before `floor` |
+| … after the step, before decay | W ← W·R/‖W‖, with R = ‖W₀‖ − lr·r·⟨O, W₀⟩/‖W₀‖ of W₀ before it |
 | soap-muon, `floor` f | rows of O ← row·max(1, f·‖row of W‖/‖row of r·O‖) |
 | soap-muon, `momentum_*` | β₁ at step t = 0 (the first gradient), 1, …: as μ in muon.py |
 | covariances | L ← β_f·L + (1−β_f)GGᵀ, R ← β_f·R + (1−β_f)GᵀG |
@@ -19,9 +21,10 @@ For each layer's matrix W [m, n] with gradient G (Vyas et al. 2024, arXiv 2409.1
 The first gradient moves nothing, as in the authors' code: in its own bases it is diagonal, and Adam
 would divide rounding by rounding. A side longer than `max_side` has no covariance and Q = I.
 
-Soap-muon is record 46 of modded-nanogpt's track 3 without its damping of the radial part and its
-averages of weights. O does not depend on the length of N, so M̂ may be divided by 1 − β₁ᵗ with
-the β₁ of this step, whatever those before it were.
+Soap-muon is record 46 of modded-nanogpt's track 3 without its look-ahead; its averages of weights
+are `optim.average`. R is the length that the radial part of the step alone gives: a step along the
+tangent no longer lengthens W. O does not depend on the length of N, so M̂ may be divided by
+1 − β₁ᵗ with the β₁ of this step, whatever those before it were.
 
 Under FSDP2 and tensor parallel each process gathers a matrix's gradient, M and V, and computes the
 same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in fp32 at least.
@@ -93,6 +96,9 @@ class SoapMuonConfig(SoapConfig):
     """least ‖u‖/‖w‖ of a row u of an update, which the rate multiplies, and that row w of its
     matrix: a shorter one is made that long. With optim.adjust_lr original modded-nanogpt has
     0.3825. 0: none"""
+    outward: float = 1.0
+    """part that is kept of an update's component along its matrix where that lengthens the matrix;
+    below 1, steps along the tangent do not lengthen it either. modded-nanogpt has 0.5"""
     momentum_start: float = 0.85
     """beta1 at the first step, if momentum_warmup is not 0"""
     momentum_warmup: int = 0
@@ -106,6 +112,8 @@ class SoapMuonConfig(SoapConfig):
         super().__post_init__()
         check_momentum(self)
         check_floor(self.floor)
+        if not 0 <= self.outward <= 1:
+            raise UserError(f"optim.soap_muon.outward must be from 0 to 1: {self.outward}")
 
 
 class Soap(ByWeight):
@@ -197,9 +205,11 @@ class SoapMuon(Soap):
         adjust_lr: str = "match_rms_adamw",
         cautious: bool = True,
         floor: float = 0.0,
+        outward: float = 1.0,
         **numbers: Any,
     ) -> None:
         own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious, "floor": floor}
+        own["outward"] = outward
         super().__init__(params, **(numbers | own))
 
     def momentum(self, group: dict[str, Any], step: int) -> float:
@@ -210,14 +220,36 @@ class SoapMuon(Soap):
     def move_along(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
         """Move the weight: `direction` is the whole N."""
         lr, rate = group["lr"], shape_rate(group["adjust_lr"], weight.shape)
+        outward = group.get("outward", 1.0)
         update = orthogonalise(direction, group["ns_steps"])
+        W = whole(weight).to(update.dtype) if outward < 1 else None
+        if W is not None:
+            update = damped(update, W, outward)
         if floor := group.get("floor"):
             update = update * lengthening(weight, update, floor / rate, (-1,))
         step = part_of(update, weight).to(weight.dtype)
         held = local(weight)
         kept = step * held > 0 if group["cautious"] else 1.0
-        held.sub_(held * kept, alpha=lr * group["weight_decay"])
-        held.sub_(step, alpha=lr * rate)
+        if W is None:
+            held.sub_(held * kept, alpha=lr * group["weight_decay"])
+            held.sub_(step, alpha=lr * rate)
+        else:
+            scale = straight(W, lr * rate * update)
+            held.sub_(step, alpha=lr * rate).mul_(scale)
+            held.sub_(held * kept, alpha=lr * group["weight_decay"])
+
+
+def damped(update: Tensor, W: Tensor, kept: float) -> Tensor:
+    """The update, with `kept` of its part along W where subtracting that part lengthens W."""
+    along = (update * W).sum() / W.square().sum().clamp(min=torch.finfo(W.dtype).tiny)
+    return update - (1 - kept) * along.clamp(max=0) * W
+
+
+def straight(W: Tensor, step: Tensor) -> Tensor:
+    """What gives W − step the length ‖W‖ − ⟨step, W⟩/‖W‖; 1 if W is zeros, as at some starts."""
+    length = W.norm()
+    wanted = length - (step * W).sum() / length
+    return torch.where(length > 0, wanted / (W - step).norm(), 1.0)
 
 
 def sides(weight: Tensor, group: dict[str, Any]) -> dict[str, int]:
@@ -266,8 +298,8 @@ def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
     if config.name == "soap":
         return with_adam(parameters, config, partial(Soap, **numbers))
     numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}
-    kept = [key for key in asdict(own) if key.startswith(("cautious", "floor", "momentum_"))]
-    numbers |= {key: getattr(own, key) for key in kept}
+    of_muon = ("cautious", "floor", "outward", "momentum_")
+    numbers |= {key: number for key, number in asdict(own).items() if key.startswith(of_muon)}
     return with_adam(parameters, config, partial(SoapMuon, **numbers))
 
 
