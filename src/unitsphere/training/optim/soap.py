@@ -22,8 +22,8 @@ The first gradient moves nothing, as in the authors' code: in its own bases it i
 would divide rounding by rounding. A side longer than `max_side` has no covariance and Q = I.
 
 Soap-muon is record 46 of modded-nanogpt's track 3 without its look-ahead; its averages of weights
-are `optim.average`. R is the length that the radial part of the step alone gives: a step along the
-tangent no longer lengthens W. O does not depend on the length of N, so M̂ may be divided by
+are `optim.average`. R is the length after the radial part of the step, so that a step along the
+tangent does not lengthen W. O does not depend on the length of N, so M̂ may be divided by
 1 − β₁ᵗ with the β₁ of this step, whatever those before it were.
 
 Under FSDP2 and tensor parallel each process gathers a matrix's gradient, M and V, and computes the
