@@ -4,6 +4,8 @@ import pytest
 import torch
 from design_cases import DESIGNS, make, source_of, tokens
 
+from unitsphere.models.config import RecurrenceConfig
+from unitsphere.models.mixers import MIXERS
 from unitsphere.models.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.timeout(900)  # a C++ compiler on a busy machine
@@ -48,6 +50,14 @@ def test_graphs_for_inductor(name):
     """The papers' other architectures: the graphs of forward and backward that it is given."""
     model = make(name)
     check(model, torch.compile(model.loss, fullgraph=True, dynamic=False, backend="aot_eager"))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_graphs_for_inductor_of_recurrences(mixer):
+    """With Inductor's decompositions: torch mistakes the layout of softplus' own gradient."""
+    model = make("ngpt", mixers=mixer, recurrence=RecurrenceConfig(d_key=4, d_value=8))
+    backend = "aot_eager_decomp_partition"
+    check(model, torch.compile(model.loss, fullgraph=True, dynamic=False, backend=backend))
 
 
 @pytest.mark.parametrize(
