@@ -68,7 +68,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             z_CV = (h_Cd @ W_Vd.T).to(wide)
             slope_CV = None if softcap is None else soft_cap_(z_CV, softcap)
             loss_C, lse_C = chunk_loss_(z_CV, targets_C, smoothing, z_loss)
-            total += (loss_C * scored_C).sum()
+            # Not in place: compiled by torch 2.11, an output changed in place has no gradient.
+            total = total + (loss_C * scored_C).sum()
             if made:
                 chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
                 if slope_CV is not None:

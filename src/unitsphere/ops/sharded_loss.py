@@ -116,7 +116,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
             z_Cv = (h_Cd @ W_vd.T).to(wide)
             slope_Cv = None if softcap is None else soft_cap_(z_Cv, softcap)
             chunk = Chunk(z_Cv, targets_N[part], group)
-            total += (chunk.loss(smoothing, z_loss) * scored_C).sum()
+            total = total + (chunk.loss(smoothing, z_loss) * scored_C).sum()
             if made:
                 z_Cv = chunk.gradient_(scored_C, smoothing, z_loss)
                 z_Cv = z_Cv if slope_Cv is None else z_Cv.mul_(slope_Cv)
