@@ -161,6 +161,15 @@ def test_soap_muon_with_damping_moves_a_matrix_of_zeros():
     assert path[1].norm() > 0
 
 
+def test_soap_muon_with_damping_turns_no_matrix_round():
+    """A step inwards that is longer than the matrix leaves it tiny, not negative."""
+    found = gradients((6, 4), 3)
+    start = 1e-3 * newton_schulz(soap_directions(found, 0.9, 0.8, 0.7, 1e-4, 1, 5)[0])
+    numbers = {"betas": (0.9, 0.8), "factor_beta": 0.7, "eps": 1e-4, "every": 1, "max_side": 5}
+    path = stepped(SoapMuon, start, found, lr=1.0, outward=0.5, **numbers)
+    assert path[1].norm() == pytest.approx(1e-8)
+
+
 @pytest.mark.parametrize("outward", [-0.1, 1.5, float("nan")])
 def test_soap_muon_refuses_a_part_that_is_none(outward):
     with pytest.raises(UserError, match=r"outward must be from 0 to 1"):

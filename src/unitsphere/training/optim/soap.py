@@ -11,7 +11,7 @@ For each layer's matrix W [m, n] with gradient G (Vyas et al. 2024, arXiv 2409.1
 | soap | W ← W − lr·λ·W − lr·N |
 | soap-muon | W ← W − lr·λ·W∘c − lr·r·O, where O ≈ (NNᵀ)^(−½)N as in muon.py, r by `adjust_lr` |
 | cautious decay | c = 1 where O∘W > 0, else 0; without it c = 1 |
-| soap-muon, `outward` ρ < 1 | O ← O − (1−ρ)·min(c, 0)·W, with c = ⟨O, W⟩/⟨W, W⟩, before `floor` |
+| soap-muon, `outward` ρ < 1 | O ← O − (1−ρ)·min(a, 0)·W, with a = ⟨O, W⟩/⟨W, W⟩, before `floor` |
 | … after the step, before decay | W ← W·R/‖W‖, with R = ‖W₀‖ − lr·r·⟨O, W₀⟩/‖W₀‖ of W₀ before it |
 | soap-muon, `floor` f | rows of O ← row·max(1, f·‖row of W‖/‖row of r·O‖) |
 | soap-muon, `momentum_*` | β₁ at step t = 0 (the first gradient), 1, …: as μ in muon.py |
@@ -47,6 +47,9 @@ from unitsphere.training.optim.muon import check_floor, lengthening, shape_rate,
 from unitsphere.training.optim.orthogonal import check_momentum, orthogonalise
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, ByWeight, Slot, StateSpec, like
+
+SHORTEST = 1e-8
+"""No step of `outward` makes a matrix shorter than this."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,7 @@ def damped(update: Tensor, W: Tensor, kept: float) -> Tensor:
 def straight(W: Tensor, step: Tensor) -> Tensor:
     """What gives W − step the length ‖W‖ − ⟨step, W⟩/‖W‖; 1 if W is zeros, as at some starts."""
     length = W.norm()
-    wanted = length - (step * W).sum() / length
+    wanted = (length - (step * W).sum() / length).clamp(min=SHORTEST)
     return torch.where(length > 0, wanted / (W - step).norm(), 1.0)
 
 
