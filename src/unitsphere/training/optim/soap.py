@@ -211,9 +211,8 @@ class SoapMuon(Soap):
         outward: float = 1.0,
         **numbers: Any,
     ) -> None:
-        own = {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious, "floor": floor}
-        own["outward"] = outward
-        super().__init__(params, **(numbers | own))
+        numbers |= {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious}
+        super().__init__(params, **numbers, floor=floor, outward=outward)
 
     def momentum(self, group: dict[str, Any], step: int) -> float:
         """β₁ of step number `step`, of which some may be a warm-up."""
