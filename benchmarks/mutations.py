@@ -75,11 +75,13 @@ EXTRA = {
     "models/constraint.py": TRAINING,
     "models/exported.py": ["tests/models/test_exported.py"],
     "ops/loss.py": ["tests/training/optim/test_angle.py"],
+    "training/config.py": ["tests/training/test_transfer.py"],
     "training/step.py": ["tests/training/distributed/test_parallel_losses.py"],
 }
 LIKELY = {
     "models/context.py": "objectives",
     "models/trunk.py": "objectives",
+    "training/config.py": "transfer",
     "training/step.py": "two_processes",
 }
 """What the tests that most likely notice have in their names, where it is not the file's name."""
