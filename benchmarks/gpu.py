@@ -29,7 +29,7 @@ from unitsphere.studies.core.spec import toml_text
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "benchmarks" / "compare-gpu.toml"
 UNITSPHERE = (sys.executable, "-m", "unitsphere")
-TESTS = ("tests/kernels", "tests/ops/test_mask.py")
+TESTS = ("tests/kernels", "tests/models/mixers/test_fla.py", "tests/ops/test_mask.py")
 
 STEP = "--rounds 5 --steps 3 --warmup 5"
 SMALL = "--d_model 384 --layers 8 --heads 6 " + STEP

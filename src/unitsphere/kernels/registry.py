@@ -115,7 +115,7 @@ def refuse(name: str, reason: str, device: str) -> None:
     """
     if _setting.mode == "require":
         raise UserError(f"kernels 'require', but {name} cannot run: {reason}; or use 'auto'")
-    _log_once(logging.WARNING if device == "cuda" else logging.INFO, name, reason)
+    log_once(logging.WARNING if device == "cuda" else logging.INFO, name, reason)
 
 
 def unfit(*tensors: Tensor) -> str | None:
@@ -155,7 +155,8 @@ def no_backend(device: str, index: int | None, mode: Mode) -> str | None:
 
 
 @_constant
-def _log_once(level: int, name: str, reason: str) -> bool:
+def log_once(level: int, name: str, reason: str) -> bool:
+    """Log, the first time in this process, that the plain function takes a kernel's place."""
     if (name, reason) not in _logged:
         _logged.add((name, reason))
         log.log(level, "%s: the plain function, because %s", name, reason)

@@ -188,7 +188,7 @@ def check_memory(parameters: int, world: int, device: str) -> None:
         )
 
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "triton", "liger-kernel")
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "triton", "liger-kernel", "fla-core")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from mixer_cases import FILES, inputs
 from reference import mixers as reference
 
 from unitsphere.errors import UserError
 from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.constraint import declarations
-from unitsphere.models.mixers import MIXERS, gdn, gla, mamba2
+from unitsphere.models.mixers import MIXERS
 from unitsphere.models.registry import build, count_parameters
 
 SIZES = {"vocab_size": 50, "d_model": 24, "n_layers": 1, "n_heads": 2}
@@ -51,28 +52,6 @@ def test_a_layer_is_its_formulas_and_so_are_its_gradients(architecture, mixer, m
     )
     for own, other in zip(found, right, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-11)
-
-
-def inputs(mixer, T, B=2, H=3, K=5, V=7):
-    """q, k, v, the log decay, gdn's β, and a state."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape):  # most forget little, some nearly all
-        return -8 * torch.rand(shape, generator=generator, dtype=torch.float64).pow(4)
-
-    S, v = normal(B, H, K, V), normal(B, H, T, V)
-    if mixer == "mamba2":
-        return [normal(B, 1, T, K), normal(B, 1, T, K), v, decay(B, H, T), S]
-    q, k = (torch.nn.functional.normalize(normal(B, H, T, K), dim=-1) for _ in "qk")
-    if mixer == "gla":
-        return [q, k, v, decay(B, H, T, K), S]
-    return [q, k, v, decay(B, H, T), normal(B, H, T).sigmoid(), S]
-
-
-FILES = {"gdn": gdn, "mamba2": mamba2, "gla": gla}
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unitsphere.kernels.recurrence import Chunks
 from unitsphere.models.config import ModelConfig, head_size
 from unitsphere.models.context import SelfContext
 from unitsphere.models.mixers.recurrent import (
@@ -109,7 +110,7 @@ class GatedDeltaNet(RecurrentMixer):
         H = g.shape[-1]
         state = context.state or self.init_state(len(g), 0)
         segments = segments_of(context.documents)
-        qkv, beta = qkv.to(g.dtype), b.to(g.dtype).sigmoid()
+        narrow, qkv, beta = qkv.dtype, qkv.to(g.dtype), b.to(g.dtype).sigmoid()
         if context.real is not None:
             real = context.real[..., None]
             qkv, g, beta = qkv * real, g * real, beta * real
@@ -118,8 +119,8 @@ class GatedDeltaNet(RecurrentMixer):
         sizes = [H * self.K, H * self.K, H * self.V]
         q, k, v = (split_heads(y, H) for y in F.silu(qkv).split(sizes, dim=-1))
         q, k = unit_norm(q) / math.sqrt(self.K), unit_norm(k)
-        form = recurrent if g.shape[1] == 1 else chunked
-        o, S = form(q, k, v, g.mT, beta.mT, state.S, segments)
+        form = recurrent if g.shape[1] == 1 else partial(CHUNKS, narrow)
+        o, S = form(q, k, v, g.mT, beta.mT, S=state.S, segments=segments)
         if context.state is not None:
             state.S, state.columns = S, columns
         return unit_norm(o) if self.gain is None else rms_norm(o, self.gain(), EPS)
@@ -197,3 +198,6 @@ def chunked(
     o = (D.entering[..., None] * q) @ torch.stack(before, dim=2)
     o = o + (q @ k.mT * D.within) @ torch.stack(R, dim=2)
     return o.flatten(2, 3)[:, :, :T], S
+
+
+CHUNKS = Chunks(chunked, "fla.ops.gated_delta_rule", "chunk_gated_delta_rule")

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.kernels.recurrence import Chunks
 from unitsphere.models.config import ModelConfig, head_size
 from unitsphere.models.context import SelfContext
 from unitsphere.models.mixers.recurrent import (
@@ -106,12 +107,13 @@ class GatedLinearAttention(RecurrentMixer):
         """
         H = q.shape[-1] // self.K
         state = context.state or self.init_state(len(q), 0)
+        narrow = q.dtype
         q, k, v = (y.to(g.dtype) for y in (q, k, v))
         if context.real is not None:
             k = k * context.real[..., None]
         q, k, v, g = (split_heads(y, H) for y in (q / math.sqrt(self.K), k, v, g))
-        form = recurrent if q.shape[2] == 1 else chunked
-        o, S = form(q, k, v, g, state.S, segments_of(context.documents))
+        form = recurrent if q.shape[2] == 1 else partial(CHUNKS, narrow)
+        o, S = form(q, k, v, g, S=state.S, segments=segments_of(context.documents))
         if context.state is not None:
             state.S = S
         return unit_norm(o) if self.gain is None else rms_norm(o, self.gain(), EPS)
@@ -168,3 +170,6 @@ def chunked(
         S = kept[:, :, n] * S + written[:, :, n]
     o = (entering * q) @ torch.stack(before, dim=2) + pairs @ v
     return o.flatten(2, 3)[:, :, :T], S
+
+
+CHUNKS = Chunks(chunked, "fla.ops.gla", "chunk_gla")

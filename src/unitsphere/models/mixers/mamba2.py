@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unitsphere.errors import UserError
+from unitsphere.kernels.recurrence import Chunks
 from unitsphere.models.config import ModelConfig
 from unitsphere.models.context import SelfContext
 from unitsphere.models.mixers.recurrent import (
@@ -139,8 +140,8 @@ class Mamba2(RecurrentMixer):
         x, k, q = F.silu(mixed + bias).split([H * self.V, self.K, self.K], dim=-1)
         x, k, q = split_heads(x, H), k[:, None], q[:, None]
         g, dt = (self.rate() * dt).mT, dt.mT[..., None]
-        form = recurrent if dt.shape[2] == 1 else chunked
-        y, S = form(q, k, dt * x, g, state.S, segments)
+        form = recurrent if dt.shape[2] == 1 else partial(CHUNKS, inputs[0].dtype)
+        y, S = form(q, k, dt * x, g, S=state.S, segments=segments)
         if context.state is not None:
             state.S, state.columns = S, columns
         return y + self.D()[:, None, None] * x
@@ -195,3 +196,6 @@ def chunked(
         S = kept[:, :, n] * S + written[:, :, n]
     o = D.entering[..., None] * (q @ torch.stack(before, dim=2)) + (q @ k.mT * D.within) @ v
     return o.flatten(2, 3)[:, :, :T], S
+
+
+CHUNKS = Chunks(chunked, "fla.ops.simple_gla", "chunk_simple_gla")
