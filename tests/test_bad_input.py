@@ -296,7 +296,7 @@ def test_a_full_disk_while_saving(place, capfd, tmp_path):
     assert losses("new") == losses("run")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(place, tmp_path):
+def test_ctrl_c_saves_and_says_how_to_resume(place, tmp_path):
     command = [*TRAIN, "--train.steps", "2000"]
 
     def interrupted(beyond: int) -> str:

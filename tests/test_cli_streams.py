@@ -1,4 +1,4 @@
-"""stdout and stderr that cannot be written: the work goes on, and no result is lost in silence."""
+"""stdout and stderr that cannot be written: the work continues, and no result is lost in silence."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def gone():
         output.drop(stream)
 
 
-def test_a_training_whose_stderr_is_gone_goes_on_to_its_end(tmp_path, monkeypatch, gone):
+def test_a_training_whose_stderr_is_gone_continues_to_its_end(tmp_path, monkeypatch, gone):
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text(RECIPE)
     Path("text.txt").write_text("The cat sat on the mat, and that was that.\n" * 50)

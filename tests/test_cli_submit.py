@@ -58,7 +58,7 @@ def cluster(monkeypatch) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_two_local_tasks_are_told_in_time_and_go_on_by_themselves():
+def test_two_local_tasks_are_told_in_time_and_continue_by_themselves():
     command = [sys.executable, "-m", "unitsphere", "train", "tiny.toml", "--out", "run"]
     command += ["--train.steps", "150", "--submit", "local", "--submit.tasks", "2"]
     # It ends when nobody holds its pipe any more: the job, which is at work, does not.

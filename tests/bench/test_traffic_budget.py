@@ -1,6 +1,6 @@
 """What a compiled block may move through memory: a lost fusion fails here, without a GPU.
 
-When a change moves less, lower the budget; when torch schedules otherwise, measure anew
+When a change moves less, lower the budget; when torch schedules otherwise, measure again
 (`python tests/bench/traffic.py`) and say in the commit what changed.
 """
 

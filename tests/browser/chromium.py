@@ -199,5 +199,5 @@ def wait(ready: Any, seconds: float = SECONDS) -> None:
     """Wait until something is so; AssertionError if it does not come to be."""
     end = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)

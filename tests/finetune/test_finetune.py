@@ -136,7 +136,7 @@ def test_a_finished_rate_is_not_trained_again(run, files, tmp_path, monkeypatch)
     assert not list((out / "parts").glob("*.safetensors"))
 
 
-def test_a_killed_fine_tuning_goes_on_to_the_same_scores(run, files, tmp_path, monkeypatch):
+def test_a_killed_fine_tuning_continues_to_the_same_scores(run, files, tmp_path, monkeypatch):
     settings = config(run, files, lr=(1e-2, 1e-3), seed=(0, 1))
     whole = finetune(settings, tmp_path / "whole")
 

@@ -45,7 +45,7 @@ def test_so_are_those_of_windows_and_grouped_keys(changes):
     assert generate(model, PROMPTS, 12, compile=True) == generate(model, PROMPTS, 12)
 
 
-def test_a_token_compiles_nothing_anew_and_texts_of_other_lengths_share_the_graph():
+def test_a_token_compiles_nothing_again_and_texts_of_other_lengths_share_the_graph():
     model = build("ngpt", **(SIZES | {"n_layers": 2}))
     before = graphs()
     generate(model, PROMPTS, 3, compile=True)

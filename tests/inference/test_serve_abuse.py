@@ -407,7 +407,7 @@ def test_work_stops_when_the_server_ends(app, engine, slow):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_work_that_waits_is_not_begun_when_the_client_leaves(app, engine, slow, stream):
+def test_work_that_waits_is_not_started_when_the_client_leaves(app, engine, slow, stream):
     async def leave():
         body = json.dumps({"stream": stream}).encode()
         clients = [Client(app, COMPLETIONS, body) for _ in range(3)]

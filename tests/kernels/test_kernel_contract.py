@@ -90,7 +90,7 @@ def test_its_operators_are_sound_for_torch(case):
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
-def test_activation_checkpointing_computes_it_anew(case):
+def test_activation_checkpointing_computes_it_again(case):
     def around(function, *arguments):
         return checkpoint(function, *arguments, use_reentrant=False)
 

@@ -101,7 +101,7 @@ def test_cached_decoding_equals_uncached(name):
 
 
 @EVERY
-def test_rows_of_cache_and_memory_can_be_chosen_anew(name):
+def test_rows_of_cache_and_memory_can_be_chosen_again(name):
     model, source, x = randomised(name, "seq2seq"), tokens(), tokens(time=7, seed=3)
     real, rows = torch.arange(11) < torch.tensor([[11], [6]]), torch.tensor([1, 1, 0])
     memory, cache = model.encode(source, real), model.new_cache(2, 7)

@@ -151,7 +151,7 @@ def digest(run: Path) -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
-def test_an_interrupted_study_goes_on_and_leaves_finished_runs_alone(finished, tmp_path):
+def test_an_interrupted_study_continues_and_leaves_finished_runs_alone(finished, tmp_path):
     folder, _, before, _ = finished
     out, study = tmp_path / "out", toy(folder, budgets=BUDGETS[:1])
     first, second = InProcess(stop=2), InProcess()
@@ -197,7 +197,7 @@ def test_divergence_is_a_result(finished, tmp_path):
     assert {"diverged", "one-seed"} <= {flag["name"] for flag in found["flags"]}
 
 
-def test_what_is_allowed_may_change_when_a_study_goes_on(copy):
+def test_what_is_allowed_may_change_when_a_study_continues(copy):
     folder, out, found = copy
     again = compare(toy(folder, allow=["context"]), out, InProcess(stop=0))
     assert again["differences"] == found["differences"]

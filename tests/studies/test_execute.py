@@ -59,8 +59,8 @@ def test_neither_a_finished_nor_a_diverged_run_is_trained_again(runs):
 
 def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(runs, capsys):
     planned, _ = runs
-    mended = dataclasses.replace(planned[2], recipe=planned[0].recipe)
-    first, second, _ = execute([mended, mended, planned[0]], InProcess())
+    corrected = dataclasses.replace(planned[2], recipe=planned[0].recipe)
+    first, second, _ = execute([corrected, corrected, planned[0]], InProcess())
     assert first.status == "finished"
     assert first == second
     assert "runs to train: 1 (1 finished earlier)\n" in capsys.readouterr().err

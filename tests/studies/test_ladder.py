@@ -173,7 +173,7 @@ def toy(folder) -> LadderStudy:
     )
 
 
-def test_a_toy_ladder_trains_and_goes_on(tmp_path):
+def test_a_toy_ladder_trains_and_continues(tmp_path):
     study, executor = toy(tmp_path), InProcess(stop=3)
     with pytest.raises(BaseException, match="the same command resumes"):
         ladder(study, tmp_path / "out", executor)

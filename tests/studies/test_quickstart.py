@@ -1,4 +1,4 @@
-"""The quickstart with tiny arms, end to end: trains, reuses, goes on, fails loudly."""
+"""The quickstart with tiny arms, end to end: trains, reuses, resumes, fails loudly."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def test_json_is_one_document_on_stdout(copy, capsys):
     assert "reused" in said.err
 
 
-def test_an_interrupted_arm_goes_on_and_gives_the_same_figures(copy, capsys):
+def test_an_interrupted_arm_continues_and_gives_the_same_figures(copy, capsys):
     out, arms = copy
     before = read_json(out / "summary.json")["arms"][1]
     # As after Ctrl-C at step 4: the last checkpoint and what was logged after it are missing.
@@ -142,7 +142,7 @@ def test_a_folder_of_other_settings_is_refused_before_anything_trains(copy, monk
         quickstart(out, arms, {"train.steps": 8})
 
 
-def test_ctrl_c_says_how_to_go_on(copy, monkeypatch):
+def test_ctrl_c_says_how_to_resume(copy, monkeypatch):
     out, arms = copy
     shutil.rmtree(out / "gpt")
 

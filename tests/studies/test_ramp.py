@@ -83,7 +83,7 @@ def test_the_document_has_medians_and_ratios_to_the_first_arm(study):
     assert found["flags"] == []
 
 
-def test_the_verb_goes_on_with_a_study_and_reports_it(study, capsys):
+def test_the_verb_continues_with_a_study_and_reports_it(study, capsys):
     _, out, climbs = study
     specs = study[0].arms.values()
     words = ["lr-ramp", *(spec.recipe for spec in specs), "--steps", str(STEPS)]

@@ -64,7 +64,7 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_jobs_end_well_fail_or_are_preempted_and_go_on():
+def test_jobs_end_well_fail_or_are_preempted_and_continue():
     turns = """
     (out / "turns").open("a").write("x")
     (out / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": 2.5}) + "\\n")
@@ -85,7 +85,7 @@ def test_jobs_end_well_fail_or_are_preempted_and_go_on():
 
 
 @pytest.mark.timeout(120)
-def test_after_ctrl_c_the_jobs_go_on_and_the_same_call_finds_them():
+def test_after_ctrl_c_the_jobs_continue_and_the_same_call_finds_them():
     jobs = [job("first", WAITS)]
 
     def leave(states) -> None:

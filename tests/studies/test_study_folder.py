@@ -12,7 +12,7 @@ from unitsphere.studies.core.spec import ArmSpec, Execution, Study, load_study
 STUDY = Study(arms={"gpt": ArmSpec("quickstart/gpt-plus")}, set={"data.field": "body"})
 
 
-def test_the_record_is_written_once_and_the_same_study_goes_on(tmp_path):
+def test_the_record_is_written_once_and_the_same_study_continues(tmp_path):
     out = tmp_path / "study"
     with study_folder(out, STUDY):
         before = (out / "study.toml").stat().st_mtime_ns
@@ -57,6 +57,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         pytest.fail("it was let in")
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path):
+def test_an_interruption_says_how_to_resume(tmp_path):
     with pytest.raises(Preempted, match="the same command resumes"), study_folder(tmp_path, STUDY):
         raise Interrupted([])

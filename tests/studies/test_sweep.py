@@ -128,7 +128,7 @@ def test_going_on_trains_nothing_again_and_another_study_is_refused(case):
         sweep(dataclasses.replace(case.study, tokens=800), case.out, again)
 
 
-def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
+def test_optuna_continues_with_what_it_has_asked_for(recipe, tmp_path):
     search = {"optim.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
     study = study_of(
         recipe, method="optuna", trials=3, search=search, seeds=[0], run={"workers": 1}
@@ -141,9 +141,9 @@ def test_optuna_goes_on_with_what_it_has_asked_for(recipe, tmp_path):
     ]
     assert len(failures({"ngpt": found})) == 1
     asked = json.loads((tmp_path / "out/runs/ngpt/asked.json").read_text())
-    mended = InProcess()
-    again = sweep(study, tmp_path / "out", mended)["ngpt"]
-    assert mended.ran[0] == "ngpt trial 1 #100"
+    corrected = InProcess()
+    again = sweep(study, tmp_path / "out", corrected)["ngpt"]
+    assert corrected.ran[0] == "ngpt trial 1 #100"
     assert [trial.params for trial in again.trials] == asked["points"]
     assert again.trials[::2] == found.trials[::2]
     assert again.trials[1].status == "finished"

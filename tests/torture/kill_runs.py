@@ -76,7 +76,7 @@ def harm(child: int, out: Path, processes: int, chance: random.Random) -> int | 
     elif processes > 1 and dice < TERM + ONE:
         rank = chance.randrange(processes)
         said = pid_file(out.with_suffix(".said"), rank)
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has not begun, or is done
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has not started, or has ended
             os.kill(int(said.read_text()), signal.SIGKILL)
             return rank
     elif processes > 1:

@@ -1,4 +1,4 @@
-"""A full disk, and a read-only one: a line says so, and with room again the run goes on."""
+"""A full disk, and a read-only one: a line says so, and with room again the run continues."""
 
 import json
 import os

@@ -113,7 +113,7 @@ def test_an_arm_of_a_study_that_sets_the_width():
     assert found == [math.sqrt(128), 8]
 
 
-def test_a_run_begun_with_the_digits_goes_on_with_them(tmp_path):
+def test_a_run_started_with_the_digits_resumes_with_them(tmp_path):
     """Recipes had 0.0884 for 1/√128 and 11.3137085 for √128."""
     old = ngpt(s_z={"init": 3.46410162}, alpha={"init": 0.333}, d_model=12, n_layers=3)
     write_config(tmp_path, resolve(old, None))

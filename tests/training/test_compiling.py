@@ -1,4 +1,4 @@
-"""Compiled runs: one graph for all layers, and none anew while the rate changes."""
+"""Compiled runs: one graph for all layers, and none again while the rate changes."""
 
 import dataclasses
 import os

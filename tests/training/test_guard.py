@@ -210,7 +210,7 @@ def test_rolling_back_needs_a_checkpoint(tiny, tmp_path, monkeypatch):
         train(tiny(on_spike="rollback"), tmp_path / "run")
 
 
-def test_what_to_do_may_change_when_a_run_goes_on(tiny, tmp_path, monkeypatch):
+def test_what_to_do_may_change_when_a_run_continues(tiny, tmp_path, monkeypatch):
     harm(monkeypatch, [4])
     config = tiny()
     with pytest.raises(UserError, match="step 5"):

@@ -196,7 +196,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(architecture, pairs_of, tmp_p
         assert torch.equal(found[name], tensor), name
 
 
-def test_other_pairs_are_not_gone_on_with(pairs_of, tmp_path):
+def test_other_pairs_are_refused_at_a_resume(pairs_of, tmp_path):
     config = pairs_of(sample_every=5)
     with pytest.raises(KilledError):
         train(config, tmp_path / "run", sampler=die)

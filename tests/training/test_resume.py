@@ -58,7 +58,7 @@ def test_resuming_a_hybrid_is_bitwise_the_uninterrupted_run(
     check_resumed(dataclasses.replace(run, model=model, optim=optim, data=data), tmp_path)
 
 
-def test_time_goes_on_over_a_resume(tiny, tmp_path):
+def test_time_continues_over_a_resume(tiny, tmp_path):
     config = tiny(sample_every=5)
     with pytest.raises(KilledError):
         train(config, tmp_path / "run", sampler=die)
@@ -79,7 +79,7 @@ def test_a_finished_run_is_returned_and_not_trained_again(tiny, tmp_path, capsys
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_at_the_end_of_the_step_and_the_run_goes_on(number, tiny, tmp_path):
+def test_a_signal_saves_at_the_end_of_the_step_and_the_run_continues(number, tiny, tmp_path):
     config = tiny(sample_every=5, save_every=0)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(config, whole)
@@ -100,7 +100,7 @@ def test_a_signal_saves_at_the_end_of_the_step_and_the_run_goes_on(number, tiny,
 def test_a_second_ctrl_c_stops_at_once(tiny, tmp_path):
     def ask_twice(*_):
         while not (tmp_path / "run/checkpoints/step-00000003").exists():
-            time.sleep(0.01)  # it is written while the run goes on
+            time.sleep(0.01)  # it is written while the run continues
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)

@@ -122,7 +122,7 @@ def test_keys_that_do_not_change_what_is_learned_may_differ(finished, tiny):
     assert not train(config, finished).trained
 
 
-def test_a_run_that_goes_on_keeps_its_new_logging_settings(tiny, tmp_path):
+def test_a_run_that_continues_keeps_its_new_logging_settings(tiny, tmp_path):
     def interrupt(*_):
         raise RuntimeError
 
@@ -272,7 +272,7 @@ def test_a_prepared_folder_brings_its_own_tokenizer(tmp_path):
 
 
 def test_a_shard_that_changes_under_a_run_stops_it_with_its_name(tiny, tmp_path):
-    """It goes on when the shard is restored, and batches read ahead or not are the same."""
+    """It continues when the shard is restored, and batches read ahead or not are the same."""
     config = tiny(sample_every=4)
     folder = prepare(config.data.source, "bytes", tmp_path / "shards", progress=False)
     data = dataclasses.replace(config.data, source=str(folder), prefetch=0)

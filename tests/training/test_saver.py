@@ -1,4 +1,4 @@
-"""Checkpoints are written while the run goes on; none is lost, none is written over."""
+"""Checkpoints are written while the run continues; none is lost, none is written over."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""A run stops soon, wherever it is, and goes on from there as if it had not."""
+"""A run stops soon, wherever it is, and resumes as if it had not."""
 
 import dataclasses
 import os
@@ -85,7 +85,7 @@ def test_in_the_first_step_there_is_nothing_to_save(dropping, dropped, tmp_path,
 
 @pytest.mark.parametrize(("objective", "step"), [("clm", 4), ("mlm", 8)])
 def test_in_the_middle_of_a_validation(objective, step, tiny, tmp_path, monkeypatch):
-    """It is made anew when the run goes on, and its record and sample are not lost."""
+    """It is made again when the run resumes, and its record and sample are not lost."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config = tiny("gpt", objective, micro_batch=1, save_every=3, sample_every=4, eval_every=4)
     batches, autocast = [], evaluate.autocast

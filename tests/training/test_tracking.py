@@ -15,7 +15,7 @@ from unitsphere.training.stop import Stop
 
 
 class FakeWandb:
-    """What the tracker uses of the package; keeps what was begun and logged."""
+    """What the tracker uses of the package; keeps what was started and logged."""
 
     Settings = SimpleNamespace
 
@@ -65,7 +65,7 @@ def interrupted(config, out, monkeypatch, asks):
             train(config, out)
 
 
-def test_a_resume_goes_on_with_the_same_run_and_sends_no_step_twice(
+def test_a_resume_continues_with_the_same_run_and_sends_no_step_twice(
     fake, tiny, tmp_path, monkeypatch
 ):
     config = tiny(steps=6, save_every=2, eval_every=0, wandb="trial")
@@ -81,7 +81,7 @@ def test_a_resume_goes_on_with_the_same_run_and_sends_no_step_twice(
     assert fake.finished == 2
 
 
-def test_what_fails_there_is_one_line_and_the_run_goes_on(fake, tiny, tmp_path, capsys):
+def test_what_fails_there_is_one_line_and_the_run_continues(fake, tiny, tmp_path, capsys):
     fake.fails_at = 3
     train(tiny(steps=6, wandb="trial"), tmp_path)
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]

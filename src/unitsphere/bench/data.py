@@ -35,9 +35,9 @@ def bench_data(
     with tempfile.TemporaryDirectory() as folder:
         say(f"prepare {source}")
         out = Path(folder, "prepared")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         prepare(source, tokenizer, out, progress=False)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         train, val = Shards.open(out, "train"), Shards.open(out, "val")
         say(f"{batches} batches")
         load = loading(train, sizes, batches)

@@ -56,9 +56,9 @@ def timed(step: Callable[[], object], count: int, device: torch.device) -> list[
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times = []
     for _ in range(count):
-        begun = clock()
+        started = clock()
         step()
-        times.append(1e3 * (clock() - begun))
+        times.append(1e3 * (clock() - started))
     return times
 
 

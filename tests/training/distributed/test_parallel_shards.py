@@ -28,7 +28,7 @@ def three_layouts(name: str, rank: int, root: Path) -> list[list[float]]:
     trainer = trainer_of(CASES[name], FSDP2, rank)
     curve = losses(trainer, STAGES[0])
     first = save(root, trainer, 3)
-    # The same layout goes on bit by bit.
+    # The same layout continues bit for bit.
     twice = [
         losses(again, STAGES[1]) for again in (trainer, resumed(CASES[name], first, FSDP2, rank))
     ]
@@ -90,7 +90,7 @@ def run_all(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_goes_on_on_another_layout(tmp_path):
+def test_a_run_continues_on_another_layout(tmp_path):
     launch(run_all, 2, tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
     for name in NAMES:

@@ -205,7 +205,7 @@ def equal(model, other):
 
 @CONFIGS
 @ADAMS
-def test_a_deep_copy_of_model_and_optimizer_goes_on_with_the_constraint(config, name):
+def test_a_deep_copy_of_model_and_optimizer_continues_with_the_constraint(config, name):
     model, optimizer = pair(config, name)
     train(model, optimizer, 2)
     twin, twin_optimizer = copy.deepcopy((model, optimizer))
@@ -221,7 +221,7 @@ def test_a_deep_copy_of_model_and_optimizer_goes_on_with_the_constraint(config, 
 
 @CONFIGS
 @ADAMS
-def test_a_reload_into_fresh_objects_goes_on_the_same(config, name):
+def test_a_reload_into_fresh_objects_continues_the_same(config, name):
     model, optimizer = pair(config, name)
     train(model, optimizer, 2)
     other, other_optimizer = pair(config, name, seed=7)
@@ -233,7 +233,7 @@ def test_a_reload_into_fresh_objects_goes_on_the_same(config, name):
 
 
 @CONFIGS
-def test_a_pickled_pair_goes_on_the_same_once_constrained_again(config):
+def test_a_pickled_pair_continues_the_same_once_constrained_again(config):
     model, optimizer = pair(config)
     train(model, optimizer, 2)
     other, other_optimizer = pickle.loads(pickle.dumps((model, optimizer)))

@@ -176,7 +176,7 @@ def test_the_schedule_keeps_the_two_rates_apart(tiny):
 
 
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
-def test_it_goes_on_the_same_after_a_reload_and_as_a_copy(way):
+def test_it_continues_the_same_after_a_reload_and_as_a_copy(way):
     model = build("ngpt", **SMALL)
     optimizer = build_optimizer(model, MUON)
     step(model, optimizer, 3)

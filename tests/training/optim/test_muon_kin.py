@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused():
         constrain(model, build_optimizer(model, config), config=config.constrained)
 
 
-def test_a_state_from_before_these_keys_goes_on():
+def test_a_state_from_before_these_keys_continues():
     weight = torch.nn.Parameter(torch.randn(6, 4))
     old = torch.optim.Muon([weight])
     twin = Muon([copy.deepcopy(weight)])
