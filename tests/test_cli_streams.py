@@ -1,4 +1,4 @@
-"""stdout and stderr that cannot be written: the work continues, and no result is lost in silence."""
+"""Streams that cannot be written: the work continues, and no result is lost in silence."""
 
 import os
 import subprocess
