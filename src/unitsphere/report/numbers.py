@@ -12,14 +12,14 @@ SPELLED = 1e4
 def compact(value: float, digits: int = 6) -> str:
     """A number in few characters: 246k, 2.5M, 1,500, 0.02, 3e-5.
 
-    >>> compact(245760, 3), compact(1e6), compact(1500), compact(0.02), compact(0.00003)
-    ('246k', '1M', '1,500', '0.02', '3e-5')
+    >>> compact(245760, 3), compact(1e6), compact(1024, 3), compact(0.02), compact(0.00003)
+    ('246k', '1M', '1,024', '0.02', '3e-5')
     """
     size = abs(value)
     if size >= SPELLED:
         unit, divisor = next(pair for pair in UNITS if size >= pair[1])
         return f"{value / divisor:.{digits}g}{unit}"
-    return f"{value:,.{digits}g}".replace("e-0", "e-")
+    return f"{value:,.{max(digits, len(str(round(size))))}g}".replace("e-0", "e-")
 
 
 def short(tokens: int) -> str:
