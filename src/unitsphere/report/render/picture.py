@@ -191,7 +191,9 @@ def add_legends(
         together = {name: handle for names in told for name, handle in names.items()}
         place: Any = "outside center right"
         if len(together) > 1:
-            drawn.legend(together.values(), together, loc=place, frameon=False, fontsize=8, handlelength=3)
+            drawn.legend(
+                together.values(), together, loc=place, frameon=False, fontsize=8, handlelength=3
+            )
     elif several or len(cells) == 1:
         for number, (axes, names) in enumerate(zip(grid, told, strict=True)):
             if len(names) > 1 and (number == 0 or names.keys() != told[0].keys()):
