@@ -132,8 +132,14 @@ def main() -> None:
         status = ended(child, processes)
         if status == -signal.SIGKILL:
             counts["SIGKILL"] += 1
-        elif status == LOST and re.search(
-            rf"rank +: {rank} .*\n +exitcode +: -9 ", said.read_text()
+        elif (
+            status == LOST
+            and rank is not None
+            and re.search(
+                # torchrun names the first that it finds dead: it may be the one that lost the other.
+                rf"rank +: {rank} .*\n +exitcode +: -9 |Connection (closed|reset) by peer",
+                said.read_text(),
+            )
         ):
             counts["one"] += 1
         elif status in (PREEMPTED, -signal.SIGTERM):  # the latter before training began
