@@ -136,7 +136,7 @@ def main() -> None:
             status == LOST
             and rank is not None
             and re.search(
-                # torchrun names the first that it finds dead: it may be the one that lost the other.
+                # torchrun names the first that it finds dead: maybe the one that lost the other
                 rf"rank +: {rank} .*\n +exitcode +: -9 |Connection (closed|reset) by peer",
                 said.read_text(),
             )
