@@ -100,7 +100,7 @@ address: ## write the project's address where it stands: make address URL=https:
 		.github/ISSUE_TEMPLATE/config.yml
 
 .PHONY: coverage
-coverage: $(DEV) ## run the CPU tests under coverage (not much longer); report in build/coverage
+coverage: $(DEV) ## run the CPU tests under coverage (1.5 times as long); report in build/coverage
 	@$(BIN)/python -m pip install --quiet --quiet -c constraints.txt pytest-cov
 	@$(PYTEST) -m "not data and not gpu and not browser" --cov=unitsphere --cov-report=term \
 		--cov-report=html:build/coverage $(ARGS)

@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/decoding.py > docs/results/hybrids/decoding.json
 
 nGPT of the quickstart's size, with attention, with Gated DeltaNet in three layers of four, and in
-all. Weights are those of the start: time does not depend on them. Each case has a process of its
-own, so that its peak memory is its own; the arms take turns in rounds.
+all. Weights are those of the start: time does not depend on them. `unitsphere bench generate` times
+tokens too; here each case has a process of its own, so that its peak memory is its own, and the
+arms take turns in rounds.
 """
 
 import json

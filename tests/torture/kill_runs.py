@@ -104,6 +104,15 @@ def ended(child: int, processes: int) -> int:
     return status
 
 
+def tells_of(rank: int, said: str) -> bool:
+    """Whether torchrun says that this rank was killed, or the other that it lost its peer.
+
+    torchrun looks ten times a second, and names the first rank that it finds dead.
+    """
+    killed = rf"rank +: {rank} .*\n +exitcode +: -9 "
+    return re.search(rf"{killed}|Connection (closed|reset) by peer", said) is not None
+
+
 def main() -> None:
     config, folder = Path(sys.argv[1]), Path(sys.argv[2])
     chance, kills, processes = random.Random(int(sys.argv[3])), int(sys.argv[4]), int(sys.argv[5])
@@ -132,15 +141,7 @@ def main() -> None:
         status = ended(child, processes)
         if status == -signal.SIGKILL:
             counts["SIGKILL"] += 1
-        elif (
-            status == LOST
-            and rank is not None
-            and re.search(
-                # torchrun names the first that it finds dead: maybe the one that lost the other
-                rf"rank +: {rank} .*\n +exitcode +: -9 |Connection (closed|reset) by peer",
-                said.read_text(),
-            )
-        ):
+        elif status == LOST and rank is not None and tells_of(rank, said.read_text()):
             counts["one"] += 1
         elif status in (PREEMPTED, -signal.SIGTERM):  # the latter before training began
             counts["SIGTERM"] += 1

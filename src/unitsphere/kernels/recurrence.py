@@ -1,7 +1,8 @@
 """The chunks of recurrent mixers by flash-linear-attention (fla), which the extra `fla` installs.
 
 They take the place of the plain chunks in runs under bf16 or fp16 on a GPU, where the block is not
-compiled: `train.kernels = "off"` keeps the plain ones, and each other refusal is logged once.
+compiled. `train.kernels = "off"` keeps the plain ones; every other refusal is logged once. Since
+fla is another project's, `require` does not ask for it.
 """
 
 import importlib
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unitsphere.kernels.registry import log_once, mode
+from unitsphere.kernels.registry import log_once, mode, no_backend
 
 LARGEST_KEY = 256  # a program of fla's holds the keys of a head
 NARROW = (torch.bfloat16, torch.float16)
@@ -37,11 +38,12 @@ class Chunks:
         dtype: in which the run multiplies. inputs: q, k [B, H or 1, T, K], v [B, H, T, V], the log
         decay and what the mixer has besides, [B, H, T] or [B, H, T, K], all as wide as S.
         """
-        if mode() == "off" or S.device.type != "cuda":
+        if mode() == "off":
             return self.plain(*inputs, S, segments)
-        reason = refusal(dtype, S)
+        reason = no_backend(S.device.type, S.device.index, "auto") or refusal(dtype, S)
         if reason is not None:
-            log_once(logging.WARNING, self.name, reason)
+            level = logging.WARNING if S.device.type == "cuda" else logging.INFO
+            log_once(level, self.name, reason)
             return self.plain(*inputs, S, segments)
         kernel = getattr(importlib.import_module(self.module), self.name)
         q, k, v, *gates = inputs

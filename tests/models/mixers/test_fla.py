@@ -1,15 +1,18 @@
 """Chunks by flash-linear-attention: its axes and its sequences, on a stand-in and on a GPU."""
 
 import importlib.util
+import sys
+import types
 
 import pytest
 import torch
 from mixer_cases import FILES, inputs
 
-from unitsphere.kernels import using_kernels
+from unitsphere.kernels import recurrence, using_kernels
 from unitsphere.kernels.recurrence import by_fla, refusal
+from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.mixers import MIXERS
-from unitsphere.models.mixers.gdn import CHUNKS
+from unitsphere.models.registry import build
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 20 + [2] * 5, [0] * 30])
 
@@ -65,14 +68,46 @@ def test_it_refuses_what_it_would_round_or_cannot_do():
         assert "unitsphere[fla]" in refusal(torch.bfloat16, S)
 
 
-def test_a_cpu_and_a_process_without_kernels_have_the_plain_chunks(monkeypatch):
-    monkeypatch.setattr("unitsphere.kernels.recurrence.refusal", pytest.fail)
-    *given, S = inputs("gdn", 30)
-    expected = FILES["gdn"].chunked(*given, S)
-    for mode in ("auto", "off"):
-        with using_kernels(mode):
-            found = CHUNKS(torch.bfloat16, *given, S=S, segments=None)
-        assert all(map(torch.equal, found, expected))
+FUNCTIONS = {
+    "gdn": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    "mamba2": ("fla.ops.simple_gla", "chunk_simple_gla"),
+    "gla": ("fla.ops.gla", "chunk_gla"),
+}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_a_model_calls_fla_in_the_dtype_of_the_run_where_it_can_serve(mixer, mode, monkeypatch):
+    """A stand-in is served on a CPU: q, k and v come in bf16, decays in fp32; `off` calls none."""
+    module, name = FUNCTIONS[mixer]
+    fla, called = types.ModuleType(module), []
+
+    def kernel(q, k, v, g, *rest, **settings):
+        called.append([x.dtype for x in (q, k, v, g)])
+        return stand_in(mixer)(q.float(), k.float(), v.float(), g, *rest, **settings)
+
+    setattr(fla, name, kernel)
+    monkeypatch.setitem(sys.modules, module, fla)
+    monkeypatch.setattr(recurrence, "no_backend", lambda *_: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    sizes = RecurrenceConfig(n_heads=2, d_key=8, d_value=8)
+    model = build(
+        "ngpt", mixers=mixer, vocab_size=16, d_model=16, n_layers=1, n_heads=2, recurrence=sizes
+    )
+    tokens = torch.arange(12)[None]
+    with torch.autocast("cpu", torch.bfloat16), using_kernels(mode):
+        found = model(tokens)
+    assert called == ([[torch.bfloat16] * 3 + [torch.float32]] if mode == "auto" else [])
+    monkeypatch.undo()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(found, model(tokens), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_cpu_has_the_plain_chunks(mixer):
+    *given, S = inputs(mixer, 30)
+    found = FILES[mixer].CHUNKS(torch.bfloat16, *given, S=S, segments=None)
+    assert all(map(torch.equal, found, FILES[mixer].chunked(*given, S)))
 
 
 @pytest.mark.gpu
