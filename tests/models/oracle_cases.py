@@ -23,6 +23,7 @@ NORMFORMER_NAMES = {"gamma": "gamma", "lambda_": "lambda", "W_o": "W_O"}
 NORMFORMER_MODULES = {"norm": "LN_final", "norm_memory": "LN_encoder", "E": "E_in"}
 GAINS = {"norm_A": "gain_A", "norm_M": "gain_M", "norm_X": "gain_X", "norm": "gain_final"}
 GAINS |= {"norm_memory": "gain_encoder", "norm_E": "gain_E"}
+GAINS |= {"norm_oA": "gain_oA", "norm_oM": "gain_oM", "norm_oX": "gain_oX"}
 DYT = {"norm_A": "DyT_A", "norm_M": "DyT_M", "norm_X": "DyT_X", "norm": "DyT_final"}
 DYT |= {"norm_memory": "DyT_encoder", "gain": "gamma", "bias": "beta", "s": "embed_scale"}
 
@@ -76,6 +77,8 @@ CASES = {
             "softcap": {"softcap": 0.5},
             "embedding-norm": {"embedding_norm": True},
             "gated": {"gated": True, "branch": 0.4},
+            "peri-ln": {"output_norm": True, "embedding_norm": True},
+            "output-norm": {"output_norm": True, "gated": True, "branch": 0.4},
             "recent-tied": {
                 "activation": "relu2",
                 "softcap": 0.5,

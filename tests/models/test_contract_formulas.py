@@ -54,4 +54,6 @@ def test_counts_of_the_switches_that_add_parameters():
     assert count("ngpt", "seq2seq", **gated) - count("ngpt", "seq2seq") == 5 * L * d
     assert count("gpt", gated=True) - count("gpt") == 2 * L * d
     assert count("gpt", "seq2seq", gated=True) - count("gpt", "seq2seq") == 5 * L * d
+    assert count("gpt", output_norm=True) - count("gpt") == 2 * L * d
+    assert count("gpt", "seq2seq", output_norm=True) - count("gpt", "seq2seq") == 5 * L * d
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

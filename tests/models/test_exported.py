@@ -27,6 +27,7 @@ REFUSED = {
     "attention_factor=True",
     "softcap=2.5",
     "gated=True",
+    "output_norm=True",
 }
 
 

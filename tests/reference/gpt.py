@@ -32,6 +32,8 @@ Switches of recent baselines (modded-nanogpt, track 3; all off by default):
 - activation "relu2": W_oMLP max(W_u x, 0)^2, and no W_nu;
 - gated (this project's): F(x) 2 / (1 + exp(-w . x)) for F(x), x = RMSNorm(h), with layers.{i}.w_A,
   w_M (w_X) [d];
+- output_norm (Peri-LN, arXiv 2502.02732): h = h + RMSNorm(F(RMSNorm(h))), with layers.{i}.gain_oA,
+  gain_oM (gain_oX) [d]; c and the gate come after that norm;
 - softcap c: z = c y / sqrt(c^2 + y^2) of the logits y.
 """
 
@@ -67,6 +69,7 @@ class Settings:
     softcap: float | None = None
     branch: float = 1.0  # c: h = h + c F(norm(h))
     gated: bool = False
+    output_norm: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -88,6 +91,9 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     if s.gated:
         layer |= {"w_A": (d,), "w_M": (d,)}
         cross |= {"w_X": (d,)}
+    if s.output_norm:
+        layer |= {"gain_oA": (d,), "gain_oM": (d,)}
+        cross |= {"gain_oX": (d,)}
     cross |= {f"cross.{name}": shape for name, shape in attention_shapes.items()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= {"gain_E": (d,) if s.embedding_norm else None}
@@ -153,17 +159,20 @@ def block(
 ) -> list[Tensor]:
     """h after self-attention, after cross-attention where there is a memory, and after the MLP."""
 
-    def opened(x: Tensor, F_x: Tensor, w: str) -> Tensor:
+    def opened(x: Tensor, F_x: Tensor, place: str) -> Tensor:
+        if s.output_norm:
+            F_x = rms_norm(F_x, p[f"gain_o{place}"], s.eps)
+        w = f"w_{place}"
         return F_x * 2 / (1 + torch.exp(-(x @ p[w])))[..., None] if s.gated else F_x
 
     x = rms_norm(h, p["gain_A"], s.eps)
-    states = [h + s.branch * opened(x, attention(x, p, s, positions, see), "w_A")]
+    states = [h + s.branch * opened(x, attention(x, p, s, positions, see), "A")]
     if memory is not None and see_memory is not None:
         x = rms_norm(states[-1], p["gain_X"], s.eps)
         h_X = attention(x, under(p, "cross"), s, positions, see_memory, memory)
-        states.append(states[-1] + s.branch * opened(x, h_X, "w_X"))
+        states.append(states[-1] + s.branch * opened(x, h_X, "X"))
     x = rms_norm(states[-1], p["gain_M"], s.eps)
-    states.append(states[-1] + s.branch * opened(x, mlp(x, p, s), "w_M"))
+    states.append(states[-1] + s.branch * opened(x, mlp(x, p, s), "M"))
     return states
 
 

@@ -26,7 +26,10 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `zero_outputs` | W_o and W_oMLP start at 0 (`branches`), and E_out does (`all`) |
 | `activation = "relu2"` | h = h + W_oMLP ReLU(W_u x)² |
 | `softcap = c` | z = c·z'/√(c² + z'²), z' = E_out RMSNorm(h) |
-| `gated` | F(x) 2σ(⟨w, x⟩) for a sublayer's output F(x), x = RMSNorm(h): the gate of `best` |
+| `output_norm` | h = h + RMSNorm(F(x)) for a sublayer's output F(x), x = RMSNorm(h) |
+| `gated` | F(x) 2σ(⟨w, x⟩) in place of F(x) (of RMSNorm(F(x))): the gate of `best` |
+
+With `output_norm` and `embedding_norm` it is Peri-LN (Kim et al. 2025, arXiv 2502.02732, §3).
 """
 
 import math
@@ -89,6 +92,8 @@ class GPTConfig(ModelConfig):
     """c: factor of each sublayer's output before it is added to h; 1/√(2L) is Depth-μP's"""
     gated: bool = False
     """each sublayer's output is multiplied by 2σ(⟨w, x⟩), one number per token of its input x"""
+    output_norm: bool = False
+    """RMSNorm, with a gain, of each sublayer's output before it is added to h"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -168,19 +173,22 @@ class Block(nn.Module):
         self.norm_M, self.mlp = RMSNorm(d, eps), build_mlp(config, W, MLP)
         gate = partial(variants.gate_vector, config.gated, d)
         self.w_A, self.w_M = gate(), gate()
+        output_norm = partial(RMSNorm, d, eps) if config.output_norm else nn.Identity
+        self.norm_oA, self.norm_oM = output_norm(), output_norm()
         if cross:
             self.norm_X, self.cross, self.w_X = RMSNorm(d, eps), Attention(config, W), gate()
+            self.norm_oX = output_norm()
 
     def forward(self, h: Tensor, context: Context, across: Context | None = None) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
-        c, gated = self.branch, variants.gated
+        c, gated = self.branch, variants.gated  # h + c·F(x)
         x = self.norm_A(h)
-        h = torch.add(h, gated(x, self.attention(x, context), self.w_A), alpha=c)  # h + c·…
+        h = torch.add(h, gated(x, self.norm_oA(self.attention(x, context)), self.w_A), alpha=c)
         if across is not None:
             x = self.norm_X(h)
-            h = torch.add(h, gated(x, self.cross(x, across), self.w_X), alpha=c)
+            h = torch.add(h, gated(x, self.norm_oX(self.cross(x, across)), self.w_X), alpha=c)
         x = self.norm_M(h)
-        return torch.add(h, gated(x, self.mlp(x), self.w_M), alpha=c)
+        return torch.add(h, gated(x, self.norm_oM(self.mlp(x)), self.w_M), alpha=c)
 
 
 class GPT(Transformer):

@@ -35,7 +35,7 @@ from unitsphere.models.experts import Router
 from unitsphere.models.mixers.gdn import GatedDeltaNet
 from unitsphere.models.mixers.gla import GatedLinearAttention
 from unitsphere.models.mixers.mamba2 import Mamba2
-from unitsphere.models.parts import Embedding, Linear, Scale
+from unitsphere.models.parts import Embedding, Linear, RMSNorm, Scale
 from unitsphere.models.trunk import Transformer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -228,7 +228,14 @@ def _fold_rezero(block: rezero.Block) -> None:
 
 
 def _fold_gpt(block: gpt.Block) -> None:
-    _fold_outputs(block, block.branch)
+    """c into the gains of the norms of the outputs, or into the matrices before them."""
+    names = ("norm_oA", "norm_oX", "norm_oM")
+    norms = [part for name, part in block.named_children() if name in names]
+    if isinstance(block.norm_oA, RMSNorm):
+        for norm in norms:
+            norm.fold(block.branch)
+    else:
+        _fold_outputs(block, block.branch)
     block.branch = 1.0
 
 
