@@ -83,7 +83,9 @@ VARIANTS = {
         optim={"name": "muon", "muon_head": True, "head_by_frequency": True},
     ),
     "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
-    "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
+    "gpt-hyperball": Case(
+        "gpt", model=SMALL | {"output_norm": True}, optim={"constraint": "hyperball"}
+    ),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
     "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
     "ngpt-capped": Case(
