@@ -83,9 +83,7 @@ VARIANTS = {
         optim={"name": "muon", "muon_head": True, "head_by_frequency": True},
     ),
     "ngpt-riemannian": Case("ngpt", model=SMALL, optim={"riemannian": True}),
-    "gpt-hyperball": Case(
-        "gpt", model=SMALL | {"output_norm": True}, optim={"constraint": "hyperball"}
-    ),
+    "gpt-hyperball": Case("gpt", model=SMALL, optim={"constraint": "hyperball"}),
     "angpt-sphere": Case("angpt", model=SMALL, optim={"constraint": "sphere"}),
     "ngpt-frobenius": Case("ngpt", model=SMALL, optim={"constraint": "frobenius"}),
     "ngpt-capped": Case(
@@ -95,7 +93,7 @@ VARIANTS = {
     "ngpt-hybrid": Case("ngpt", model=HYBRID, optim={"name": "muon"}),
     "ngpt-experts": Case("ngpt", model=EXPERTS, optim={"name": "muon"}),
     "gpt-experts-accumulated": Case("gpt", model=EXPERTS, train={"micro_batch": 1}),
-    "gpt-cpr": Case("gpt", model=SMALL, optim={"constraint": "cpr"}),
+    "gpt-cpr": Case("gpt", model=SMALL | {"output_norm": True}, optim={"constraint": "cpr"}),
     "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }
 
