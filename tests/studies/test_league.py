@@ -115,3 +115,12 @@ def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
     assert "no entry of the league is published yet" in capsys.readouterr().err
     assert main(["compare", "quickstart", "--add", str(path)]) == 2
     assert "--add is for the league" in capsys.readouterr().err
+
+
+def test_the_entries_of_the_repository_follow_the_rules(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    configs = module.checked(league_study([root / "benchmarks/league/entries.toml"]))
+    assert {config.model.d_model for config in configs.values()} == {64}
+    assert configs["dyt-adamw"].architecture == "dyt"
+    assert configs["peri-ln-adamw"].model.output_norm
