@@ -162,6 +162,7 @@ class Block(nn.Module):
     }
     cross: Attention
     norm_X: RMSNorm
+    norm_oX: nn.Module
     w_X: Scale | None
 
     def __init__(self, config: GPTConfig, layer: int, cross: bool) -> None:

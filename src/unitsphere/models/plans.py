@@ -229,12 +229,11 @@ def _fold_rezero(block: rezero.Block) -> None:
 
 def _fold_gpt(block: gpt.Block) -> None:
     """c into the gains of the norms of the outputs, or into the matrices before them."""
-    names = ("norm_oA", "norm_oX", "norm_oM")
-    norms = [part for name, part in block.named_children() if name in names]
-    if isinstance(block.norm_oA, RMSNorm):
-        for norm in norms:
-            norm.fold(block.branch)
-    else:
+    outputs = [getattr(block, name, None) for name in ("norm_oA", "norm_oX", "norm_oM")]
+    norms = [part for part in outputs if isinstance(part, RMSNorm)]
+    for norm in norms:
+        norm.fold(block.branch)
+    if not norms:
         _fold_outputs(block, block.branch)
     block.branch = 1.0
 
