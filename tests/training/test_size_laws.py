@@ -44,10 +44,22 @@ def test_nu_is_the_paper_s_table():
         "scale": eta,
     }
     for group, factor in expected.items():
-        assert rate_factor("nu", "bound", group, "adam", m) == pytest.approx(factor, rel=1e-14)
+        assert rate_factor("nu", "bound", "adam", group, "adam", m) == pytest.approx(
+            factor, rel=1e-14
+        )
     assert 0.05 * branch_by_depth("nu", m_L) == pytest.approx(0.05 / m_L)
     assert math.sqrt(816) * s_z_by_width(m_w) == pytest.approx(math.sqrt(4080))
     assert stored_scale(816) == 1 / math.sqrt(816)
+
+
+def test_nu_lowers_a_gpt_s_rates_by_adam_less_over_the_tokens_than_muon_s():
+    m = Ratios(1.0, 1.0, 26.7, 1.0)
+    groups: tuple[Group, ...] = ("matrix", "embedding", "head", "scale")
+    for group in groups:
+        adam = rate_factor("nu", "free", "adam", group, "adam", m)
+        assert adam == pytest.approx(26.7**-0.15)
+        beside_muon = rate_factor("nu", "free", "muon", group, "adam", m)
+        assert beside_muon == pytest.approx(26.7 ** (-1 / 3))
 
 
 def test_hyperp_is_its_code():
@@ -57,7 +69,7 @@ def test_hyperp_is_its_code():
     m = Ratios(3.0, depth / 8, tokens / 1.04e10, batch / 2**21)
     steps: dict[Group, Moved] = {"matrix": "hyperball", "head": "hyperball", "embedding": "adam"}
     for group, moved in steps.items():
-        found = rate_factor("hyperp", "free", group, moved, m)
+        found = rate_factor("hyperp", "free", "hyperball", group, moved, m)
         assert found == pytest.approx(eta, rel=1e-14)
     branches = math.sqrt(2 * 8) / math.sqrt(2 * depth)  # 1/√(2L), divided by the base's
     assert branch_by_depth("hyperp", m.depth) == pytest.approx(branches)
@@ -65,12 +77,16 @@ def test_hyperp_is_its_code():
 
 def test_hyperp_s_own_fit_of_the_best_rate_is_followed():
     best = [24.27 * tokens**-0.320 for tokens in (1e10, 1.66e11)]
-    assert rate_by_tokens("hyperp", "matrix", 16.6) == pytest.approx(best[1] / best[0])
+    assert rate_by_tokens("hyperp", "free", "hyperball", "matrix", 16.6) == pytest.approx(
+        best[1] / best[0]
+    )
 
 
 def test_hyperp_s_table_has_the_horizon_on_matrices_only():
-    assert rate_by_tokens("hyperp-paper", "matrix", 4.0) == pytest.approx(4**-0.32)
-    assert rate_by_tokens("hyperp-paper", "head", 4.0) == 1
+    assert rate_by_tokens("hyperp-paper", "free", "hyperball", "matrix", 4.0) == pytest.approx(
+        4**-0.32
+    )
+    assert rate_by_tokens("hyperp-paper", "free", "hyperball", "head", 4.0) == 1
     others: tuple[Group, ...] = ("embedding", "head")
     for group in others:
         factor = rate_by_width("hyperp-paper", "free", group, "adam", 4.0)
@@ -87,7 +103,7 @@ def test_a_step_of_muon_keeps_its_singular_values(law):
 
 @pytest.mark.parametrize(("law", "weights", "group", "moved"), CASES)
 def test_the_base_is_left_as_it_is(law, weights, group, moved):
-    assert rate_factor(law, weights, group, moved, Ratios(1, 1, 1, 1)) == 1
+    assert rate_factor(law, weights, moved, group, moved, Ratios(1, 1, 1, 1)) == 1
 
 
 @given(st.sampled_from(CASES), st.lists(RATIOS, min_size=8, max_size=8))
@@ -95,7 +111,7 @@ def test_two_transfers_are_one(case, sizes):
     first, second = Ratios(*sizes[:4]), Ratios(*sizes[4:])
     both = Ratios(*(a * b for a, b in zip(sizes[:4], sizes[4:], strict=True)))
     law, weights, group, moved = case
-    a, b, whole = (rate_factor(law, weights, group, moved, m) for m in (first, second, both))
+    a, b, whole = (rate_factor(law, weights, moved, group, moved, m) for m in (first, second, both))
     assert a * b == pytest.approx(whole, rel=1e-9)
 
 
@@ -107,7 +123,10 @@ def test_larger_models_and_longer_runs_never_raise_a_rate_and_larger_batches_do(
     )
     assert wider <= narrower
     assert rate_by_depth(law, size * more) <= rate_by_depth(law, size)
-    assert rate_by_tokens(law, group, size * more) <= rate_by_tokens(law, group, size)
+    longer, shorter = (
+        rate_by_tokens(law, weights, moved, group, m_T) for m_T in (size * more, size)
+    )
+    assert longer <= shorter
     assert branch_by_depth(law, size * more) < branch_by_depth(law, size)
     assert rate_by_batch(size * more) > rate_by_batch(size)
 

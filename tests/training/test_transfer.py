@@ -165,8 +165,10 @@ def test_a_run_says_its_rate_keeps_it_and_resumes(tmp_path, monkeypatch, capsys)
     text = tiny_recipe(save_every=1)
     Path("tiny.toml").write_text(text.replace("[train]", f"{BASE}\n[train]"))
     rate = 1e-2 * 2**-0.75 * 2 ** (-1 / 3)
-    assert main(["train", "tiny.toml", "--out", "run"]) == 0
-    assert "optim.lr 0.004719 by optim.transfer nu: 0.01 of the base run" in capsys.readouterr().err
+    for options in (["--dry_run"], ["--out", "run"]):
+        assert main(["train", "tiny.toml", *options]) == 0
+        why = "optim.lr 0.004719 by optim.transfer nu: 0.01 of the base run"
+        assert why in capsys.readouterr().err
     kept = json.loads(Path("run/config.json").read_text())
     assert kept["optim"]["lr"] == pytest.approx(rate)
     assert main(["train", "tiny.toml", "--out", "run"]) == 0

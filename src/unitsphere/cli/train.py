@@ -118,14 +118,14 @@ def run(argv: list[str]) -> int:
         check_options(options)
     if options.area:
         return show_area(config)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    if first and (why := reason(config)):
+        print(why, file=sys.stderr)
     if options.dry_run:
         if submission:
             print("--dry_run: nothing is submitted", file=sys.stderr)
         world = options.world_size or (submission.processes if submission else 1)
         return show_dry_run(config, world, options.json)
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
-    if first and (why := reason(config)):
-        print(why, file=sys.stderr)
     with told_to_others():
         out = options.out or pick_folder(config, name, first)
     if submission:

@@ -183,6 +183,10 @@ class Ratios:
 
 
 TOKENS: dict[Law, float] = {"nu": -1 / 3, "hyperp": -0.32, "hyperp-paper": -0.32}
+TOKENS_ADAM_FREE = -0.15
+"""nu's exponent where Adam moves the matrices of a GPT, which νGPT does not cover [P].
+
+Measured over 4 and 27 times the tokens (docs/results/transfer.md); −1/3 cost 0.10 nats there."""
 DEPTH: dict[Law, float] = {"nu": 0.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
 BATCH = 1 / 2
 BRANCH: dict[Law, float] = {"nu": -1.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
@@ -219,13 +223,17 @@ match_rms_adamw gives an update singular values of 0.2·lr·√max(out, in), so 
 constant, as "original" does by itself; a relative step has no width (HyperP)."""
 
 
-def rate_by_tokens(law: Law, group: Group, m_T: float) -> float:
+def rate_by_tokens(law: Law, weights: Weights, matrices: Moved, group: Group, m_T: float) -> float:
     """m_T^(−1/3) (νGPT §3.1) or m_T^(−0.32) (HyperP's fit, 10 to 166 billion tokens).
 
-    νGPT counts steps at one batch, which is the same. HyperP's Table 1 has it on matrices only.
+    All groups of a run follow its `matrices`; of a GPT by Adam, nu has TOKENS_ADAM_FREE. νGPT
+    counts steps at one batch, which is the same. HyperP's Table 1 has it on matrices only.
     """
-    on_all = law != "hyperp-paper" or group == "matrix"
-    return m_T ** TOKENS[law] if on_all else 1.0
+    if law == "hyperp-paper" and group != "matrix":
+        return 1.0
+    if (law, weights, matrices) == ("nu", "free", "adam"):
+        return m_T**TOKENS_ADAM_FREE
+    return m_T ** TOKENS[law]
 
 
 def rate_by_batch(m_B: float) -> float:
@@ -244,12 +252,14 @@ def rate_by_width(law: Law, weights: Weights, group: Group, moved: Moved, m_w: f
     return m_w**exponent
 
 
-def rate_factor(law: Law, weights: Weights, group: Group, moved: Moved, m: Ratios) -> float:
-    """A group's peak rate divided by the base run's."""
+def rate_factor(
+    law: Law, weights: Weights, matrices: Moved, group: Group, moved: Moved, m: Ratios
+) -> float:
+    """A group's peak rate divided by the base run's; `moved` is the group's own."""
     return (
         rate_by_width(law, weights, group, moved, m.width)
         * rate_by_depth(law, m.depth)
-        * rate_by_tokens(law, group, m.tokens)
+        * rate_by_tokens(law, weights, matrices, group, m.tokens)
         * rate_by_batch(m.batch)
     )
 

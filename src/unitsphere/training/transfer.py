@@ -147,7 +147,8 @@ def ratios(config: Any) -> Ratios:
 def group_factor(config: Any, group: Group, m: Ratios) -> float:
     """A group's rate divided by the base run's."""
     optim = config.optim
-    return rate_factor(optim.transfer, WEIGHTS[config.architecture], group, moved(optim, group), m)
+    weights, matrices = WEIGHTS[config.architecture], moved(optim, "matrix")
+    return rate_factor(optim.transfer, weights, matrices, group, moved(optim, group), m)
 
 
 def moved(optim: OptimConfig, group: Group) -> Moved:
@@ -190,15 +191,14 @@ def reason(config: Any) -> str | None:
         return None
     rate, lr = by_law(config)["optim.lr"], config.optim.lr
     m, how = ratios(config), moved(config.optim, "matrix")
+    weights = WEIGHTS[config.architecture]
     width, depth = sizes(config.model)
     train = config.train
     factors = {
-        f"width {base.width:,} → {width:,}": rate_by_width(
-            law, WEIGHTS[config.architecture], "matrix", how, m.width
-        ),
+        f"width {base.width:,} → {width:,}": rate_by_width(law, weights, "matrix", how, m.width),
         f"depth {base.depth:,} → {depth:,}": rate_by_depth(law, m.depth),
         f"tokens {base.tokens:,.0f} → {train.steps * train.batch_tokens:,}": rate_by_tokens(
-            law, "matrix", m.tokens
+            law, weights, how, "matrix", m.tokens
         ),
         f"batch {base.batch_tokens:,} → {train.batch_tokens:,}": rate_by_batch(m.batch),
     }

@@ -18,8 +18,8 @@ the refusal becomes a flag:
     start       compare: a free arm whose matrices Muon trains starts them far wider than 0.02
     tied-rates  compare: such an arm gives embedding, head and scales the rate of the matrices
 
-(The last two are known to cost a baseline 0.1 to 0.3 nats: docs/results/baselines.md. They are not
-refused where the study tunes these keys.)
+(The last two together are known to cost GPT+ with Muon 0.35 nats: docs/results/baselines.md. They
+are not refused where the study tunes these keys.)
 
 Flagged, shown with the figures:
 
@@ -171,7 +171,7 @@ def mis_set(arm: str, config: RunConfig, tuned: Iterable[str]) -> Iterator[Findi
         return
     if start > WIDEST and "model.init_std" not in tuned:
         text = f"{arm} starts Muon's matrices at model.init_std {start:.3g}"
-        yield Finding("start", f"{text}: 0.02 is known to be 0.1 to 0.3 nats better")
+        yield Finding("start", f"{text}: 0.02, with rates by role, is known to be better")
     tied = {optim.rates.embedding, optim.rates.head, optim.rates.scale} == {1.0}
     tied = tied and optim.adam_lr in (None, optim.lr)
     if tied and not any(key.startswith(RATES) for key in tuned):
