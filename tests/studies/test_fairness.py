@@ -20,9 +20,10 @@ def recipe(tmp_path) -> str:
 
 
 def pair(recipe: str, changes: dict, both: dict | None = None) -> dict[str, RunConfig]:
-    """Two arms, the second with some keys changed."""
-    keys = [both or {}, (both or {}) | changes]
-    return {f"arm-{i}": wanted(recipe, each, Path("none")) for i, each in enumerate(keys)}
+    """Two arms, the second with some keys changed; its `init` need not be a run."""
+    keys = [both or {}, (both or {}) | {key: changes[key] for key in changes if key != "init"}]
+    first, second = (wanted(recipe, each, Path("none")) for each in keys)
+    return {"arm-0": first, "arm-1": dataclasses.replace(second, init=changes.get("init"))}
 
 
 UNFAIR = {
@@ -34,6 +35,7 @@ UNFAIR = {
     "precision": {"train.precision": "bf16"},
     "objective": {"objective": "mlm"},
     "weights": {"train.precision": "bf16-storage"},
+    "init": {"init": "another-run"},
     "un-annealed": {"schedule.kind": "constant"},
     "start": {"optim.name": "muon", "model.init_std": 0.1, "optim.rates.head": 2.5},
     "tied-rates": {"optim.name": "muon"},
@@ -102,6 +104,7 @@ def test_an_unknown_name_is_not_allowed(recipe):
         ("speed", {"train.compile": True}),
         ("speed", {"inspect.every": 5}),
         ("spikes", {"train.on_spike": "skip"}),
+        ("average", {"optim.average.kind": "ema"}),
         ("parameters", {"model.d_model": 20}),
     ],
 )

@@ -1,5 +1,6 @@
 """The league: entries of one set of rules, ranked with published rows by one test."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def test_places_follow_tukeys_test():
 
 
 def entry(name: str, text: str = "a", at_edge: bool = False, **by_seed: float):
-    return {"name": name, "text": text, "at_edge": at_edge, "losses": by_seed}
+    done = {"text": text, "at_edge": at_edge, "losses": by_seed, "unfinished": {}}
+    return {"name": name} | done
 
 
 def test_other_texts_and_single_runs_have_no_rank():
@@ -59,6 +61,14 @@ def test_other_texts_and_single_runs_have_no_rank():
     assert [row["name"] for row in found["rows"]] == ["better", "worse"]
     flags = {(flag["name"], flag["text"].split()[0].rstrip(":")) for flag in found["flags"]}
     assert flags == {("other-text", "elsewhere"), ("no-rank", "alone"), ("edge", "better")}
+
+
+def test_an_entry_with_a_diverged_seed_has_no_rank():
+    lucky = entry("lucky", s0=2.0, s1=2.01) | {"unfinished": {"2": "diverged"}}
+    found = standings([lucky, entry("sound", s0=3.0, s1=3.01)], "a")
+    assert [row["name"] for row in found["rows"]] == ["sound"]
+    (flag,) = found["flags"]
+    assert flag == {"name": "no-rank", "text": "lucky: seed 2 diverged: not ranked"}
 
 
 @pytest.fixture
@@ -93,8 +103,38 @@ def test_an_entry_is_trained_and_ranked_with_the_published(entries, tmp_path):
     again = run_study(KIND, study, out, InProcess(stop=0))  # nothing is left to train
     assert [row["name"] for row in again.document["rows"]] == ["theirs", "mine"]
     assert again.document["rows"][1]["best"] == 2
+    (tmp_path / "shipped/league/rows.json").write_text(json.dumps({"rows": [mine]}))
+    twin = run_study(KIND, study, out, InProcess(stop=0)).document
+    assert {row["name"] for row in twin["rows"]} == {"mine", "mine (published)"}
+    (tmp_path / "shipped/league/rows.json").write_text(json.dumps(published))
+    run_study(KIND, study, out, InProcess(stop=0))
     page = page_of(out)
     assert "theirs has the lowest loss of 2 entries" in page.answer
+
+
+def test_the_fingerprint_covers_both_splits_and_the_rules(entries):
+    study = league_study([entries])
+    (config,) = module.checked(study).values()
+    known = module.fingerprint(config)
+    longer = dataclasses.replace(config, data=dataclasses.replace(config.data, val_fraction=0.4))
+    assert module.fingerprint(longer) != known
+    rules = module.SHIPPED / "league/rules.toml"
+    rules.write_text(rules.read_text().replace("tokens = 384", "tokens = 448"))
+    assert module.fingerprint(config) != known
+
+
+def test_an_entry_may_be_a_tenth_larger_and_may_not_be_called_as_the_rules(entries, tmp_path):
+    path = tmp_path / "large.toml"
+    path.write_text(
+        entries.read_text().replace(
+            "[arms.mine.set]", '[arms.mine.set]\n"model.d_model" = 512\n"model.n_layers" = 24'
+        )
+    )
+    with pytest.raises(UserError, match=r"mine has [\d,]+ parameters, the rules allow 10% more"):
+        module.checked(league_study([path]))
+    path.write_text('[arms."the rules"]\nrecipe = "quickstart/ngpt"\n')
+    with pytest.raises(UserError, match="must have a name of letters"):
+        league_study([path])
 
 
 def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
@@ -109,7 +149,7 @@ def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
         league_study([entries, entries])
     longer = entries.read_text().replace("[arms.mine.set]", '[arms.mine.set]\n"data.context" = 32')
     path.write_text(longer)
-    with pytest.raises(UserError, match="unfair: context"):
+    with pytest.raises(UserError, match=r"unfair: context.*: make the arms alike$"):
         module.checked(league_study([path]))
     assert main(["compare", "league"]) == 2
     assert "no entry of the league is published yet" in capsys.readouterr().err

@@ -19,8 +19,10 @@ since the few seeds of two entries say little of it. With n entries an entry sta
 """
 
 import dataclasses
+import hashlib
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +35,14 @@ from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.compare import SHIPPED, final_records
-from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
-from unitsphere.studies.core.fairness import check_fair
+from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines, timing
+from unitsphere.studies.core.fairness import (
+    Finding,
+    check_fair,
+    repeated,
+    unscored_averages,
+    version_flags,
+)
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import at_budget, size_of, to_come
 from unitsphere.studies.core.spec import ArmSpec, Comparing, study_from
@@ -42,8 +50,10 @@ from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.training.config import RunConfig
 
 NAME: Final = "league"
-REFERENCE: Final = "reference"
-"""The arm that has the rules' data and sizes; it is not trained."""
+REFERENCE: Final = "the rules"
+"""The arm that has the rules' data and sizes; it is not trained. No entry can have such a name."""
+LARGER = 0.1
+"""How many more parameters than the reference an entry may have, as a share."""
 TEXT = ("data.source", "data.field", "data.validation", "data.cache")
 """What an entry's file may set for all of its arms."""
 SIGNIFICANT = 0.05
@@ -60,7 +70,7 @@ class LeagueStudy(Comparing):
 
 @dataclass(frozen=True)
 class Entries:
-    """What the entries of a study came to; `text` fingerprints the tokens they trained on."""
+    """What the entries of a study came to; `text` fingerprints their tokens and the rules."""
 
     configs: Mapping[str, RunConfig]
     rates: Mapping[str, Tuned]
@@ -131,28 +141,59 @@ def league(study: LeagueStudy, out: Path, executor: Executor | None = None) -> E
         arm: {seed: r for (name, _, seed), r in found.items() if name == arm} for arm in study.arms
     }
     config = next(iter(configs.values()))
-    text = Shards.open(prepared(config.data), "train").fingerprint
-    return Entries(configs, {arm: rates[arm, study.tokens] for arm in study.arms}, records, text)
+    chosen = {arm: rates[arm, study.tokens] for arm in study.arms}
+    return Entries(configs, chosen, records, fingerprint(config))
+
+
+def fingerprint(config: RunConfig) -> str:
+    """What two rows must share to be ranked together: both splits, and the rules."""
+    folder = prepared(config.data)
+    splits = [Shards.open(folder, split).fingerprint for split in ("train", "val")]
+    said = json.dumps([*splits, rules()], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def checked(study: LeagueStudy) -> dict[str, RunConfig]:
     """Each entry's config; a UserError for one that breaks the rules."""
-    everyone = {REFERENCE: ArmSpec("quickstart/gpt-plus"), **study.arms}
-    field = dataclasses.replace(study, arms=everyone)
-    configs = {arm: at_budget(field, arm, study.tokens) for arm in everyone}
-    check_fair(configs, REFERENCE, study.allow, tuned=dict.fromkeys(configs, ()))
+    measure = dataclasses.replace(study, arms={"gpt-plus": ArmSpec("quickstart/gpt-plus")})
+    configs = {REFERENCE: at_budget(measure, "gpt-plus", study.tokens)}
+    configs |= {arm: at_budget(study, arm, study.tokens) for arm in study.arms}
+    check_fair(configs, REFERENCE, None, tuned=dict.fromkeys(configs, ()))
+    counts = {arm: size_of(config).parameters for arm, config in configs.items()}
+    for arm, count in counts.items():
+        if count > (1 + LARGER) * counts[REFERENCE]:
+            raise UserError(
+                f"{arm} has {count:,} parameters, the rules allow {LARGER:.0%} more than "
+                f"{counts[REFERENCE]:,}: make it smaller"
+            )
     return {arm: configs[arm] for arm in study.arms}
 
 
 def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     """The entries, ranked with the published ones of the same text."""
     own = [row(study, found, arm) for arm in study.arms]
+    others = [
+        entry | {"name": f"{entry['name']} (published)"} if entry["name"] in study.arms else entry
+        for entry in published()
+    ]
     records = [record for by_seed in found.records.values() for record in by_seed.values()]
+    ranked = standings([*others, *own], found.text)
+    ranked["flags"] += [dataclasses.asdict(flag) for flag in run_flags(study, found, records)]
     return {
-        **standings([*published(), *own], found.text),
+        **ranked,
         "rules": rules(),
         "provenance": provenance(records=records),
     }
+
+
+def run_flags(study: LeagueStudy, found: Entries, records: Sequence[Record]) -> Iterator[Finding]:
+    """What a reader must know of the entries that were trained here."""
+    yield from unscored_averages(found.configs)
+    for text in repeated(next(iter(found.configs.values())), [study.tokens]):
+        yield Finding("repeated", text)
+    if why := timing(records):
+        yield Finding("hardware", why)
+    yield from version_flags(records)
 
 
 def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:
@@ -174,6 +215,11 @@ def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:
         "at_edge": rate.at_edge,
         "rates": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
         "losses": {str(seed): record.loss for seed, record in done.items()},
+        "unfinished": {
+            str(seed): record.status
+            for seed, record in found.records[arm].items()
+            if record.status != "finished"
+        },
         "bits_per_byte": statistics.mean(bits) if bits else None,
         "tokens_per_second": statistics.median(speeds) if speeds else None,
         "text": found.text,
@@ -181,11 +227,18 @@ def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:
 
 
 def standings(rows: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
-    """Rows of one text, best first, each with its places; what is left out is among the flags."""
+    """Rows of one text and one set of rules, best first, each with its places.
+
+    What is left out is among the flags.
+    """
     ranked, flags = [], []
     for entry in rows:
         if entry["text"] != text:
-            flags.append(("other-text", f"{entry['name']} was trained on another text: not ranked"))
+            text_or_rules = "was trained on another text or by other rules: not ranked"
+            flags.append(("other-text", f"{entry['name']} {text_or_rules}"))
+        elif entry["unfinished"]:
+            why = ", ".join(f"seed {seed} {how}" for seed, how in entry["unfinished"].items())
+            flags.append(("no-rank", f"{entry['name']}: {why}: not ranked"))
         elif len(entry["losses"]) < 2:
             flags.append(("no-rank", f"{entry['name']} has fewer than two finished runs"))
         else:

@@ -13,6 +13,7 @@ the refusal becomes a flag:
     evaluation  another part of the validation split is scored
     weights     weights stored in bf16 in some arms only: they lose small updates
     precision   another precision of computation
+    init        the weights of another run to start with: what it has learned is not in the count
     un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
                 the run: such a loss has yet to fall
     start       compare: a free arm whose matrices Muon trains starts them far wider than 0.02
@@ -36,6 +37,7 @@ Flagged, shown with the figures:
     parameters  counts differ from the baseline's by more than 2%
     schedule    another form of the learning rate
     spikes      another treatment of spikes: it may leave out steps
+    average     an arm keeps an average of its weights: its last weights are scored, not the average
     rising      an arm is worse after more tokens: its speedups rest on the mean of both
     repeated    a budget is larger than the training split
     hardware    runs of the arms were timed on different devices, processors or threads
@@ -74,6 +76,7 @@ SAME = {
     "objective": ("objective",),
     "evaluation": ("train.eval_tokens",),
     "precision": ("train.precision",),
+    "init": ("init",),
 }
 """Keys that must be the same in all arms, by the name of the refusal."""
 SCHEDULE = ("schedule.kind", "schedule.warmup", "schedule.final", "schedule.end", "schedule.decay")
@@ -107,27 +110,29 @@ class Finding:
 def check_fair(
     configs: Mapping[str, RunConfig],
     baseline: str,
-    allow: Sequence[str],
+    allow: Sequence[str] | None,
     annealed: bool = True,
     tuned: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Finding]:
     """The refusals that `allow` lets through, as flags; a UserError for any other.
 
     configs: each arm's, at its smallest budget, everything decided. annealed: whether runs must be.
-    tuned: the keys that are tuned of each arm; None: arms may be mis-set.
+    tuned: the keys that are tuned of each arm; None: arms may be mis-set. allow None: the study has
+    no such key, so the error does not advise it.
     """
-    for name in allow:
+    for name in allow or ():
         if name not in REFUSALS:
             raise UserError(f"'allow' knows no {name!r}{did_you_mean(name, REFUSALS)}")
     found = list(unfair(configs, baseline, annealed))
     if tuned is not None:
         found += [f for arm, config in configs.items() for f in mis_set(arm, config, tuned[arm])]
-    refused = [finding for finding in found if finding.name not in allow]
+    refused = [finding for finding in found if finding.name not in (allow or ())]
     if refused:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
+        advice = f", or set allow = [{names}] to have it flagged instead"
         raise UserError(
-            f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike, or "
-            f"set allow = [{names}] to have it flagged instead"
+            f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike"
+            f"{'' if allow is None else advice}"
         )
     check_lossless(configs)
     return found
@@ -201,10 +206,19 @@ def setting_flags(
     yield from differing(configs, baseline, "speed", SPEED)
     if all(config.train.precision == "bf16-storage" for config in configs.values()):
         yield Finding("weights", "all weights are stored in bf16: they lose small updates")
+    yield from unscored_averages(configs)
     for arm, count in parameters.items():
         share = count / parameters[baseline] - 1
         if abs(share) > PARAMETERS:
             yield Finding("parameters", f"{arm} has {share:+.1%} of {baseline}'s parameters")
+
+
+def unscored_averages(configs: Mapping[str, RunConfig]) -> Iterator[Finding]:
+    """A finding for each arm that keeps an average of its weights."""
+    for arm, config in configs.items():
+        if config.optim.average.kind != "none":
+            text = f"{arm}: the last weights are scored, not their average (optim.average)"
+            yield Finding("average", text)
 
 
 def differing(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from unitsphere.config import flatten, from_dict, read_toml
+from unitsphere.config import check_seed, flatten, from_dict, read_toml
 from unitsphere.errors import UserError
 from unitsphere.studies.core.cluster import Resources
 from unitsphere.training.by_size import Transfer
@@ -86,7 +86,7 @@ class Tune:
             )
         if not 0 < self.fraction < 1:
             raise UserError(f"tune.fraction must be above 0 and below 1: {self.fraction}")
-        check_numbers("tune.seeds", self.seeds, least=0)
+        check_seeds("tune.seeds", self.seeds)
         if self.budgets:
             check_numbers("tune.budgets", self.budgets, least=1)
         self.check_keys()
@@ -152,7 +152,7 @@ class Study:
                 raise UserError(
                     f"the arm {name!r} must have a name of letters, digits, '-', '.', '+' and '_'"
                 )
-        check_numbers("seeds", self.seeds, least=0)
+        check_seeds("seeds", self.seeds)
         if self.tune.keys and not self.TUNES_KEYS:
             raise UserError("tune.keys is for compare: leave it out")
 
@@ -169,6 +169,13 @@ class Comparing(Study):
 
     allow: list[str] = field(default_factory=list)
     """names of what would be refused as unfair (studies.fairness), to have it flagged instead"""
+
+
+def check_seeds(name: str, seeds: Sequence[int]) -> None:
+    """Raise UserError unless there is a seed, each can be one, and none comes twice."""
+    check_numbers(name, seeds, least=0)
+    for seed in seeds:
+        check_seed(name, seed)
 
 
 def check_numbers(name: str, numbers: Sequence[int], least: int) -> None:
