@@ -53,14 +53,18 @@ def entry(name: str, text: str = "a", at_edge: bool = False, **by_seed: float):
 def test_other_texts_and_single_runs_have_no_rank():
     rows = [
         entry("worse", s0=3.2, s1=3.21),
-        entry("elsewhere", text="b", s0=1.0, s1=1.0),
+        entry("elsewhere", text="b", at_edge=True, s0=1.0, s1=1.0),
+        entry("abroad", text="c", s0=1.0, s1=1.0),
         entry("alone", s0=3.0),
         entry("better", at_edge=True, s0=3.0, s1=3.01),
     ]
     found = standings(rows, "a")
     assert [row["name"] for row in found["rows"]] == ["better", "worse"]
-    flags = {(flag["name"], flag["text"].split()[0].rstrip(":")) for flag in found["flags"]}
-    assert flags == {("other-text", "elsewhere"), ("no-rank", "alone"), ("edge", "better")}
+    other, *rest = found["flags"]
+    assert other["name"] == "other-text"
+    assert other["text"].endswith("so not ranked: elsewhere, abroad")
+    flags = {(flag["name"], flag["text"].split()[0].rstrip(":")) for flag in rest}
+    assert flags == {("no-rank", "alone"), ("edge", "better")}
 
 
 def test_an_entry_with_a_diverged_seed_has_no_rank():
@@ -98,8 +102,9 @@ def test_an_entry_is_trained_and_ranked_with_the_published(entries, tmp_path):
     assert (mine["name"], mine["place"], mine["optimizer"]) == ("mine", 1, "adam")
     assert len(mine["losses"]) == 3
     theirs = {k: v - 1 for k, v in mine["losses"].items()}
-    published = {"rows": [mine | {"name": "theirs", "losses": theirs}]}
+    published = first | {"rows": [mine | {"name": "theirs", "losses": theirs}]}
     (tmp_path / "shipped/league/rows.json").write_text(json.dumps(published))
+    assert module.published_standings()["provenance"] == first["provenance"]
     again = run_study(KIND, study, out, InProcess(stop=0))  # nothing is left to train
     assert [row["name"] for row in again.document["rows"]] == ["theirs", "mine"]
     assert again.document["rows"][1]["best"] == 2

@@ -109,18 +109,20 @@ def rules() -> dict[str, Any]:
     return read_toml(SHIPPED / NAME / "rules.toml")
 
 
-def published() -> list[dict[str, Any]]:
-    """The rows that come with the package."""
+def published() -> dict[str, Any]:
+    """The rows that come with the package and their provenance: what --json printed of them."""
     path = SHIPPED / NAME / "rows.json"
-    return read_json(path)["rows"] if path.exists() else []
+    return read_json(path) if path.exists() else {"rows": [], "provenance": {}}
 
 
 def published_standings() -> dict[str, Any]:
     """The published rows, ranked. Raises UserError while there are none."""
-    rows = published()
+    found = published()
+    rows = found["rows"]
     if not rows:
         raise UserError("no entry of the league is published yet: add your own with --add FILE")
-    return {"kind": NAME, **standings(rows, rows[0]["text"]), "rules": rules(), "provenance": {}}
+    ranked = standings(rows, rows[0]["text"])
+    return {"kind": NAME, **ranked, "rules": rules(), "provenance": found["provenance"]}
 
 
 def league(study: LeagueStudy, out: Path, executor: Executor | None = None) -> Entries:
@@ -174,7 +176,7 @@ def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     own = [row(study, found, arm) for arm in study.arms]
     others = [
         entry | {"name": f"{entry['name']} (published)"} if entry["name"] in study.arms else entry
-        for entry in published()
+        for entry in published()["rows"]
     ]
     records = [record for by_seed in found.records.values() for record in by_seed.values()]
     ranked = standings([*others, *own], found.text)
@@ -231,12 +233,13 @@ def standings(rows: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
 
     What is left out is among the flags.
     """
+    others = [entry["name"] for entry in rows if entry["text"] != text]
     ranked, flags = [], []
-    for entry in rows:
-        if entry["text"] != text:
-            text_or_rules = "was trained on another text or by other rules: not ranked"
-            flags.append(("other-text", f"{entry['name']} {text_or_rules}"))
-        elif entry["unfinished"]:
+    if others:
+        apart = f"trained on another text or by other rules, so not ranked: {', '.join(others)}"
+        flags.append(("other-text", apart))
+    for entry in (entry for entry in rows if entry["text"] == text):
+        if entry["unfinished"]:
             why = ", ".join(f"seed {seed} {how}" for seed, how in entry["unfinished"].items())
             flags.append(("no-rank", f"{entry['name']}: {why}: not ranked"))
         elif len(entry["losses"]) < 2:
