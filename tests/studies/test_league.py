@@ -11,12 +11,16 @@ from studies.tiny import recipes
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report.document import Table
+from unitsphere.report.kinds.league import league_page
 from unitsphere.report.registry import page_of
+from unitsphere.report.render.markdown import markdown_table
 from unitsphere.studies import league as module
 from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.spec import toml_text
 from unitsphere.studies.league import KIND, LeagueStudy, league_study, places, standings
 
+ROOT = Path(__file__).parents[2]
 RULES = """
 tokens = 384
 seeds = [0, 1, 2]
@@ -162,10 +166,25 @@ def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
     assert "--add is for the league" in capsys.readouterr().err
 
 
+def test_the_published_rows_are_the_repositorys_entries_and_the_pages_table():
+    rows = module.published()["rows"]
+    entries = league_study([ROOT / "benchmarks/league/entries.toml"]).arms
+    assert {row["name"]: (row["recipe"], row["set"]) for row in rows} == {
+        name: (entry.recipe, entry.set) for name, entry in entries.items()
+    }
+    found = module.published_standings()
+    assert len(found["rows"]) == len(rows) == len(entries)
+    assert {tuple(row["losses"]) for row in rows} == {tuple(map(str, module.rules()["seeds"]))}
+    assert {len(row["rates"]) for row in rows} == {module.rules()["tune"]["points"]}
+    table = league_page(found, Path("league")).sections[0].blocks[0]
+    assert isinstance(table, Table)
+    page = (ROOT / "docs/results/league.md").read_text()
+    assert markdown_table(table.columns, table.rows) in page
+
+
 def test_the_entries_of_the_repository_follow_the_rules(monkeypatch):
-    root = Path(__file__).parents[2]
-    monkeypatch.chdir(root)
-    configs = module.checked(league_study([root / "benchmarks/league/entries.toml"]))
+    monkeypatch.chdir(ROOT)
+    configs = module.checked(league_study([ROOT / "benchmarks/league/entries.toml"]))
     assert {config.model.d_model for config in configs.values()} == {64}
     assert configs["dyt-adamw"].architecture == "dyt"
     assert configs["peri-ln-adamw"].model.output_norm
