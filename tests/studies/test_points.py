@@ -158,6 +158,10 @@ def test_a_law_carries_rates_to_the_other_budgets(tmp_path):
         (KEYS | {"gpt": {"schedule.final": [0.0, 0.5]}}, "unfair: un-annealed"),
         (KEYS | {"gpt": {"optim.rate": [1.0]}}, "unknown key 'optim.rate'"),
         (KEYS | {"gpt": {"optim.rate.*": [1.0]}}, "unknown key 'optim.rate.*': nothing is below"),
+        (
+            KEYS | {"gpt": {"optim.rates.head": [1.0], "optim.rates.*": [2.0]}},
+            r"has optim.rates.head in 'optim.rates.head' and in 'optim.rates.\*': keep one",
+        ),
         (KEYS | {"gpt": {"optim.lr": {"low": 0.1, "high": 1.0}}}, "tune.keys.gpt.optim.lr.points"),
     ],
 )

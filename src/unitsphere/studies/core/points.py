@@ -261,8 +261,8 @@ def carried(study: Study, arm: str, found: Tuned, tokens: int) -> Tuned:
 def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
     """Each arm as it is with one of its values at a time, everything decided, for its checks.
 
-    Raises UserError for arms without keys, keys in which arms must be alike, unknown keys, and
-    values that make no run.
+    Raises UserError for arms without keys, keys in which arms must be alike, unknown keys, keys
+    that overlap, and values that make no run.
     """
     for arm in study.tune.keys:
         if arm not in study.arms:
@@ -271,10 +271,16 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
         if arm not in study.tune.keys:
             raise UserError(f"tune.keys has no '{arm}': name keys of every arm, to tune all alike")
         config = arm_config(study, arm)
+        set_by: dict[str, str] = {}
         for key, choice in arm_space(study, arm).items():
             for name in names_below(key, config):
                 if name in FIXED:
                     raise UserError(f"'tune.keys.{arm}.{name}' cannot be tuned: {FIXED[name]}")
+                if name in set_by:
+                    raise UserError(
+                        f"'tune.keys.{arm}' has {name} in '{set_by[name]}' and in '{key}': keep one"
+                    )
+                set_by[name] = key
             if study.tune.transfer != "none":
                 transferred(study, arm, tokens, tokens)  # refuses what the law does not cover
             values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
