@@ -6,9 +6,10 @@
 Every contender gets the same tokens (one BPE, prepared by us), one thread and, within 2%, as many
 parameters. A contender is first run for a few steps: from its start-up and its time per step
 follows how many steps fill the minutes, so that its schedule ends with them. It runs at its
-authors' rate, and at the best of RATES times that, found by whole runs of the shortest budget, as
-many for each. Scores are of the whole validation split, outside the clock. Each run is written to
-OUT at once and not repeated by the next call; the table is printed at the end.
+authors' rate, and at the best of RATES times that, found by whole runs of the shortest budget;
+while the best is at an end, the rates go on by factors of two. Scores are of the whole validation
+split, outside the clock. Each run is written to OUT at once and not repeated by the next call; the
+table is printed at the end.
 """
 
 import argparse
@@ -186,10 +187,17 @@ def steps_for(name: str, options: argparse.Namespace, minutes: float) -> int:
 
 
 def tuned_rate(name: str, options: argparse.Namespace) -> float:
-    """The best of RATES times the authors' rate at the shortest budget."""
+    """The best rate at the shortest budget, with a worse one on either side."""
     steps = steps_for(name, options, options.minutes[0])
     rates = [factor * CONTENDERS[name].rate for factor in RATES]
-    return min(rates, key=lambda rate: measured(name, options, steps, rate)["loss"])
+    while True:
+        best = min(rates, key=lambda rate: measured(name, options, steps, rate)["loss"])
+        if best == rates[0]:
+            rates.insert(0, best / 2)
+        elif best == rates[-1]:
+            rates.append(2 * best)
+        else:
+            return best
 
 
 def check_sizes(options: argparse.Namespace) -> None:

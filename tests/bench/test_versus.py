@@ -1,5 +1,6 @@
 """benchmarks/versus: contenders are timed and read as they should be. The peers here are fakes."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -173,6 +174,16 @@ def test_steps_fill_the_minutes_and_the_rate_is_the_best_that_was_tried(
     ]
     assert rows[1][4] == f"{(2 + 10 / 100) * 0.5 / 0.6931472:.4f}"
     assert asked == [(220, 1e-3), (220, 4e-3)]  # the rest was known
+
+
+@pytest.mark.parametrize("rate", [1e-4, 3.2e-2])
+def test_rates_go_on_while_the_best_is_at_an_end(rate, wiki, options, monkeypatch):
+    asked = fake(wiki, monkeypatch)
+    far = dataclasses.replace(wiki.CONTENDERS["ours"], rate=rate)
+    monkeypatch.setitem(wiki.CONTENDERS, "ours", far)
+    best = wiki.tuned_rate("ours", options)
+    assert 2.8e-3 < best < 5.7e-3
+    assert {best / 2, 2 * best} <= {tried for _, tried in asked}
 
 
 def test_contenders_of_other_sizes_are_refused(wiki, options, monkeypatch):

@@ -166,6 +166,14 @@ def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
     assert "--add is for the league" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("said", ["arms = 3", '[[arms]]\nrecipe = "quickstart/ngpt"', 'set = "x"'])
+def test_an_entrys_file_has_tables(said, tmp_path):
+    path = tmp_path / "odd.toml"
+    path.write_text(said)
+    with pytest.raises(UserError, match=rf"{path}: '(arms|set)' must be a table, not "):
+        league_study([path])
+
+
 def test_the_published_rows_are_the_repositorys_entries_and_the_pages_table():
     rows = module.published()["rows"]
     entries = league_study([ROOT / "benchmarks/league/entries.toml"]).arms

@@ -45,7 +45,7 @@ from unitsphere.studies.core.fairness import (
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import at_budget, size_of, to_come
-from unitsphere.studies.core.spec import ArmSpec, Comparing, study_from
+from unitsphere.studies.core.spec import ArmSpec, Comparing, as_table, study_from
 from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.training.config import RunConfig
 
@@ -88,16 +88,20 @@ def league_study(files: Sequence[Path]) -> LeagueStudy:
     for path in files:
         table = read_toml(path)
         odd = [key for key in table if key not in ("arms", "set")]
-        own = flatten(table.get("set", {}))
+        try:
+            entries = as_table(table.get("arms", {}), "arms")
+            own = flatten(as_table(table.get("set", {}), "set"))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
         odd += [f"set.{key}" for key in own if key not in TEXT]
         if odd:
             raise UserError(f"{path}: '{odd[0]}' is for the league's rules: leave it out")
-        twice = sorted(set(arms) & set(table.get("arms", {})))
+        twice = sorted(set(arms) & set(entries))
         if twice:
             raise UserError(f"{path}: the entry '{twice[0]}' is in another file too: rename it")
         if any(text.get(key, value) != value for key, value in own.items()):
             raise UserError(f"{path}: another file has another text: add this file by itself")
-        arms |= table.get("arms", {})
+        arms |= entries
         text |= own
     table = {**rules(), "arms": arms}
     table["set"] = {**flatten(table["set"]), **text}

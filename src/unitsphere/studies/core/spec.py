@@ -204,7 +204,7 @@ def study_from(kind: type[S], table: Mapping[str, object]) -> S:
     ]
     if missing:
         raise UserError(f"'{missing[0]}' is missing")
-    arms = _table(table["arms"], "arms")
+    arms = as_table(table["arms"], "arms")
     changed: dict[str, object] = {"arms": {name: _arm(name, arm) for name, arm in arms.items()}}
     if "set" in table:
         changed["set"] = _settings(table["set"], "set")
@@ -214,14 +214,14 @@ def study_from(kind: type[S], table: Mapping[str, object]) -> S:
 def _arm(name: str, arm: object) -> dict[str, object]:
     if isinstance(arm, str):
         return {"recipe": arm}
-    table, where = _table(arm, f"arms.{name}"), f"arms.{name}.set"
+    table, where = as_table(arm, f"arms.{name}"), f"arms.{name}.set"
     if "recipe" not in table:
         raise UserError(f"'arms.{name}' names no recipe")
     return {**table, "set": _settings(table["set"], where)} if "set" in table else {**table}
 
 
 def _settings(table: object, where: str) -> dict[str, object]:
-    flat = flatten(_table(table, where))
+    flat = flatten(as_table(table, where))
     for key, value in flat.items():
         if not isinstance(value, bool | int | float | str):
             raise UserError(
@@ -232,7 +232,8 @@ def _settings(table: object, where: str) -> dict[str, object]:
     return flat
 
 
-def _table(value: object, where: str) -> Mapping[str, object]:
+def as_table(value: object, where: str) -> Mapping[str, object]:
+    """The value, if it is a table; a `UserError` says where it stands."""
     if not isinstance(value, Mapping):
         raise UserError(f"'{where}' must be a table, not {value!r}")
     return value
