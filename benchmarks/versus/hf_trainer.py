@@ -31,8 +31,14 @@ class Windows(Dataset):
         return {"input_ids": self.windows[index], "labels": self.windows[index]}
 
 
+def fast_bf16() -> bool:
+    """Whether the processor has bf16 instructions."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
 def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: float) -> None:
-    """Every setting but sizes, steps, rate and the place of computation is the Trainer's own."""
+    """Every setting but sizes, steps, rate, device and precision is the Trainer's own."""
     vocabulary = json.loads((tokens / "meta.json").read_text())["vocab_size"]
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -50,6 +56,7 @@ def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: fl
         max_steps=steps,
         learning_rate=rate,
         use_cpu=True,
+        bf16=fast_bf16(),  # as ours by itself
         save_strategy="no",
         report_to="none",
     )

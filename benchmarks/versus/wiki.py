@@ -6,10 +6,10 @@
 Every contender gets the same tokens (one BPE, prepared by us), one thread and, within 2%, as many
 parameters. A contender is first run for a few steps: from its start-up and its time per step
 follows how many steps fill the minutes, so that its schedule ends with them. It runs at its
-authors' rate, and at the best of RATES times that, found by whole runs of the shortest budget;
-while the best is at an end, the rates go on by factors of two. Scores are of the whole validation
-split, outside the clock. Each run is written to OUT at once and not repeated by the next call; the
-table is printed at the end.
+authors' rate, and at the best of its `factors` times that, found by whole runs of the shortest
+budget: a rate counts as the best once half of it and twice of it are worse. Scores are of the whole
+validation split, outside the clock. Each run is written to OUT at once and not repeated by the next
+call; the table is printed at the end.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ WIDTH = 152
 """Of the peers, whose MLP has two matrices of a layer's where ours has three; ours has 128."""
 PROBE = (10, 40)
 """Steps of the two runs whose difference is the time per step."""
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Times the authors' rate, for peers as for ours."""
 TOLERANCE = 0.02
 """By how much a contender's parameters may differ from ours."""
 
@@ -49,10 +48,12 @@ TOLERANCE = 0.02
 class Contender:
     """How to train one: its authors' rate, its command, its parameters and its whole score.
 
-    train(options, steps, rate, folder) gives a command and where it runs.
+    factors: of that rate, the first that are tried. train(options, steps, rate, folder) gives a
+    command and where it runs.
     """
 
     rate: float
+    factors: tuple[float, ...]
     train: Callable[[argparse.Namespace, int, float, Path], tuple[list[str], Path]]
     parameters: Callable[[Trace, Path], int]
     score: Callable[[argparse.Namespace, Trace, Path], float]
@@ -107,17 +108,17 @@ def trainer_score(options: argparse.Namespace, trace: Trace, out: Path) -> float
 
 
 def run_ours(
-    options: argparse.Namespace, steps: int, rate: float, out: Path
+    recipe: str, options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
-    """The best recipe on the sphere."""
+    """A recipe in the precision that suits the processor: bf16 where it has such instructions."""
     given = {
         "data.source": options.out / "shards", "data.context": CONTEXT, "optim.lr": rate,
-        "train.steps": steps, "train.eval_every": 0, "train.eval_tokens": 16384,
-        "train.save_every": 0,
+        "train.steps": steps, "train.precision": "auto", "train.eval_every": 0,
+        "train.eval_tokens": 16384, "train.save_every": 0,
     }  # fmt: skip
     words = [f"--{name}={value}" for name, value in given.items()]
     unitsphere = [sys.executable, "-m", "unitsphere"]
-    command = [*unitsphere, "train", "unitsphere/best-1m", *words, "--out", str(out / "run")]
+    command = [*unitsphere, "train", recipe, *words, "--out", str(out / "run")]
     return command, Path.cwd()
 
 
@@ -133,11 +134,18 @@ def our_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
     return json.loads(subprocess.run(command, **PRINTED).stdout)["loss"]
 
 
+def ours(rate: float, recipe: str) -> Contender:
+    """A recipe with the rate that it has for about as many tokens on this text."""
+    return Contender(rate, (0.5, 1, 2), partial(run_ours, recipe), our_parameters, our_score)
+
+
+OURS = "gpt-plus-muon"
 PRINTED: Any = {"check": True, "capture_output": True, "text": True}
 CONTENDERS = {
-    "ours": Contender(1.4e-2, run_ours, our_parameters, our_score),
-    "nanogpt": Contender(6e-4, run_nanogpt, nanogpt_parameters, nanogpt_score),
-    "trainer": Contender(5e-5, run_trainer, trainer_parameters, trainer_score),
+    "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
+    "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
+    OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
+    "best": ours(1.4e-2, "unitsphere/best-1m"),
 }
 
 
@@ -189,26 +197,24 @@ def steps_for(name: str, options: argparse.Namespace, minutes: float) -> int:
 def tuned_rate(name: str, options: argparse.Namespace) -> float:
     """The best rate at the shortest budget, with a worse one on either side."""
     steps = steps_for(name, options, options.minutes[0])
-    rates = [factor * CONTENDERS[name].rate for factor in RATES]
+    rates = {factor * CONTENDERS[name].rate for factor in CONTENDERS[name].factors}
     while True:
         best = min(rates, key=lambda rate: measured(name, options, steps, rate)["loss"])
-        if best == rates[0]:
-            rates.insert(0, best / 2)
-        elif best == rates[-1]:
-            rates.append(2 * best)
-        else:
+        missing = {best / 2, best * 2} - rates
+        if not missing:
             return best
+        rates |= missing
 
 
 def check_sizes(options: argparse.Namespace) -> None:
     """Refuse contenders whose numbers of parameters differ from ours by more than TOLERANCE."""
     counts = {
         name: measured(name, options, PROBE[0], CONTENDERS[name].rate)["parameters"]
-        for name in options.contenders
+        for name in dict.fromkeys([OURS, *options.contenders])
     }
     for name, count in counts.items():
-        if abs(count / counts["ours"] - 1) > TOLERANCE:
-            raise SystemExit(f"wiki.py: {name} has {count:,} parameters, ours {counts['ours']:,}")
+        if abs(count / counts[OURS] - 1) > TOLERANCE:
+            raise SystemExit(f"wiki.py: {name} has {count:,} parameters, ours {counts[OURS]:,}")
 
 
 def rows_of(name: str, options: argparse.Namespace, tokens_per_byte: float) -> list[list[str]]:
@@ -238,7 +244,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--core", type=int, help="the core that all run on")
     options = parser.parse_args(argv)
     options.nanogpt, options.out = options.nanogpt.resolve(), options.out.resolve()
-    options.contenders = list(dict.fromkeys(["ours", *options.contenders]))
     return options
 
 

@@ -3,11 +3,12 @@
 import copy
 import dataclasses
 import itertools
-import math
 
+import numpy as np
 import pytest
 import torch
 from run_folders import check_resumed
+from scipy.optimize import linprog
 from training.distributed.parallel_cases import Case, losses, resumed, save, trainer_of
 from training.distributed.parallel_launch import launch
 
@@ -19,7 +20,12 @@ from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config
 from unitsphere.training.optim.average import AverageConfig, averaged
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon, MuonConfig, NorMuonConfig, OrthogonalConfig
-from unitsphere.training.optim.orthogonal import COEFFICIENTS, orthogonalise, orthogonalise_many
+from unitsphere.training.optim.orthogonal import (
+    COEFFICIENTS,
+    MINIMAX,
+    orthogonalise,
+    orthogonalise_many,
+)
 from unitsphere.training.optim.state import state_spec
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -72,56 +78,66 @@ def test_better_coefficients_bring_singular_values_nearer_to_1(name, steps, off)
     torch.testing.assert_close(exact, torch.ones(24).double(), rtol=0, atol=1e-6)
 
 
-def zolotarev(x, terms, least=0.003):
-    """The best odd rational function of degree 2r+1 over 2r on [ℓ, 1], by its zeros and poles.
+def minimax(low, steps):
+    """(a, b, c) of each step: the best odd quintic for 1 on where the one before leaves [low, 1].
 
-    They are −ℓ² tan²(φ_i), where ∫ dt/√(1 − (1 − ℓ²) sin²t) from 0 to φ_i is i/(2r+1) of that to
-    π/2: zeros for even i, poles for odd. The factor makes its extrema on [ℓ, 1] equally far from 1.
+    By linear programming on a grid: smallest e with |ax + bx³ + cx⁵ − 1| ≤ e.
     """
-    t = torch.linspace(0, math.pi / 2, 2_000_001, dtype=torch.float64)
-    density = torch.rsqrt(1 - (1 - least**2) * t.sin().square())
-    integral = torch.cumulative_trapezoid(density, t)
-    parts = integral[-1] * torch.arange(1, 2 * terms + 1) / (2 * terms + 1)
-    c = least**2 * t[torch.searchsorted(integral, parts)].tan().square()
-
-    def product(x):
-        square = x.square()[..., None]
-        return x * ((square + c[1::2]) / (square + c[::2])).prod(-1)
-
-    seen = product(torch.logspace(math.log10(least), 0, 20_001, dtype=torch.float64))
-    return 2 / (seen.max() + seen.min()) * product(x)
+    triples, high = [], 1.0
+    for _ in range(steps):
+        x = low + (high - low) * (1 - np.cos(np.linspace(0, np.pi, 2001))) / 2
+        terms, ones = np.stack([x, x**3, x**5], axis=1), np.ones((2001, 1))
+        bounds = np.vstack([np.hstack([terms, -ones]), np.hstack([-terms, -ones])])
+        sides = np.concatenate([ones, -ones]).ravel()
+        *triple, off = linprog([0, 0, 0, 1], bounds, sides, bounds=[(None, None)] * 4).x
+        triples.append(tuple(map(float, triple)))
+        low, high = 1 - off, 1 + off
+    return triples, off
 
 
 @pytest.mark.parametrize(
-    ("terms", "off"), [(1, 0.480), (2, 0.129), (3, 0.033), (4, 0.008), (5, 0.002)]
+    ("steps", "low", "off"), [(2, 0.03, 0.38), (3, 0.01, 0.27), (4, 0.005, 0.083)]
 )
-def test_zolotarev_is_the_best_rational_function_of_singular_values(terms, off):
-    generator = torch.Generator().manual_seed(0)
-    left, _, right = torch.linalg.svd(
-        torch.randn(24, 40, generator=generator).double(), full_matrices=False
-    )
-    s = torch.logspace(-4, 0, 24, dtype=torch.float64)
-    s = 5 * s / s.square().norm().sqrt()  # the largest is below 1 of √‖UUᵀ‖_F
-    u = left @ s.diag() @ right
-    wanted = zolotarev(s / s.square().norm().sqrt(), terms)
-    found = orthogonalise(u, terms, "zolotarev")
-    torch.testing.assert_close(
-        found, left @ wanted.diag() @ right, rtol=0, atol=1e-4
-    )  # the reference has steps of 1e-6
-    torch.testing.assert_close(orthogonalise(u.T, terms, "zolotarev"), found.T)
-    within = s >= 0.003 * s.square().norm().sqrt()
-    assert (wanted[within] - 1).abs().max() <= off + 5e-4
-    in_fp32 = orthogonalise(u.float(), terms, "zolotarev")
-    assert (in_fp32 - found).abs().max() < 5e-3  # singular values of 1e-4 are near fp32's of UUᵀ
-    assert orthogonalise(torch.zeros(3, 5), terms, "zolotarev").count_nonzero() == 0
+def test_minimax_has_the_best_polynomials(steps, low, off):
+    triples, found = minimax(low, steps)
+    assert found == pytest.approx(off, abs=2e-3)
+    np.testing.assert_allclose(MINIMAX[steps], triples, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (24, 24), (24, 26)])
+@pytest.mark.parametrize("steps", MINIMAX)
+def test_minimax_is_its_polynomials_of_singular_values_by_a_tighter_bound(steps, shape):
+    u = 7 * torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    left, s, right = torch.linalg.svd(u, full_matrices=False)
+    x = s / (s**4).sum() ** 0.25  # √‖UUᵀ‖_F is the fourth root of Σσ⁴, at least the largest σ
+    for a, b, c in MINIMAX[steps]:
+        x = a * x + b * x**3 + c * x**5
+    found = orthogonalise(u, steps, "minimax")
+    torch.testing.assert_close(found, left @ x.diag() @ right, rtol=0, atol=1e-10)
+    in_fp32 = orthogonalise(u.float(), steps, "minimax")
+    assert in_fp32.dtype == torch.float32
+    torch.testing.assert_close(in_fp32.double(), found, rtol=0, atol=1e-4)
+    assert orthogonalise(torch.zeros(shape), steps, "minimax").count_nonzero() == 0
 
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "muonh"])
-def test_zolotarev_has_a_table_of_5_terms(name):
+def test_minimax_has_2_to_4_steps(name):
     model = build("gpt", **SMALL)
-    six = dataclasses.replace(settings(name, coefficients="zolotarev"), ns_steps=6)
-    with pytest.raises(UserError, match=r"1 to 5 terms: optim\.ns_steps is 6"):
-        build_optimizer(model, six)
+    with pytest.raises(UserError, match=r"2 to 4 steps: optim\.ns_steps is 5"):
+        build_optimizer(model, settings(name, coefficients="minimax"))
+
+
+@pytest.mark.parametrize("shape", [(64, 192), (192, 64)])
+@pytest.mark.parametrize("name", ["quintic", "polar-express", "hyperp"])
+def test_one_factor_is_as_exact_as_step_by_step_where_singular_values_are_small(name, shape):
+    """Singular values from 1 to 1e-4: their squares are at fp32's rounding."""
+    u = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    left, s, right = torch.linalg.svd(u, full_matrices=False)
+    u = left @ torch.logspace(0, -4, len(s), dtype=torch.float64).diag() @ right
+    wanted = polynomial(u, 5, COEFFICIENTS[name])
+    torch.testing.assert_close(orthogonalise(u, 5, name), wanted, rtol=0, atol=1e-9)
+    off = (orthogonalise(u.float(), 5, name) - wanted).norm() / wanted.norm()
+    assert off < 2e-3
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (16, 16)])
@@ -130,8 +146,9 @@ def test_many_in_one_call_are_as_one_by_one(shape):
     alone = [orthogonalise(u, 5, "hyperp") for u in updates]
     for a, b in zip(alone, orthogonalise_many(updates, 5, "hyperp"), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-    one = [orthogonalise(u, 2, "zolotarev") for u in updates]
-    assert all(map(torch.equal, one, orthogonalise_many(updates, 2, "zolotarev")))
+    alone = [orthogonalise(u, 3, "minimax") for u in updates]
+    for a, b in zip(alone, orthogonalise_many(updates, 3, "minimax"), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("batched", [False, True])

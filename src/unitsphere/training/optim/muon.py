@@ -42,7 +42,7 @@ from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
-    check_terms,
+    check_steps,
     orthogonalise,
     orthogonalise_many,
 )
@@ -117,7 +117,7 @@ class Muon(Eager, torch.optim.Muon):
         super().__init__([torch.empty(1, 1)], **numbers)  # checks numbers; it refuses stacks
         Optimizer.__init__(self, params, self.defaults | own)
         for group in self.param_groups:
-            check_terms(group["coefficients"], group["ns_steps"])
+            check_steps(group["coefficients"], group["ns_steps"])
             for p in group["params"]:
                 if p.dim() not in (2, 3):
                     raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")

@@ -1,7 +1,7 @@
-"""The nearest matrix with orthogonal rows (or columns), approximately: Newton–Schulz, Zolotarev.
+"""The nearest matrix with orthogonal rows (or columns), approximately, by Newton–Schulz.
 
-Newton–Schulz: X ← aX + (bA + cA²)X with A = XXᵀ, on singular values the polynomial ax + bx³ + cx⁵;
-the k-th step takes the k-th (a, b, c), and steps beyond the list its last.
+X ← aX + (bA + cA²)X with A = XXᵀ, on singular values the polynomial ax + bx³ + cx⁵; the k-th step
+takes the k-th (a, b, c), and steps beyond the list its last. It starts with X = U/‖U‖_F.
 
 | coefficients | singular values end | source |
 |---|---|---|
@@ -9,28 +9,28 @@ the k-th step takes the k-th (a, b, c), and steps beyond the list its last.
 | polar-express | as near to 1 as so many steps can for those from 1e-3 up | arXiv 2505.16932 |
 | hyperp | near 1 in 5 steps | arXiv 2603.28743, its code |
 | convergent | at 1 exactly, in many steps: 12 | modded-nanogpt, track 3 |
+| minimax | nearest to 1 in 2, 3 or 4 steps (below) | the method of arXiv 2505.16932 |
 
-Zolotarev (`zolotarev`): M(I + Σⱼ aⱼ(A + cⱼI)⁻¹)X, on singular values the best odd rational function
-of degree 2r+1 over 2r: no other is nearer to 1 on all of [ℓ, 1], ℓ = 0.003. `ns_steps` is r, its
-number of terms (Nakatsukasa and Freund 2016, doi:10.1137/140990334):
+`minimax` divides by √‖UUᵀ‖_F, which no singular value exceeds and which is shorter than ‖U‖_F, so
+that fewer steps suffice. Each step is the best polynomial for where the one before ends:
 
-| terms | singular values from 0.003 up end in | smaller ones grow by at most |
-|---|---|---|
-| 1 | 1 ± 0.480 | 179 |
-| 2 | 1 ± 0.129 | 359 |
-| 3 | 1 ± 0.033 | 509 |
-| 4 | 1 ± 0.008 | 655 |
-| 5 | 1 ± 0.002 | 800 |
+| steps | singular values of U/√‖UUᵀ‖_F from | end in | smaller ones grow by at most |
+|---|---|---|---|
+| 2 | 0.03 | 1 ± 0.38 | 21 |
+| 3 | 0.01 | 1 ± 0.27 | 78 |
+| 4 | 0.005 | 1 ± 0.083 | 226 |
 
-A term costs the inverse of a matrix as small as the shorter side, by Cholesky, whatever the longer
-one is; a step of Newton–Schulz costs three products.
+All steps together are one factor: O = Q·X, where Q is a polynomial of the first A. That takes two
+products with the longer side of X, whatever the number of steps, and a few of the shorter side.
 
-Newton–Schulz runs in bf16 on a GPU, as torch's Muon does. On a CPU, and Zolotarev everywhere, it is
-the weight's own precision, fp32 at least: bf16 products without bf16 instructions are over 30 times
+Newton–Schulz runs in bf16 on a GPU, as torch's Muon does, and there step by step, since rounded
+squares of singular values would spoil the factor. On a CPU, and minimax everywhere, it is the
+weight's own precision, fp32 at least: bf16 products without bf16 instructions are over 30 times
 slower (28 ms against 0.8 for a matrix of 128×128, AMD EPYC with AVX2), and figures are the same on
 every CPU.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,9 +38,11 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
-from unitsphere.ops.dtensor import local, on_mesh_of, part_like, whole
+from unitsphere.ops.dtensor import local, on_mesh_of, part_like, placements, whole
 
-COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
+Polynomials = Sequence[tuple[float, float, float]]
+
+COEFFICIENTS: dict[str, Polynomials] = {
     "quintic": ((3.4445, -4.7750, 2.0315),),
     "polar-express": (
         *(
@@ -67,38 +69,19 @@ COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
     "convergent": ((2.0, -1.5, 0.5),),
 }
 """Name -> (a, b, c) of each step."""
-ZOLOTAREV: dict[int, tuple[float, tuple[tuple[float, float], ...]]] = {
-    1: (1.43188246347, ((0.033298510608, 0.000268123398912),)),
-    2: (0.912314782566, ((0.0133623221282, 3.56363224901e-05), (0.22713414108, 0.0127264036243))),
-    3: (
-        0.654218245903,
-        (
-            (0.0094590776622, 1.3368238531e-05),
-            (0.0657109801815, 0.00106933013819),
-            (0.537817438792, 0.0677167338706),
-        ),
-    ),
+MINIMAX: dict[int, Polynomials] = {
+    2: ((7.3625, -20.7434, 15.1606), (2.9175, -2.1824, 0.4755)),
+    3: ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526)),
     4: (
-        0.508965202085,
-        (
-            (0.00802195061074, 7.08780887303e-06),
-            (0.033298510608, 0.000268123398912),
-            (0.164254377335, 0.00669104481827),
-            (0.914621445934, 0.17758578724),
-        ),
-    ),
-    5: (
-        0.416432857353,
-        (
-            (0.0073301139579, 4.43258311797e-06),
-            (0.0217723276954, 0.000109495588575),
-            (0.0791917907127, 0.00155639854506),
-            (0.296976707926, 0.021574153017),
-            (1.35022610899, 0.340098551043),
-        ),
+        (8.2987, -24.4305, 18.0903),
+        (3.9152, -2.9211, 0.5592),
+        (3.1746, -2.3804, 0.4978),
+        (2.1895, -1.5672, 0.4079),
     ),
 }
-"""Terms r -> M and each (a, c), for [0.003, 1]."""
+"""Number of steps -> (a, b, c) of each."""
+LONG = 1.5
+"""From this ratio of a matrix's sides on, one small factor takes less time than step by step."""
 NO_LENGTH = 1e-7
 """Updates no longer than this count as that long."""
 
@@ -107,13 +90,10 @@ NO_LENGTH = 1e-7
 class OrthogonalConfig:
     """How an update is made orthogonal, and its momentum."""
 
-    coefficients: Literal["quintic", "polar-express", "hyperp", "convergent", "zolotarev"] = (
-        "quintic"
-    )
+    coefficients: Literal["quintic", "polar-express", "hyperp", "convergent", "minimax"] = "quintic"
     """of Newton–Schulz; quintic: Jordan's; polar-express, hyperp: another polynomial each step,
-    singular values nearer to 1 in as many steps; convergent: 1 exactly, with optim.ns_steps 12.
-    zolotarev: a rational function of optim.ns_steps terms, 1 to 5, in its place: for a CPU, where
-    2 terms bring singular values nearer to 1 than 5 steps, in 0.3 to 0.9 of the time"""
+    singular values nearer to 1 in as many steps; convergent: 1 exactly, with optim.ns_steps 12;
+    minimax: the same in optim.ns_steps 2, 3 or 4, for small matrices on a CPU"""
     momentum_start: float = 0.85
     """momentum at the first step, if momentum_warmup is not 0"""
     momentum_warmup: int = 0
@@ -140,10 +120,10 @@ def check_momentum(config: Any) -> None:
             raise UserError(f"{key} must not be negative: {getattr(config, key)}")
 
 
-def check_terms(coefficients: str, terms: int) -> None:
-    """Raise UserError for a number of terms that Zolotarev's function is not tabulated for."""
-    if coefficients == "zolotarev" and terms not in ZOLOTAREV:
-        raise UserError(f"zolotarev has 1 to {max(ZOLOTAREV)} terms: optim.ns_steps is {terms}")
+def check_steps(coefficients: str, steps: int) -> None:
+    """Raise UserError for a number of steps that minimax has no polynomials for."""
+    if coefficients == "minimax" and steps not in MINIMAX:
+        raise UserError(f"minimax has 2 to {max(MINIMAX)} steps: optim.ns_steps is {steps}")
 
 
 def orthogonalise(update: Tensor, steps: int, coefficients: str = "quintic") -> Tensor:
@@ -151,34 +131,47 @@ def orthogonalise(update: Tensor, steps: int, coefficients: str = "quintic") -> 
 
     Of a stack [E, m, n] that of each matrix.
     """
-    if update.dim() == 3:
-        return part_like(orthogonalise_stack(local(update), steps, coefficients), update)
-    if coefficients == "zolotarev":
-        return by_inverses(update, steps)
-    x = update.to(precision(update))
-    tall = x.size(0) > x.size(1)
-    x = x.T if tall else x
-    x = x / x.norm().clamp(min=NO_LENGTH)
-    for a, b, c in each_step(coefficients, steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+    if update.dim() == 3 and placements(update):
+        return part_like(orthogonalise(local(update), steps, coefficients), update)
+    polynomials = each_step(coefficients, steps)
+    x = update.to(precision(update, coefficients))
+    short, long = sorted(x.shape[-2:])
+    if coefficients == "minimax" or (x.dtype != torch.bfloat16 and long >= LONG * short):
+        return by_factor(x, polynomials, tight=coefficients == "minimax")
+    return by_steps(x, polynomials)
 
 
-def by_inverses(update: Tensor, terms: int) -> Tensor:
-    """O by Zolotarev's function of U over √‖UUᵀ‖_F, which no singular value exceeds."""
-    x = update.to(torch.promote_types(update.dtype, torch.float32))
-    tall = x.size(0) > x.size(1)
-    gram = whole(x.T @ x if tall else x @ x.T)
-    largest = gram.norm().clamp(min=NO_LENGTH**2)
-    gram = gram / largest
-    scale, parts = ZOLOTAREV[terms]
-    factor, shift = torch.eye(len(gram), dtype=gram.dtype, device=gram.device), 0.0
-    for a, c in parts:
-        gram.diagonal().add_(c - shift)
-        shift, root = c, torch.linalg.cholesky_ex(gram, upper=True).L  # faster than lower
-        factor.add_(torch.cholesky_inverse(root, upper=True), alpha=a)
-    factor = on_mesh_of(x, factor.mul_(scale * largest.rsqrt()))
+def by_steps(x: Tensor, polynomials: Polynomials) -> Tensor:
+    """Each polynomial in turn of the matrix itself."""
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NO_LENGTH)
+    for a, b, c in polynomials:
+        gram = x @ x.mT
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def by_factor(x: Tensor, polynomials: Polynomials, tight: bool) -> Tensor:
+    """The same as a product of x and one factor, which is as small as x's shorter side.
+
+    Only the first and the last of the products then have the longer side. `tight` takes
+    √‖XXᵀ‖_F for the bound of the singular values instead of ‖X‖_F.
+    """
+    tall = x.size(-2) > x.size(-1)
+    gram = whole(x.mT @ x if tall else x @ x.mT)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    bound = gram.flatten(-2).norm(dim=-1) if tight else diagonal.sum(-1)
+    bound = bound.clamp(min=NO_LENGTH**2)[..., None, None]
+    gram, factor = gram / bound, bound.rsqrt()
+    for index, (a, b, c) in enumerate(polynomials):
+        step = (gram @ gram).mul_(c).add_(gram, alpha=b)
+        step.diagonal(dim1=-2, dim2=-1).add_(a)
+        factor = step @ factor if index else step * factor
+        if index + 1 < len(polynomials):
+            gram = step @ gram @ step
+    factor = on_mesh_of(x, factor)
     return x @ factor if tall else factor @ x
 
 
@@ -186,31 +179,19 @@ def orthogonalise_many(
     updates: list[Tensor], steps: int, coefficients: str = "quintic"
 ) -> list[Tensor]:
     """`orthogonalise` of ordinary tensors of one shape in one batched call."""
-    return list(orthogonalise_stack(torch.stack(updates), steps, coefficients).unbind())
+    return list(orthogonalise(torch.stack(updates), steps, coefficients).unbind())
 
 
-def orthogonalise_stack(update: Tensor, steps: int, coefficients: str) -> Tensor:
-    """`orthogonalise` of each matrix of [E, m, n], in batched products; Zolotarev one by one."""
-    if coefficients == "zolotarev":
-        return torch.stack([by_inverses(one, steps) for one in update]) if len(update) else update
-    x = update.to(precision(update))
-    tall = x.size(1) > x.size(2)
-    x = x.mT if tall else x
-    x = x / x.flatten(1).norm(dim=1).clamp(min=NO_LENGTH)[:, None, None]
-    for a, b, c in each_step(coefficients, steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-def precision(update: Tensor) -> torch.dtype:
+def precision(update: Tensor, coefficients: str) -> torch.dtype:
     """What the products are computed in."""
-    if update.device.type == "cuda":
+    if update.device.type == "cuda" and coefficients != "minimax":
         return torch.bfloat16
     return torch.promote_types(update.dtype, torch.float32)
 
 
-def each_step(coefficients: str, steps: int) -> list[tuple[float, float, float]]:
+def each_step(coefficients: str, steps: int) -> Polynomials:
     """(a, b, c) of each of `steps` steps."""
+    if coefficients == "minimax":
+        return MINIMAX[steps]
     known = COEFFICIENTS[coefficients]
     return [known[min(step, len(known) - 1)] for step in range(steps)]
