@@ -38,12 +38,16 @@ HYPERP = [
 ]
 
 
-def settings(name, **own):
+DECLARED = ConstraintConfig()
+
+
+def settings(name, constraint=DECLARED, **own):
     """An `OptimConfig` with the optimizer's own keys."""
     kinds = {"muon": MuonConfig, "normuon": NorMuonConfig, "muonh": OrthogonalConfig}
     section = {name: kinds[name](**own)} if own else {}
-    decay = 0.1 if name in ("muon", "normuon") else 0.0
-    return optim_config_type()(name=name, lr=1e-2, weight_decay=decay, **section)
+    decay = 0.1 if name in ("muon", "normuon") and constraint.kind != "hyperball" else 0.0
+    config = optim_config_type()
+    return config(name=name, lr=1e-2, weight_decay=decay, constraint=constraint, **section)
 
 
 def gradients(weight, steps=4):
@@ -170,6 +174,32 @@ def test_cautious_decay_and_warm_momentum_follow_the_equations(layer, batched):
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
+def test_matrices_take_turns(layer, batched):
+    """Every third step one of three moves, by three times the rate; the momentum misses none."""
+    W, optimizer = of_layer("muon", layer, turns=3, momentum_warmup=3, batched=batched)
+    (group,) = [g for g in optimizer.param_groups if any(p is W for p in g["params"])]
+    (place,) = [at for at, weight in enumerate(group["params"]) if weight is W]
+    held, expected, moved = torch.zeros_like(W), W.detach().clone(), []
+    for t, G in enumerate(gradients(W, 7)):
+        before = [weight.detach().clone() for weight in group["params"]]
+        for weight in group["params"]:
+            weight.grad = G if weight is W else torch.ones_like(weight)
+        optimizer.step()
+        mu = min(0.85 + (0.95 - 0.85) * t / 3, 0.95)
+        held = mu * held + (1 - mu) * G
+        if (t + place) % 3 == 0:
+            step = 0.2 * 64**0.5 * polynomial((1 - mu) * G + mu * held, 5, COEFFICIENTS["quintic"])
+            expected = expected - 3e-2 * step - 3e-2 * 0.1 * expected
+        torch.testing.assert_close(W.detach(), expected, rtol=0, atol=1e-10)
+        pairs = zip(before, group["params"], strict=True)
+        moved.append({at for at, (old, new) in enumerate(pairs) if not torch.equal(old, new)})
+    for one, two, three in zip(moved, moved[1:], moved[2:], strict=False):
+        assert one | two | three == set(range(len(before)))
+        assert len(one) + len(two) + len(three) == len(before)
+
+
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
 def test_a_step_changes_a_matrix_by_at_least_the_floor(layer, adjust, batched):
@@ -266,9 +296,13 @@ def test_what_does_not_fit_is_refused():
         {"floor": -0.1},
         {"momentum_start": -0.1},
         {"momentum_warmup": -1},
+        {"turns": 0},
     ):
         with pytest.raises(UserError, match=f"{next(iter(number))} must"):
             NorMuonConfig(**number)
+    for constraint in (ConstraintConfig("hyperball"), ConstraintConfig(angle_cap=1.0)):
+        with pytest.raises(UserError, match=r"optim\.muon\.turns 2 moves a matrix by 2"):
+            settings("muon", turns=2, constraint=constraint)
     model = build("gpt", **SMALL)
     torch.nn.init.zeros_(model.blocks[0].mlp.W_oMLP.weight)
     config = OptimConfig(name="muonh")
@@ -292,6 +326,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(tiny, tmp_path):
         "cautious": True,
         "batched": True,
         "coefficients": "hyperp",
+        "turns": 2,
     }
     config = dataclasses.replace(tiny("gpt", sample_every=5), optim=settings("normuon", **own))
     check_resumed(config, tmp_path)
@@ -305,7 +340,7 @@ SHARDED = {
     "muon": Case(
         "gpt",
         model={"n_layers": 1},
-        optim={"name": "muon", "muon": MuonConfig(floor=20.0)} | AVERAGED,
+        optim={"name": "muon", "muon": MuonConfig(floor=20.0, turns=2)} | AVERAGED,
     ),
     "muonh": Case("gpt", model={"n_layers": 1}, optim={"name": "muonh"} | AVERAGED),
 }

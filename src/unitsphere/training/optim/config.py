@@ -121,6 +121,13 @@ class OptimConfig:
                 "optim.constraint.norm and optim.constraint.head are for "
                 f"optim.constraint.kind 'hyperball', not '{kind}'"
             )
+        turns = getattr(self.own, "turns", 1)
+        if turns > 1 and (kind == "hyperball" or self.constraint.angle_cap):
+            limit = "optim.constraint.angle_cap" if self.constraint.angle_cap else "'hyperball'"
+            raise UserError(
+                f"optim.{section_key(self.name)}.turns {turns} moves a matrix by {turns} times the "
+                f"rate, and {limit} limits a step by the rate: leave one of them out"
+            )
 
     def check_sections(self) -> None:
         """A `UserError` for a key that is set in the section of an optimizer that is not used."""
@@ -182,7 +189,12 @@ class OptimConfig:
     @property
     def momentum_cooldown(self) -> int:
         """The last steps of a run in which the momentum of its optimizer changes."""
-        return getattr(getattr(self, section_key(self.name), None), "momentum_cooldown", 0)
+        return getattr(self.own, "momentum_cooldown", 0)
+
+    @property
+    def own(self) -> Any:
+        """The named optimizer's own keys, `optim.<name>.*`; None if it has none, or by default."""
+        return getattr(self, section_key(self.name), None)
 
     @property
     def constrained(self) -> ConstraintConfig:
@@ -219,7 +231,7 @@ class OptimConfig:
         kind = definition(self.name).section
         if kind is None:
             raise TypeError(f"optimizer '{self.name}' has no keys of its own")
-        return getattr(self, section_key(self.name), None) or kind()
+        return self.own or kind()
 
 
 def optim_config_type() -> type[OptimConfig]:

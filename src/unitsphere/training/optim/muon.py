@@ -11,6 +11,7 @@
 | "cautious" | W ← W − lr·wd·W⊙[O⊙W > 0] − lr·r·O | nanochat |
 | "original" | r = √max(1, out/in) | Jordan 2024 |
 | "match_rms_adamw" | r = 0.2·√max(out, in): entries move as under AdamW | arXiv 2502.16982 |
+| `turns` n | matrix i moves at steps t with (t + i) mod n = 0, with n·lr for lr | this project |
 
 NorMuon divides the orthogonal direction O by a second moment for each row:
 
@@ -64,6 +65,9 @@ LEAST = 1e-10
 class MuonConfig(OrthogonalConfig):
     """Muon's own keys."""
 
+    turns: int = 1
+    """n: the matrices take turns, each moves every n-th step by n times the rate. Gradients enter
+    the momentum at every step. It saves most of the optimizer's time on a CPU"""
     cautious: bool = False
     """weight decay only on those entries that the update makes smaller too"""
     floor: float = 0.0
@@ -74,6 +78,8 @@ class MuonConfig(OrthogonalConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_floor(self.floor)
+        if self.turns < 1:
+            raise UserError(f"turns must be at least 1: {self.turns}")
 
 
 def check_floor(floor: float) -> None:
@@ -132,9 +138,9 @@ class Muon(Eager, torch.optim.Muon):
                 group.setdefault(key, value)
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The momentum, and the count of steps while it is warmed up."""
+        """The momentum, and the count of steps where something depends on it."""
         group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
-        count = {"step": COUNT} if group["momentum_warmup"] else {}
+        count = {"step": COUNT} if counts(group) else {}
         return {"momentum_buffer": like(parameter), **count}
 
     @torch.no_grad()
@@ -143,38 +149,46 @@ class Muon(Eager, torch.optim.Muon):
         loss = closure_loss(closure)
         for group in self.param_groups:
             numbers = group["ns_steps"], group["coefficients"]
-            for weights in self._together(group):
-                updates = [self._update(weight, group) for weight in weights]
+            for members in self._together(group):
+                found = {weight: self._update(weight, at, group) for at, weight in members}
+                updates = {weight: u for weight, u in found.items() if u is not None}
                 if len(updates) == 1:
-                    directions = [orthogonalise(updates[0], *numbers)]
+                    directions = [orthogonalise(*updates.values(), *numbers)]
+                elif updates:
+                    directions = orthogonalise_many([*updates.values()], *numbers)
                 else:
-                    directions = orthogonalise_many(updates, *numbers)
-                for weight, direction in zip(weights, directions, strict=True):
+                    continue
+                for weight, direction in zip(updates, directions, strict=True):
                     self._move(weight, self._direction(weight, direction, group), group)
         return loss
 
-    def _together(self, group: dict[str, Any]) -> list[list[Tensor]]:
-        """The weights to step, in lists of those whose updates are made orthogonal in one call."""
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        alike: dict[Any, list[Tensor]] = {}
-        for index, weight in enumerate(weights):
+    def _together(self, group: dict[str, Any]) -> list[list[tuple[int, Tensor]]]:
+        """The weights to step, with their places in the group, in lists that share one call."""
+        alike: dict[Any, list[tuple[int, Tensor]]] = {}
+        for index, weight in enumerate(group["params"]):
+            if weight.grad is None:
+                continue
             one_call = group["batched"] and not placements(weight)
             key = (weight.shape, weight.dtype, weight.device) if one_call else index
-            alike.setdefault(key, []).append(weight)
+            alike.setdefault(key, []).append((index, weight))
         return list(alike.values())
 
-    def _update(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
-        """U, of which the direction is taken."""
-        grad, state, momentum = weight.grad, self.state[weight], group["momentum"]
+    def _update(self, weight: Tensor, index: int, group: dict[str, Any]) -> Tensor | None:
+        """U, of which the direction is taken; None if it is the turn of others."""
+        grad, state, momentum, step = weight.grad, self.state[weight], group["momentum"], 0
         assert grad is not None  # `_together` leaves out those without
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad)
-        if group["momentum_warmup"]:
+        if counts(group):
             count = state.setdefault("step", torch.zeros(()))
-            momentum = warm_momentum(momentum, group, count.item())
+            step = int(count)
             count += 1
+        if group["momentum_warmup"]:
+            momentum = warm_momentum(momentum, group, step)
         held = state["momentum_buffer"]
         held.lerp_(grad, 1 - momentum)
+        if (step + index) % group["turns"]:
+            return None
         return grad.lerp(held, momentum) if group["nesterov"] else held
 
     def _direction(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
@@ -182,7 +196,8 @@ class Muon(Eager, torch.optim.Muon):
         return direction
 
     def _move(self, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
-        lr, decay = group["lr"], group["lr"] * group["weight_decay"]
+        lr = group["lr"] * group["turns"]
+        decay = lr * group["weight_decay"]
         rate = shape_rate(group["adjust_lr_fn"], weight.shape)
         if group["floor"]:
             factor = lengthening(weight, complete(direction), group["floor"] / rate, (-2, -1))
@@ -192,6 +207,11 @@ class Muon(Eager, torch.optim.Muon):
         elif decay:
             weight.mul_(1 - decay)
         weight.add_(direction, alpha=-lr * rate)
+
+
+def counts(group: dict[str, Any]) -> bool:
+    """Whether a step of the group depends on how many there were."""
+    return bool(group["momentum_warmup"]) or group["turns"] > 1
 
 
 def warm_momentum(momentum: float, group: dict[str, Any], step: float) -> float:
