@@ -15,9 +15,15 @@ from unitsphere.errors import Preempted, UserError
 from unitsphere.studies.core import execute as module
 from unitsphere.studies.core.jobs import Interrupted, State
 from unitsphere.studies.core.plan import size_of, with_overrides
-from unitsphere.studies.quickstart import KIND, first_step_below, last_sample, quickstart_study
+from unitsphere.studies.quickstart import (
+    KIND,
+    PROMPT,
+    continued,
+    first_step_below,
+    quickstart_study,
+    wrote,
+)
 from unitsphere.training.folder import locked
-from unitsphere.training.log import HEADER
 from unitsphere.training.recipes import load_recipe
 
 
@@ -161,10 +167,13 @@ def test_steps_to_the_baseline_are_never_interpolated():
     assert first_step_below(curve, 1.8) is None
 
 
-def test_the_last_sample_is_shown(tmp_path):
-    assert last_sample(tmp_path) == ""
-    (tmp_path / "samples.txt").write_text(f"{HEADER}2\nold\n\n{HEADER}4\nnew\n {HEADER}6\n\n")
-    assert last_sample(tmp_path) == f"new\n {HEADER}6"
+def test_what_an_arm_writes_begins_with_the_prompt_and_is_always_the_same(study):
+    out, _ = study
+    samples = read_json(out / "summary.json")["samples"]
+    assert all(text.startswith(PROMPT) and len(text) > len(PROMPT) for text in samples.values())
+    assert continued(out / "ngpt") == samples["ngpt"]
+    (shown,) = wrote({"ngpt": f"{PROMPT}Reader:\n\n    pass\n"})
+    assert shown.lines == ["ngpt wrote:", "  class Reader:", "      pass"]
 
 
 def test_fewer_workers_than_one_and_a_folder_in_use_are_refused(tmp_path, capsys):

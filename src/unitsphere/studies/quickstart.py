@@ -16,6 +16,7 @@ from typing import Any
 
 from unitsphere.errors import Preempted
 from unitsphere.files import write_text
+from unitsphere.inference.generate import generate_text
 from unitsphere.report.document import Page, Section, Text
 from unitsphere.report.kinds.quickstart import Arm, validation_figures
 from unitsphere.report.registry import SUMMARY
@@ -31,7 +32,8 @@ from unitsphere.studies.core.plan import Planned, is_finished, size_of, wanted
 from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import locked
-from unitsphere.training.log import read_metrics, read_samples
+from unitsphere.training.load import load_run
+from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
 
 # The first is the baseline that the others are measured against.
@@ -42,7 +44,10 @@ RECIPES = (
     "quickstart/angpt",
     "quickstart/best",
 )
-SAMPLE_LINES, WIDTH = 6, 76
+SAMPLE_LINES, WIDTH = 8, 76
+PROMPT = "import os\nimport sys\n\n\nclass "
+"""What every model continues: small models write readable code once they are inside of some."""
+SAMPLE_TOKENS, TEMPERATURE = 120, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,7 @@ class QuickstartStudy(CompareStudy):
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: its config, its row of the table, its evaluations, its last sample."""
+    """A finished run: its config, its row of the table, its evaluations, what it writes."""
 
     config: RunConfig
     arm: Arm
@@ -154,7 +159,7 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
         seconds=last["time"],
     )
     curve = {record["step"]: record["val_bits_per_byte"] for record in evaluations}
-    return Finished(config, arm, curve, last_sample(run))
+    return Finished(config, arm, curve, continued(run))
 
 
 def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
@@ -163,10 +168,11 @@ def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
     return 1000 * config.train.batch_tokens / statistics.median(rates)
 
 
-def last_sample(run: Path) -> str:
-    """The last text of samples.txt; empty if there is none."""
-    written = read_samples(run)
-    return written[-1][1] if written else ""
+def continued(run: Path) -> str:
+    """`PROMPT` and what the trained model writes after it, the same for the same weights."""
+    model, tokenizer, _ = load_run(run, "cpu")
+    (text,) = generate_text(model, tokenizer, [PROMPT], SAMPLE_TOKENS, temperature=TEMPERATURE)
+    return PROMPT + text.text
 
 
 def against(baseline: Finished | None, runs: Sequence[Finished]) -> list[Arm]:
@@ -231,10 +237,11 @@ def write(document: dict[str, Any], out: Path) -> tuple[Page, list[Path]]:
 
 
 def wrote(samples: Mapping[str, str]) -> list[Text]:
-    """The first lines of each arm's last sample."""
+    """The first lines of what each arm wrote, with the last line of the prompt."""
     found = []
     for name, sample in samples.items():
-        lines = [line[:WIDTH] for line in sample.split("\n") if line.strip()][:SAMPLE_LINES]
+        shown = sample[PROMPT.rindex("\n") + 1 :].split("\n")
+        lines = [line[:WIDTH] for line in shown if line.strip()][:SAMPLE_LINES]
         found.append(Text([f"{name} wrote:", *(f"  {line}" for line in lines)]))
     return found
 
