@@ -110,11 +110,15 @@ def trainer_score(options: argparse.Namespace, trace: Trace, out: Path) -> float
 def run_ours(
     recipe: str, options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
-    """A recipe in the precision that suits the processor: bf16 where it has such instructions."""
+    """A recipe whose tuned `rate` the law takes to so many steps.
+
+    In bf16 where the processor has such instructions.
+    """
     given = {
-        "data.source": options.out / "shards", "data.context": CONTEXT, "optim.lr": rate,
-        "train.steps": steps, "train.precision": "auto", "train.eval_every": 0,
-        "train.eval_tokens": 16384, "train.save_every": 0,
+        "data.source": options.out / "shards", "data.context": CONTEXT,
+        "optim.transfer": "nu", "optim.base.lr": rate,
+        "train.steps": steps, "train.precision": "auto", "train.save_every": 0,
+        "train.eval_every": 0, "train.eval_tokens": 16384,
     }  # fmt: skip
     words = [f"--{name}={value}" for name, value in given.items()]
     unitsphere = [sys.executable, "-m", "unitsphere"]
@@ -135,7 +139,7 @@ def our_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
 
 
 def ours(rate: float, recipe: str) -> Contender:
-    """A recipe with the rate that it has for about as many tokens on this text."""
+    """A recipe, with its `optim.base.lr`."""
     return Contender(rate, (0.5, 1, 2), partial(run_ours, recipe), our_parameters, our_score)
 
 
@@ -145,7 +149,7 @@ CONTENDERS = {
     "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
     "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
-    "best": ours(1.4e-2, "unitsphere/best-1m"),
+    "best": ours(1.4e-2, "quickstart/best"),
 }
 
 

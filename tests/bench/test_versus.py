@@ -153,7 +153,7 @@ def fake(wiki, monkeypatch, parameters=1000, per_step=0.5, start_up=10.0):
         steps, rate = asked[-1]
         return 2 + 10 / steps + abs(rate - 4e-3)
 
-    contender = wiki.Contender(1e-3, train, lambda trace, out: parameters, score)
+    contender = wiki.Contender(1e-3, (1, 2, 4), train, lambda trace, out: parameters, score)
     monkeypatch.setattr(wiki, "traced", traced)
     for name in wiki.CONTENDERS:
         monkeypatch.setitem(wiki.CONTENDERS, name, contender)
@@ -164,24 +164,24 @@ def test_steps_fill_the_minutes_and_the_rate_is_the_best_that_was_tried(
     wiki, options, monkeypatch, capsys
 ):
     asked = fake(wiki, monkeypatch)
-    assert wiki.steps_for("ours", options, 1) == 100
-    assert wiki.tuned_rate("ours", options) == 4e-3
+    assert wiki.steps_for(wiki.OURS, options, 1) == 100
+    assert wiki.tuned_rate(wiki.OURS, options) == 4e-3
     asked.clear()
-    rows = wiki.rows_of("ours", options, tokens_per_byte=0.5)
+    rows = wiki.rows_of(wiki.OURS, options, tokens_per_byte=0.5)
     assert [row[:4] for row in rows] == [
-        ["ours", "as shipped", "0.001", "1,000"],
-        ["ours", "tuned", "0.004", "1,000"],
+        [wiki.OURS, "as shipped", "0.001", "1,000"],
+        [wiki.OURS, "tuned", "0.004", "1,000"],
     ]
     assert rows[1][4] == f"{(2 + 10 / 100) * 0.5 / 0.6931472:.4f}"
     assert asked == [(220, 1e-3), (220, 4e-3)]  # the rest was known
 
 
 @pytest.mark.parametrize("rate", [1e-4, 3.2e-2])
-def test_rates_go_on_while_the_best_is_at_an_end(rate, wiki, options, monkeypatch):
+def test_the_best_rate_has_a_worse_one_on_either_side(rate, wiki, options, monkeypatch):
     asked = fake(wiki, monkeypatch)
-    far = dataclasses.replace(wiki.CONTENDERS["ours"], rate=rate)
-    monkeypatch.setitem(wiki.CONTENDERS, "ours", far)
-    best = wiki.tuned_rate("ours", options)
+    far = dataclasses.replace(wiki.CONTENDERS[wiki.OURS], rate=rate)
+    monkeypatch.setitem(wiki.CONTENDERS, wiki.OURS, far)
+    best = wiki.tuned_rate(wiki.OURS, options)
     assert 2.8e-3 < best < 5.7e-3
     assert {best / 2, 2 * best} <= {tried for _, tried in asked}
 
@@ -189,8 +189,8 @@ def test_rates_go_on_while_the_best_is_at_an_end(rate, wiki, options, monkeypatc
 def test_contenders_of_other_sizes_are_refused(wiki, options, monkeypatch):
     fake(wiki, monkeypatch)
     wiki.check_sizes(options)
-    large = wiki.CONTENDERS["ours"]
-    large = wiki.Contender(1e-3, large.train, lambda trace, out: 1021, large.score)
+    large = wiki.CONTENDERS[wiki.OURS]
+    large = dataclasses.replace(large, parameters=lambda trace, out: 1021)
     monkeypatch.setitem(wiki.CONTENDERS, "trainer", large)
     for path in options.out.glob("trainer-*.json"):
         path.unlink()
