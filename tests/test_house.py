@@ -147,7 +147,7 @@ def test_the_versions_of_constraints_are_exact():
 
 TUNED = {
     "quickstart/gpt-plus": "gpt-plus-adamw",
-    "quickstart/gpt-plus-muon": "gpt-plus-muon",
+    "unitsphere/gpt-plus-muon-1m": "gpt-plus-muon",
     "quickstart/ngpt": "ngpt-adam",
     "quickstart/angpt": "angpt-adam",
     "unitsphere/best-1m": "best",

@@ -152,3 +152,5 @@ def test_mistakes_are_one_line():
             kind([nn.Parameter(bad)])
     with pytest.raises(UserError, match="takes the place of weight_decay"):
         optim.AdamH([nn.Parameter(torch.ones(3, 2))], weight_decay=0.1)
+    with pytest.raises(UserError, match="every step has the length lr: set turns to 1"):
+        optim.MuonH([torch.nn.Parameter(torch.ones(4, 4))], turns=2)

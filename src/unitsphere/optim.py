@@ -115,6 +115,8 @@ def keep_norms(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if group["weight_decay"]:
             raise UserError("a constant norm takes the place of weight_decay: set it to 0")
+        if group.get("turns", 1) > 1:
+            raise UserError("with a constant norm every step has the length lr: set turns to 1")
         weights += group["params"]
     for weight in weights:
         if weight.dim() != 2 or (not weight.is_meta and not weight.detach().any()):

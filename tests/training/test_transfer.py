@@ -32,7 +32,7 @@ def again(config):
 
 def test_the_small_recipes_have_a_base():
     small = {"quickstart/ngpt", "quickstart/angpt", "quickstart/gpt-plus"}
-    assert small | {"quickstart/gpt-plus-muon", "unitsphere/best-1m"} <= set(WITH_BASE)
+    assert small | {"unitsphere/gpt-plus-muon-1m", "unitsphere/best-1m"} <= set(WITH_BASE)
 
 
 @pytest.mark.parametrize("name", WITH_BASE)
@@ -83,15 +83,15 @@ def test_numbers_without_a_form_are_those_of_the_base():
 
 
 def test_gpt_plus_with_muon():
-    config = changed("quickstart/gpt-plus-muon", LARGER)
+    config = changed("unitsphere/gpt-plus-muon-1m", LARGER)
     assert config.optim.lr == pytest.approx(4e-3 / 2 / 2)
     assert config.optim.lr * config.optim.rates.embedding == pytest.approx(1e-2 / 2 / 2)
     assert config.optim.lr * config.optim.rates.scale == pytest.approx(1e-2 / 2)
     assert config.model.branch == pytest.approx(1 / 4)
-    deep = changed("quickstart/gpt-plus-muon", {**LARGER, "optim.transfer": "hyperp"})
+    deep = changed("unitsphere/gpt-plus-muon-1m", {**LARGER, "optim.transfer": "hyperp"})
     assert deep.model.branch == pytest.approx(1 / 2)
     held = {**LARGER, "optim.transfer": "hyperp", "optim.name": "muonh", "optim.weight_decay": 0.0}
-    relative = changed("quickstart/gpt-plus-muon", held)
+    relative = changed("unitsphere/gpt-plus-muon-1m", held)
     assert relative.optim.lr == pytest.approx(4e-3 * 8**-0.32 / 2)
 
 
@@ -112,7 +112,7 @@ def test_what_the_user_says_wins_and_the_line_says_so(tmp_path):
     assert reason(off) is None
 
 
-@pytest.mark.parametrize("name", ["quickstart/ngpt", "quickstart/gpt-plus-muon"])
+@pytest.mark.parametrize("name", ["quickstart/ngpt", "unitsphere/gpt-plus-muon-1m"])
 def test_what_was_resolved_is_read_back_and_never_transferred_again(name):
     config = changed(name, LARGER)
     assert again(config) == config
