@@ -152,12 +152,10 @@ class Muon(Eager, torch.optim.Muon):
             for members in self._together(group):
                 found = {weight: self._update(weight, at, group) for at, weight in members}
                 updates = {weight: u for weight, u in found.items() if u is not None}
-                if len(updates) == 1:
-                    directions = [orthogonalise(*updates.values(), *numbers)]
-                elif updates:
+                if len(updates) > 1:
                     directions = orthogonalise_many([*updates.values()], *numbers)
                 else:
-                    continue
+                    directions = [orthogonalise(u, *numbers) for u in updates.values()]
                 for weight, direction in zip(updates, directions, strict=True):
                     self._move(weight, self._direction(weight, direction, group), group)
         return loss
