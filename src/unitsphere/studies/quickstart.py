@@ -45,7 +45,7 @@ RECIPES = (
     "quickstart/best",
 )
 SAMPLE_LINES, WIDTH = 8, 76
-PROMPT = "import os\nimport sys\n\n\nclass "
+PROMPT = 'class Reader:\n    """Read lines from a file."""\n\n    def __init__(self, '
 """What every model continues: small models write readable code once they are inside of some."""
 SAMPLE_TOKENS, TEMPERATURE = 120, 0.5
 
