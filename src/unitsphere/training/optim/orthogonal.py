@@ -20,8 +20,9 @@ that fewer steps suffice. Each step is the best polynomial for where the one bef
 | 3 | 0.01 | 1 ± 0.27 | 78 |
 | 4 | 0.005 | 1 ± 0.083 | 226 |
 
-All steps together are one factor: O = Q·X, where Q is a polynomial of the first A. That takes two
-products with the longer side of X, whatever the number of steps, and a few of the shorter side.
+With minimax, and for sides from 1 : 1.5 on, all steps together are one factor: O = Q·X, where Q is
+a polynomial of the first A. That takes two products with the longer side of X, whatever the number
+of steps, and a few of the shorter side.
 
 Newton–Schulz runs in bf16 on a GPU, as torch's Muon does, and there step by step, since rounded
 squares of singular values would spoil the factor. On a CPU, and minimax everywhere, it is the
