@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from precision import fast_bf16
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -29,12 +30,6 @@ class Windows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.windows[index], "labels": self.windows[index]}
-
-
-def fast_bf16() -> bool:
-    """Whether the processor has bf16 instructions."""
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: float) -> None:
@@ -56,7 +51,7 @@ def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: fl
         max_steps=steps,
         learning_rate=rate,
         use_cpu=True,
-        bf16=fast_bf16(),  # as ours by itself
+        bf16=fast_bf16(),
         save_strategy="no",
         report_to="none",
     )

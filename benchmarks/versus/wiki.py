@@ -1,7 +1,8 @@
-"""A language model on the text of Wikipedia: ours against nanoGPT and the Hugging Face Trainer.
+"""A language model on Wikipedia: ours against nanoGPT, nanochat and the Hugging Face Trainer.
 
-    python benchmarks/versus/wiki.py --nanogpt nanoGPT --peer_python peers/bin/python \
-        --train wiki_train.jsonl --validation wiki_dev.jsonl --core 1 --minutes 5 15 30
+    python benchmarks/versus/wiki.py --nanogpt nanoGPT --nanochat nanochat \
+        --peer_python peers/bin/python --train wiki_train.jsonl --validation wiki_dev.jsonl \
+        --core 1 --minutes 5 15 30
 
 Every contender gets the same tokens (one BPE, prepared by us), one thread and, within 2%, as many
 parameters. A contender is first run for a few steps: from its start-up and its time per step
@@ -38,6 +39,8 @@ HERE = Path(__file__).parent
 CONTEXT, TOKENIZER = 256, "bpe:1024"
 WIDTH = 152
 """Of the peers, whose MLP has two matrices of a layer's where ours has three; ours has 128."""
+CLONED = ("nanogpt", "nanochat")
+"""Peers that run from a clone of their repository."""
 PROBE = (10, 40)
 """Steps of the two runs whose difference is the time per step."""
 TOLERANCE = 0.02
@@ -86,6 +89,32 @@ def nanogpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float
     command = [options.peer_python, str(HERE / "nanogpt_score.py"), str(out / "checkpoint")]
     command.append(str(options.out / "tokens" / "val.bin"))
     return float(subprocess.run(command, cwd=options.nanogpt, **PRINTED).stdout)
+
+
+def run_nanochat(
+    options: argparse.Namespace, steps: int, rate: float, out: Path
+) -> tuple[list[str], Path]:
+    """nanochat's base_train (nanochat_peer.py), which compiles: once, outside of the clock."""
+    cache = options.out / "compiled"
+    peer = [options.peer_python, str(HERE / "nanochat_peer.py")]
+    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *peer, str(options.out / "tokens")]
+    command += [str(CONTEXT), str(out)]
+    if not cache.exists():
+        subprocess.run([*command, "1", str(rate)], cwd=options.nanochat, check=True)
+    return [*command, str(steps), str(rate)], options.nanochat
+
+
+def nanochat_parameters(trace: Trace, out: Path) -> int:
+    """As it prints them."""
+    said = (re.match(r"total\s*: ([\d,]+)", line.text) for line in trace.lines)
+    return int(next(match for match in said if match)[1].replace(",", ""))
+
+
+def nanochat_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
+    """Of its last checkpoint."""
+    command = [options.peer_python, str(HERE / "nanochat_peer.py"), str(options.out / "tokens")]
+    command += [str(CONTEXT), str(out)]
+    return float(subprocess.run(command, cwd=options.nanochat, **PRINTED).stdout)
 
 
 def run_trainer(
@@ -147,6 +176,7 @@ OURS = "gpt-plus-muon"
 PRINTED: Any = {"check": True, "capture_output": True, "text": True}
 CONTENDERS = {
     "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
+    "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, nanochat_parameters, nanochat_score),
     "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
     "best": ours(1.4e-2, "quickstart/best"),
@@ -238,7 +268,8 @@ def rows_of(name: str, options: argparse.Namespace, tokens_per_byte: float) -> l
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
+    for peer in CLONED:
+        parser.add_argument(f"--{peer}", type=Path, help=f"a clone of {peer}")
     parser.add_argument("--peer_python", default=sys.executable, help="of the peers' environment")
     parser.add_argument("--train", type=Path, required=True, help="JSONL with a key text")
     parser.add_argument("--validation", type=Path, required=True)
@@ -247,7 +278,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/versus-wiki"))
     parser.add_argument("--core", type=int, help="the core that all run on")
     options = parser.parse_args(argv)
-    options.nanogpt, options.out = options.nanogpt.resolve(), options.out.resolve()
+    for peer in set(CLONED) & set(options.contenders):
+        if getattr(options, peer) is None:
+            parser.error(f"contender {peer}: give --{peer}, a clone of it")
+        setattr(options, peer, getattr(options, peer).resolve())
+    options.out = options.out.resolve()
     return options
 
 

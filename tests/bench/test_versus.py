@@ -131,7 +131,8 @@ def options(wiki, tmp_path):
     for name in ("train", "dev"):
         rows = [json.dumps({"text": f"{name} {n} " * 40}) for n in range(5)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    argv = ["--nanogpt", str(tmp_path), "--out", str(tmp_path / "out"), "--minutes", "1", "2"]
+    argv = ["--nanogpt", str(tmp_path), "--nanochat", str(tmp_path), "--minutes", "1", "2"]
+    argv += ["--out", str(tmp_path / "out")]
     files = ["--train", str(tmp_path / "train.jsonl"), "--validation", str(tmp_path / "dev.jsonl")]
     found = wiki.parse([*argv, *files])
     found.out.mkdir()
@@ -174,6 +175,50 @@ def test_steps_fill_the_minutes_and_the_rate_is_the_best_that_was_tried(
     ]
     assert rows[1][4] == f"{(2 + 10 / 100) * 0.5 / 0.6931472:.4f}"
     assert asked == [(220, 1e-3), (220, 4e-3)]  # the rest was known
+
+
+def test_a_peer_without_its_clone_gets_a_clear_line(wiki, capsys):
+    argv = ["--train", "train.jsonl", "--validation", "dev.jsonl"]
+    wiki.parse([*argv, "--contenders", "trainer", "gpt-plus-muon"])
+    with pytest.raises(SystemExit):
+        wiki.parse([*argv, "--contenders", "nanochat"])
+    assert "contender nanochat: give --nanochat, a clone of it" in capsys.readouterr().err
+
+
+def test_nanochat_compiles_once_before_the_clock_starts(wiki, options, monkeypatch):
+    ran = []
+
+    def run(command, **how):
+        ran.append((command[-2], how["cwd"]))
+        (options.out / "compiled").mkdir()
+
+    monkeypatch.setattr(wiki.subprocess, "run", run)
+    for _ in range(2):
+        command, where = wiki.run_nanochat(options, 40, 0.02, options.out / "run")
+        assert (command[-2:], where) == (["40", "0.02"], options.nanochat)
+    assert ran == [("1", options.nanochat)]
+
+
+def test_nanochat_s_parameters_are_read(wiki, process):
+    said = ["Parameter counts:", "wte                     : 131,072", "total      : 1,310,802"]
+    trace = process.Trace([process.Line(1.0, 1.0, text) for text in said], 2.0, 2.0)
+    assert wiki.nanochat_parameters(trace, Path()) == 1_310_802
+
+
+def test_nanochat_reads_every_window_once_an_epoch(monkeypatch, tmp_path):
+    import numpy as np
+
+    peer = loaded("nanochat_peer", monkeypatch)
+    np.arange(27, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    rows = peer.windows(tmp_path / "train.bin", 4)
+    assert rows[:, 0].tolist() == [0, 4, 8, 12, 16, 20]
+    batches = peer.batches(rows, 3)
+    seen = [next(batches) for _ in range(2)]
+    assert sorted(int(x) for inputs, _, _ in seen for x in inputs[:, 0]) == rows[:, 0].tolist()
+    for inputs, targets, state in seen:
+        assert (targets == inputs + 1).all()
+        assert state["epoch"] == 1
+    assert next(batches)[2]["epoch"] == 2
 
 
 @pytest.mark.parametrize("rate", [1e-4, 3.2e-2])
