@@ -14,7 +14,7 @@ from unitsphere.studies.core.plan import arm_config, at_budget, final_run, own_r
 from unitsphere.studies.core.spec import ArmSpec, Study
 from unitsphere.training.recipes import config_from, load_recipe, recipe_names
 from unitsphere.training.resolve import resolve
-from unitsphere.training.transfer import KEYS, closed, reason
+from unitsphere.training.transfer import KEYS, OPTIMIZERS, advice, closed, reason
 
 NU = {"optim.transfer": "nu"}
 LARGER = {**NU, "model.d_model": 512, "model.n_layers": 16, "train.tokens": 8 * 983_040}
@@ -90,7 +90,8 @@ def test_gpt_plus_with_muon():
     assert config.model.branch == pytest.approx(1 / 4)
     deep = changed("unitsphere/gpt-plus-muon-1m", {**LARGER, "optim.transfer": "hyperp"})
     assert deep.model.branch == pytest.approx(1 / 2)
-    held = {**LARGER, "optim.transfer": "hyperp", "optim.name": "muonh", "optim.weight_decay": 0.0}
+    held = {"optim.name": "muonh", "optim.weight_decay": 0.0, "optim.base.name": "muonh"}
+    held = {**LARGER, **held, "optim.transfer": "hyperp"}
     relative = changed("unitsphere/gpt-plus-muon-1m", held)
     assert relative.optim.lr == pytest.approx(4e-3 * 8**-0.32 / 2)
 
@@ -133,6 +134,43 @@ def test_what_has_no_base_or_no_law_is_refused_in_a_line():
         with_overrides(load_recipe("quickstart/normformer"), {**NU, **keys})
     with pytest.raises(UserError, match=r"no law for optim.name soap, only for adam"):
         with_overrides(load_recipe("quickstart/ngpt"), {**NU, "optim.name": "soap"})
+
+
+def test_a_base_says_which_optimizer_it_was_tuned_with():
+    for config in map(load_recipe, WITH_BASE):
+        assert config.optim.base.name == config.optim.name
+
+
+SMALL = ["quickstart/ngpt", "quickstart/gpt-plus", "unitsphere/gpt-plus-muon-1m"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_another_optimizer_does_not_take_the_rates_of_a_base(name):
+    config = load_recipe(name)
+    for other, kind in OPTIMIZERS.items():
+        keys = {**NU, "optim.name": other, "optim.weight_decay": 0.0}
+        if kind == OPTIMIZERS[config.optim.name]:
+            assert with_overrides(config, keys).optim.lr == with_overrides(config, NU).optim.lr
+        else:
+            with pytest.raises(UserError, match=rf"are of {config.optim.name} .*is {other}: set"):
+                with_overrides(config, keys)
+
+
+def test_a_run_far_from_its_base_is_told_of_the_law():
+    recipe = load_recipe("quickstart/ngpt")
+    assert advice(recipe) is None
+    line = advice(with_overrides(recipe, {**LARGER, "optim.transfer": "none"})) or ""
+    assert "optim.lr 0.01 is the recipe's; rates were tuned at width 128, depth 4" in line
+    assert "--optim.transfer nu would take 0.001768 here" in line
+    for keys in (
+        LARGER,
+        {"train.tokens": 2 * 983_040},
+        {"model.d_model": 512, "optim.lr": 1e-3},
+        {"model.d_model": 512, "optim.name": "muon"},
+    ):
+        assert advice(with_overrides(recipe, keys)) is None
+    assert advice(with_overrides(recipe, {"train.tokens": 4 * 983_040}))
+    assert advice(with_overrides(load_recipe("angpt2025/ngpt-32m"), {"model.d_model": 512})) is None
 
 
 def test_an_arm_of_a_study_starts_from_the_rate_of_its_budget(tmp_path):

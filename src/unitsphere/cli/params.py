@@ -111,7 +111,7 @@ def show(name: str, argv: list[str]) -> int:
     from unitsphere.training.optim.roles import SHOWN
     from unitsphere.training.optim.schedule import area
     from unitsphere.training.recipes import load_recipe
-    from unitsphere.training.transfer import reason
+    from unitsphere.training.transfer import advice, reason
 
     settings = read_settings("params --show", name, load_recipe(name), argv, Show)
     rows = list(sourced(name, settings))
@@ -130,7 +130,7 @@ def show(name: str, argv: list[str]) -> int:
     used = "" if active == total else f", {active:,} of them active: what a token uses"
     print(f"\n{total:,} parameters{used}")
     print(f"mean learning rate {mean:.4f} of its peak (schedule.area)")
-    if why := reason(settings.config):
+    if why := reason(settings.config) or advice(settings.config):
         print(why)
     return 0
 

@@ -111,7 +111,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.recipes import load_recipe
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
-    from unitsphere.training.transfer import reason
+    from unitsphere.training.transfer import advice, reason
 
     with told_to_others():
         config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
@@ -119,7 +119,7 @@ def run(argv: list[str]) -> int:
     if options.area:
         return show_area(config)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
-    if first and (why := reason(config)):
+    if first and (why := reason(config) or advice(config)):
         print(why, file=sys.stderr)
     if options.dry_run:
         if submission:

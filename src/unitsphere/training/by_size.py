@@ -149,6 +149,8 @@ class BaseRatesConfig:
 class BaseConfig:
     """The run whose rates were tuned."""
 
+    name: str | None = None
+    """its optim.name; none: not checked"""
     width: int | None = None
     """its model.d_model"""
     depth: int | None = None
@@ -166,7 +168,7 @@ class BaseConfig:
 
     def __post_init__(self) -> None:
         table = asdict(self)
-        rates = table.pop("rates")
+        rates, _ = table.pop("rates"), table.pop("name")
         for key, value in {**table, **{f"rates.{k}": v for k, v in rates.items()}}.items():
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"optim.base.{key} must be a number above 0: {value}")

@@ -32,8 +32,15 @@ C = TypeVar("C")
 
 WEIGHTS: dict[str, Weights] = {"ngpt": "bound", "angpt": "bound", "gpt": "free"}
 """Architectures that the laws cover, by what holds their matrices."""
-OPTIMIZERS = ("adam", "adamw", "muon", "normuon", "muonh", "adamh")
-"""Optimizers that the laws cover."""
+OPTIMIZERS = {
+    "adam": "adam",
+    "adamw": "adam",
+    "muon": "muon",
+    "normuon": "muon",
+    "muonh": "muonh",
+    "adamh": "adamh",
+}
+"""Optimizers that the laws cover; those of one kind take each other's rates."""
 OWN_RATES: tuple[Group, ...] = ("embedding", "head", "scale")
 """Groups whose rate has a law of its own; a router's follows that of the matrices."""
 KEYS = (
@@ -48,6 +55,10 @@ KEYS = (
     "model.branch",
 )
 """The keys that a law may set, of those that an architecture has."""
+
+
+LONGER = 4
+"""From how many times the base's tokens on, or down to which part, a run is told of the law."""
 
 
 class Open(float):
@@ -164,24 +175,38 @@ def moved(optim: OptimConfig, group: Group) -> Moved:
 
 def check(config: Any) -> None:
     """Raise UserError for a law without a base run, or for what it does not cover."""
-    optim, law = config.optim, config.optim.transfer
-    base = {key: getattr(optim.base, key) for key in ("width", "depth", "tokens", "batch_tokens")}
-    missing = [f"optim.base.{k}" for k, v in {**base, "lr": optim.base.lr}.items() if v is None]
+    if why := problem(config):
+        raise UserError(why)
+
+
+def problem(config: Any) -> str | None:
+    """Why no law of `optim.transfer` serves a config; None if they do."""
+    optim = config.optim
+    needed = ("width", "depth", "tokens", "batch_tokens", "lr")
+    missing = [f"optim.base.{key}" for key in needed if getattr(optim.base, key) is None]
     if missing:
-        raise UserError(
-            f"optim.transfer {law} needs the run whose rate was tuned: set {', '.join(missing)} "
+        return (
+            f"optim.transfer needs the run whose rate was tuned: set {', '.join(missing)} "
             "(docs/how-to/transfer.md), or set optim.transfer none"
         )
     covered = {
-        "architecture": (config.architecture, tuple(WEIGHTS)),
+        "architecture": (config.architecture, WEIGHTS),
         "optim.name": (optim.name, OPTIMIZERS),
     }
     for key, (name, names) in covered.items():
         if name not in names:
-            raise UserError(
-                f"optim.transfer {law} has no law for {key} {name}, only for {', '.join(names)}: "
+            return (
+                f"optim.transfer has no law for {key} {name}, only for {', '.join(names)}: "
                 "set optim.transfer none, and optim.lr"
             )
+    tuned = optim.base.name
+    if tuned is not None and OPTIMIZERS.get(tuned) != OPTIMIZERS[optim.name]:
+        return (
+            f"the rates of optim.base are of {tuned} (optim.base.name), and optim.name is "
+            f"{optim.name}: set optim.base.lr, optim.base.rates and optim.base.name to a tuned "
+            f"run's by {optim.name}, or set optim.transfer none, and optim.lr"
+        )
+    return None
 
 
 def reason(config: Any) -> str | None:
@@ -207,6 +232,25 @@ def reason(config: Any) -> str | None:
     if lr != rate:
         return f"optim.lr {lr:.4g} as given; optim.transfer {law} would take {rate:.4g}: {found}"
     return f"optim.lr {lr:.4g} by optim.transfer {law}: {found}"
+
+
+def advice(config: Any) -> str | None:
+    """A line for a run far from the size that its rate was tuned at; None where it is near.
+
+    None too where the rate is the user's own, or where no law serves.
+    """
+    base, lr = config.optim.base, config.optim.lr
+    if config.optim.transfer != "none" or not is_open(lr) or problem(config):
+        return None
+    m = ratios(config)
+    if m.width == m.depth == 1 and 1 / LONGER < m.tokens < LONGER:
+        return None
+    tuned = f"width {base.width:,}, depth {base.depth:,} and {base.tokens:,.0f} tokens"
+    rate = by_law(put(config, {"optim": dataclasses.replace(config.optim, transfer="nu")}))
+    return (
+        f"optim.lr {lr:.4g} is the recipe's; rates were tuned at {tuned}: --optim.transfer nu "
+        f"would take {rate['optim.lr']:.4g} here (docs/how-to/transfer.md)"
+    )
 
 
 def open_numbers(config: Any) -> dict[str, Open]:
