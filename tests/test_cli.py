@@ -163,6 +163,7 @@ class Inner:
     """a number"""
     kind: Literal["cosine", "linear"] = "cosine"
     fast: bool = False
+    quiet: bool | None = None
     rate: float | None = None
 
 
@@ -181,7 +182,7 @@ class Outer:
 
 def test_options_are_the_leaves_of_the_dataclass():
     assert list(options(Outer)) == [
-        *("name", "inner.width", "inner.kind", "inner.fast", "inner.rate"),
+        *("name", "inner.width", "inner.kind", "inner.fast", "inner.quiet", "inner.rate"),
         *("say", "sizes", "out", "json"),
     ]
 
@@ -215,6 +216,9 @@ def test_where_no_words_are_taken_what_follows_a_boolean_is_its_value():
     assert parse(Inner, ["--fast", "--width", "3"], "verb") == Inner(3, fast=True)
     with pytest.raises(UserError, match=r"--fast must be True or False, not 'Maybe'"):
         parse(Inner, ["--fast", "maybe"], "verb")
+    assert parse(Inner, ["--quiet", "--width", "3"], "verb") == Inner(3, quiet=True)
+    assert parse(Inner, ["--quiet", "false"], "verb").quiet is False
+    assert parse(Inner, ["--quiet=none"], "verb", default=Inner(quiet=True)).quiet is None
 
 
 def test_help_shows_no_empty_default_and_each_flag_once(capsys):
@@ -232,6 +236,7 @@ def test_help_shows_no_empty_default_and_each_flag_once(capsys):
         ("quickstart/ngpt --optim.muon_head", "quickstart/ngpt"),
         ("--optim.muon_head quickstart/ngpt", "quickstart/ngpt"),
         ("--optim.muon_head False quickstart/ngpt", "quickstart/ngpt"),
+        ("--train.compile quickstart/ngpt", "quickstart/ngpt"),
         ("--model.qk_norm --optim.lr 3 my.toml", "my.toml"),
         ("--optim.lr 3", None),
         ("--dry_run --world-size 4 my.toml", "my.toml"),

@@ -201,13 +201,18 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
                 raise UserError(f"unknown option '{spelled}'{_near(name, known)}{_see(verb)}")
             if equals:
                 rest.appendleft(value)
-            if known[name] is bool and not equals and not _is_truth(rest, takes_words):
+            if is_boolean(known[name]) and not equals and not _is_truth(rest, takes_words):
                 rest.appendleft("True")
             values = _values(rest, known[name])
             if not values:
                 raise UserError(f"--{name} needs a value: {describe(known[name])}{_see(verb)}")
             given.add(name, values, several=_takes_several(known[name]))
     return given
+
+
+def is_boolean(kind: Any) -> bool:
+    """Whether a type is bool, or bool or None: true by the option's name alone."""
+    return kind is bool or set(typing.get_args(kind)) == {bool, types.NoneType}
 
 
 def _is_truth(rest: collections.deque[str], takes_words: bool) -> bool:
@@ -224,7 +229,7 @@ def _values(rest: collections.deque[str], kind: Any) -> list[str]:
         value = rest.popleft()
         if "\0" in value:
             raise UserError(f"an argument must not hold a NUL character: {value!r}")
-        values.append(value.capitalize() if kind is bool else value)
+        values.append(value.capitalize() if is_boolean(kind) else value)
     return values
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unitsphere.cli.parse import given_options, options, parse
+from unitsphere.cli.parse import given_options, is_boolean, options, parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def _is_boolean(option: str, own: type) -> bool:
     """Whether an option is true by its name: one of the verb's, or of any architecture's config."""
     name = option.lstrip("-").replace("-", "_")
     if name in options(own):
-        return options(own)[name] is bool
+        return is_boolean(options(own)[name])
     from unitsphere.models.registry import ARCHITECTURES
     from unitsphere.training.config import run_config_type
 
-    return any(options(run_config_type(kind)).get(name) is bool for kind in ARCHITECTURES)
+    return any(is_boolean(options(run_config_type(kind)).get(name)) for kind in ARCHITECTURES)
 
 
 def read_settings(
