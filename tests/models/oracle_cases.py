@@ -78,6 +78,7 @@ CASES = {
             "embedding-norm": {"embedding_norm": True},
             "gated": {"gated": True, "branch": 0.4},
             "peri-ln": {"output_norm": True, "embedding_norm": True},
+            "value-embeddings": {"value_embeddings": True},
             "output-norm": {"output_norm": True, "gated": True, "branch": 0.4},
             "recent-tied": {
                 "activation": "relu2",
@@ -107,6 +108,7 @@ CASES = {
     "ngpt-add": ngpt_case({"residual": "add"}, residual="add"),
     "ngpt-gated": ngpt_case({"residual": "gated"}, residual="gated"),
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
+    "ngpt-value-embeddings": ngpt_case({"value_embeddings": True}, value_embeddings=True),
     "ngpt-half-rotary": ngpt_case({"rotary_fraction": 0.5}, rotary_fraction=0.5),
     **{
         f"ngpt-{name}-{form}": scale_case(name, form, 0.5, 0.4)
@@ -208,7 +210,7 @@ def narrowed(case, changes):
     return architecture, {**numbers, **changes}, oracle, replace(settings, **changes)
 
 
-NARROWED = ["gpt", "gpt-plus", "ngpt", "ngpt-no-qk-norm", "rezero"]
+NARROWED = ["gpt", "gpt-plus", "gpt-plus-value-embeddings", "ngpt", "ngpt-no-qk-norm", "rezero"]
 NARROWED += ["angpt-attention-factor", "lnscaling-plus-g-head", "dyt-plus-g-head"]
 NARROWED += ["normformer-qkv-ln-rotary", "post-ln-learned"]
 CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("ngpt", "angpt")}

@@ -1,5 +1,7 @@
 """The exact counts that docs/architectures.md gives, with an MLP that is not four times as wide."""
 
+import math
+
 import pytest
 from design_cases import DESIGNS, make
 
@@ -56,4 +58,7 @@ def test_counts_of_the_switches_that_add_parameters():
     assert count("gpt", "seq2seq", gated=True) - count("gpt", "seq2seq") == 5 * L * d
     assert count("gpt", output_norm=True) - count("gpt") == 2 * L * d
     assert count("gpt", "seq2seq", output_norm=True) - count("gpt", "seq2seq") == 5 * L * d
+    for design in ("gpt", "ngpt"):
+        values = count(design, value_embeddings=True) - count(design)
+        assert values == math.ceil(L / 2) * (V * d + H)
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

@@ -28,6 +28,7 @@ REFUSED = {
     "softcap=2.5",
     "gated=True",
     "output_norm=True",
+    "value_embeddings=True",
 }
 
 

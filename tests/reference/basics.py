@@ -89,6 +89,18 @@ def stack_shapes(
     return table
 
 
+def with_value_embeddings(
+    table: dict[str, tuple[int, ...] | None], n_layers: int, V: int, d_kv: int, H_kv: int
+) -> dict[str, tuple[int, ...] | None]:
+    """A decoder's shapes with E_v and s_v in its last layer and every second before it."""
+    own = {
+        f"layers.{i}.{name}": shape
+        for i in range(n_layers - 1, -1, -2)
+        for name, shape in {"E_v": (V, d_kv), "s_v": (H_kv,)}.items()
+    }
+    return table | own
+
+
 def under(tensors: Tensors, prefix: str) -> Tensors:
     """The tensors named "{prefix}.*", without the prefix."""
     start = f"{prefix}."

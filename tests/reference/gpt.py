@@ -34,7 +34,9 @@ Switches of recent baselines (modded-nanogpt, track 3; all off by default):
   w_M (w_X) [d];
 - output_norm (Peri-LN, arXiv 2502.02732): h = h + RMSNorm(F(RMSNorm(h))), with layers.{i}.gain_oA,
   gain_oM (gain_oX) [d]; c and the gate come after that norm;
-- softcap c: z = c y / sqrt(c^2 + y^2) of the logits y.
+- softcap c: z = c y / sqrt(c^2 + y^2) of the logits y;
+- value_embeddings (as in nanochat): in the last layer and every second before it head n has
+  v = (W_v x)_n + s_v[n] (E_v[token])_n, with layers.{i}.E_v [V, H_kv d_k] and s_v [H_kv].
 """
 
 import math
@@ -70,6 +72,7 @@ class Settings:
     branch: float = 1.0  # c: h = h + c F(norm(h))
     gated: bool = False
     output_norm: bool = False
+    value_embeddings: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -100,6 +103,9 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"gain_encoder": (d,) if s.seq2seq else None}
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}
+    if s.value_embeddings:
+        H_kv = basics.kv_heads(s.n_heads, s.n_kv_heads)
+        table = basics.with_value_embeddings(table, s.n_layers, V, d_kv, H_kv)
     return basics.stored(table)
 
 
@@ -129,6 +135,8 @@ def attention(
     for n in range(H):
         m = basics.kv_head_of(n, H, H_kv)
         q, k, v = head(q_all, n, H), head(k_all, m, H_kv), head(v_all, m, H_kv)
+        if "e_v" in p and memory is None:
+            v = v + p["s_v"][m] * head(p["e_v"], m, H_kv)
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         factor: Tensor | float = 1 / math.sqrt(d_k)

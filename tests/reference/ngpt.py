@@ -67,6 +67,7 @@ from reference.trunk import Oracle
 CONSTRAINED_AXIS = {
     "E_in": 1,
     "E_out": 1,
+    "E_v": 1,
     "W_q": 1,
     "W_k": 1,
     "W_v": 1,
@@ -99,6 +100,7 @@ class Settings:
     seq2seq: bool = False
     n_kv_heads: int | None = None  # none: n_heads
     window: int | None = None  # none: no window
+    value_embeddings: bool = False  # not the paper's: as in reference/gpt.py, rows of E_v unit
 
 
 def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
@@ -139,6 +141,8 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"E_out": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
+    if s.value_embeddings:
+        table = basics.with_value_embeddings(table, s.n_layers, V, H_kv * d_k, H_kv)
     return basics.stored(table)
 
 
@@ -174,6 +178,8 @@ def attention(
     for n in range(H):
         m = basics.kv_head_of(n, H, H_kv)
         q, k, v = head(q_all, n, H), head(k_all, m, H_kv), head(v_all, m, H_kv)
+        if "e_v" in p and memory is None:
+            v = v + p["s_v"][m] * head(p["e_v"], m, H_kv)
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         if s.qk_norm:

@@ -52,6 +52,8 @@ class Oracle:
         for i in range(s.n_layers):
             number = {"layer": i + 1} if self.numbered else {}
             p = of_layer(w, i, stack)
+            if "E_v" in p:  # value embeddings, [B, T, H_kv d_k]
+                p["e_v"] = p["E_v"][tokens]
             states += self.block(states[-1], p, s, positions, see, memory, see_memory, **number)
         return states
 

@@ -211,7 +211,7 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
 
 
 def is_boolean(kind: Any) -> bool:
-    """Whether a type is bool, or bool or None: true by the option's name alone."""
+    """Whether a type is bool, or bool or None: without a value the option says True."""
     return kind is bool or set(typing.get_args(kind)) == {bool, types.NoneType}
 
 

@@ -101,7 +101,7 @@ def one_token(
     cos, sin = rope_table(positions, model.d_rot, model.rope_base, wide)
     table = cos[:, None], sin[:, None]
     real = at >= padding_B[:, None]
-    context = SelfContext(positions, table, see, causal=True, past=at, real=real)
+    context = SelfContext(positions, table, see, True, at, real, tokens=tokens_B1)
     h = model.embed(tokens_B1, positions)
     for block, layer in zip(model.blocks, layers, strict=True):
         h = block(h, context.of(layer))

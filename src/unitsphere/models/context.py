@@ -63,6 +63,11 @@ class Memory:
 class Context(Protocol):
     """What an attention sublayer asks of its surroundings."""
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """int64 [batch, time]; None across."""
+        ...
+
     def rotate(self, x: Tensor) -> Tensor:
         """Queries or keys [batch, H, time, d_k] with their positions, if there are any."""
         ...
@@ -102,6 +107,8 @@ class SelfContext:
     """int [batch, time]: a token sees only its own document; None: one per row"""
     layer: LayerState | None = None
     """the state of the layer that reads this, while a model decodes"""
+    tokens: Tensor | None = None
+    """int64 [batch, time]: the tokens themselves; None where no layer reads them"""
 
     @property
     def state(self) -> Any:
@@ -112,7 +119,7 @@ class SelfContext:
         """The same for the layer with that state."""
         return SelfContext(
             self.positions, self.table, self.mask, self.causal,
-            self.past, self.real, self.documents, layer,
+            self.past, self.real, self.documents, layer, self.tokens,
         )  # fmt: skip
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -149,6 +156,7 @@ class CrossContext:
 
     memory: Memory
     layer: LayerState | None = None
+    tokens: None = None
 
     def rotate(self, x: Tensor) -> Tensor:
         """x: two sequences have no common positions."""

@@ -117,6 +117,7 @@ def not_exportable(model: Transformer) -> str:
         "softcap": "softcap {}: its exported form has logits without a cap",
         "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "output_norm": "GPT's norms of outputs (model.output_norm): its exported form has none",
+        "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
@@ -126,6 +127,7 @@ def not_exportable(model: Transformer) -> str:
         "softcap": (None,),
         "gated": (False,),
         "output_norm": (False,),
+        "value_embeddings": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":

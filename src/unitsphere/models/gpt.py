@@ -28,6 +28,7 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `softcap = c` | z = c·z'/√(c² + z'²), z' = E_out RMSNorm(h) |
 | `output_norm` | h = h + RMSNorm(F(x)) for a sublayer's output F(x), x = RMSNorm(h) |
 | `gated` | F(x) 2σ(⟨w, x⟩) in place of F(x) (of RMSNorm(F(x))): the gate of `best` |
+| `value_embeddings` | v = W_v x + s_v ⊙ E_v[token] in the last layer and every second before it |
 
 With `output_norm` and `embedding_norm` it is Peri-LN (Kim et al. 2025, arXiv 2502.02732, §3).
 """
@@ -94,6 +95,8 @@ class GPTConfig(ModelConfig):
     """each sublayer's output is multiplied by 2σ(⟨w, x⟩), one number per token of its input x"""
     output_norm: bool = False
     """RMSNorm, with a gain, of each sublayer's output before it is added to h"""
+    value_embeddings: bool = False
+    """every second layer has an embedding E_v, which it adds to the values: v + s_v ⊙ E_v[token]"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -112,13 +115,15 @@ def matrices(config: GPTConfig, std_out: float) -> Matrices:
 class Attention(AttentionMixer):
     """x looks at itself, or across at a memory; with g, q and k are normalised."""
 
-    def __init__(self, config: GPTConfig, W: Matrices) -> None:
+    def __init__(self, config: GPTConfig, W: Matrices, layer: int | None = None) -> None:
         super().__init__(config)
         self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
         self.W_o = W.to_h(self.d_q)
         self.g = None
         if config.qk_norm:
             self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
+        if config.value_embeddings:
+            self.embed_values(config, layer, std=config.init_std, bound=None)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
@@ -133,7 +138,8 @@ class Attention(AttentionMixer):
     def keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """k after RoPE and norm, and v, [batch, H_kv, time, d_k] each."""
         k, v = (split_heads(W(x), self.n_kv_heads) for W in (self.W_k, self.W_v))
-        return (context.rotate(k) if self.g is None else context.rotate_norm(k)), v
+        k = context.rotate(k) if self.g is None else context.rotate_norm(k)
+        return k, self.with_tokens(v, context)
 
 
 class MLP(nn.Module):
@@ -170,7 +176,8 @@ class Block(nn.Module):
         d, eps, self.branch = config.d_model, config.norm_eps, float(config.branch)
         std = output_std(config.init_std, config.n_layers, cross)
         W = matrices(config, std if config.zero_outputs == "none" else 0.0)
-        self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, Attention)
+        attention = partial(Attention, layer=layer)
+        self.norm_A, self.attention = RMSNorm(d, eps), build_mixer(config, layer, W, attention)
         self.norm_M, self.mlp = RMSNorm(d, eps), build_mlp(config, W, MLP)
         gate = partial(variants.gate_vector, config.gated, d)
         self.w_A, self.w_M = gate(), gate()

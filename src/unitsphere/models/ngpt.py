@@ -25,6 +25,7 @@ cancels in Norm(h_M), so it makes no difference whether s_u and s_ν, as scalars
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -80,6 +81,9 @@ class NGPTConfig(ModelConfig):
     """share of each head that RoPE rotates; the anGPT paper's nGPT rotates the first half"""
     rope_base: float = 10000.0
     """base of RoPE's frequencies"""
+    value_embeddings: bool = False
+    """every second layer has an embedding E_v, which it adds to the values: v + s_v ⊙ E_v[token],
+    with rows of length 1 (this project's)"""
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
@@ -100,12 +104,15 @@ def matrices(config: NGPTConfig, std_out: float) -> Matrices:
 class Attention(AttentionMixer):
     """h_A before its norm (eq. 12–16): h looks at itself, or across at a memory."""
 
-    def __init__(self, config: NGPTConfig, W: Matrices) -> None:
+    def __init__(self, config: NGPTConfig, W: Matrices, layer: int | None = None) -> None:
         super().__init__(config)
         self.qk_norm = config.qk_norm
         self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
         self.W_o = W.to_h(self.d_q)
         self.s_qk = Scale(config.s_qk, (self.n_kv_heads, 1, self.d_k), config.d_model)
+        if config.value_embeddings:
+            std = 1 / math.sqrt(config.d_model)
+            self.embed_values(config, layer, std=std, bound=bound(config, dim=1))
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
@@ -117,7 +124,7 @@ class Attention(AttentionMixer):
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """k and v of h, [batch, H_kv, time, d_k] each."""
         k, v = (split_heads(W(h), self.n_kv_heads) for W in (self.W_k, self.W_v))
-        return self.scaled(k, self.s_qk(), context), v
+        return self.scaled(k, self.s_qk(), context), self.with_tokens(v, context)
 
     def scaled(self, x: Tensor, s_qk: Tensor | float, context: Context) -> Tensor:
         """Norm(RoPE(x))·s_qk for heads x (eq. 15, 16)."""
@@ -177,7 +184,8 @@ class Block(nn.Module):
         super().__init__()
         d, self.residual = config.d_model, config.residual
         W = matrices(config, output_std(1 / math.sqrt(d), config.n_layers, cross))
-        self.attention, self.alpha_A = build_mixer(config, layer, W, Attention), Rate(config)
+        attention = partial(Attention, layer=layer)
+        self.attention, self.alpha_A = build_mixer(config, layer, W, attention), Rate(config)
         self.mlp, self.alpha_M = build_mlp(config, W, MLP), Rate(config)
         gated = config.residual == "gated"
         self.w_A, self.w_M = variants.gate_vector(gated, d), variants.gate_vector(gated, d)

@@ -89,7 +89,9 @@ LONGEST = 4.0
 """How long h was seen to become in training where ν(α) replaces Norm (at most 3.98)."""
 
 
-def _longest_ngpt(config: ngpt.NGPTConfig) -> float:
+def _longest_ngpt(config: ngpt.NGPTConfig) -> float | None:
+    if config.value_embeddings:  # s_v has no bound
+        return None
     return LONGEST if config.residual == "lerp_nu" else 1.0
 
 

@@ -229,7 +229,7 @@ class Transformer(nn.Module, ABC):
         drops = self.training and self.attention_dropout > 0  # FlexAttention cannot
         blocks = cache is None and not drops and takes_blocks(tokens.device, self.d_k, wide)
         see = attention_mask(rule, new, past + new, tokens.device, left_padding, mask, blocks)
-        return SelfContext(positions, table, see, causal, past, real, documents)
+        return SelfContext(positions, table, see, causal, past, real, documents, tokens=tokens)
 
     def _window(self, length: int) -> int | None:
         """The window, where a sequence of that length is longer."""

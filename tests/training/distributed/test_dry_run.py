@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -166,6 +167,8 @@ def test_what_is_not_there_is_refused(name):
 def test_sizes_that_do_not_fit_are_refused(tiny):
     with pytest.raises(UserError, match="tp 4 does not divide 2 heads of queries and 2 of keys"):
         laid_out(tiny, 4, tp=4)
+    with pytest.raises(UserError, match=r"tp does not go with model.value_embeddings: take paral"):
+        laid_out(partial(tiny, model={"value_embeddings": True}), 2, tp=2)
     with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
         laid_out(tiny, 384, tp=4)
 

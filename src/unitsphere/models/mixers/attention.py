@@ -8,8 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from unitsphere.models.config import ModelConfig, head_size, kv_heads
-from unitsphere.models.context import KeysValues
+from unitsphere.models.config import ModelConfig, head_size, kv_heads, vocabulary
+from unitsphere.models.constraint import Bound
+from unitsphere.models.context import Context, KeysValues
+from unitsphere.models.parts import Embedding, Scale, ScaleConfig
+from unitsphere.ops.attention import split_heads
+from unitsphere.ops.norm import cast
 
 
 class KVState:
@@ -62,6 +66,27 @@ class AttentionMixer(nn.Module):
         self.d_k = head_size(config.d_model, config.n_heads)
         self.n_heads, self.n_kv_heads = config.n_heads, kv_heads(config.n_heads, config.n_kv_heads)
         self.d_q, self.d_kv = self.n_heads * self.d_k, self.n_kv_heads * self.d_k
+        self.E_v: Embedding | None = None
+        self.s_v: Scale | None = None
+
+    def embed_values(
+        self, config: ModelConfig, layer: int | None, std: float, bound: Bound | None
+    ) -> None:
+        """Give the layer value embeddings: the last one, and every second before it.
+
+        layer: None for cross-attention, which has none. std, bound: of the embedding.
+        """
+        if layer is not None and (config.n_layers - 1 - layer) % 2 == 0:
+            self.E_v = Embedding(vocabulary(config.vocab_size), self.d_kv, std=std, bound=bound)
+            self.s_v = Scale(ScaleConfig(scale=1.0), (self.n_kv_heads, 1, 1), self.d_model)
+
+    def with_tokens(self, v: Tensor, context: Context) -> Tensor:
+        """v + s_v ⊙ E_v[token] for v [batch, H_kv, time, d_k], s_v [H_kv, 1, 1]; or v as it is."""
+        if self.E_v is None or self.s_v is None:
+            return v
+        assert context.tokens is not None
+        e = split_heads(self.E_v(context.tokens), self.n_kv_heads)
+        return v + cast(self.s_v() * e, v.dtype)
 
     def init_state(self, batch: int, length: int) -> KVState:
         """Room for the keys and values of `length` tokens."""

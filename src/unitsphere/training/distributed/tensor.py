@@ -74,6 +74,10 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
 
 def check_heads(attention: AttentionMixer, parts: int) -> None:
     """Raise UserError unless each process gets as many heads, and as many of keys and values."""
+    if attention.E_v is not None:
+        raise UserError(
+            "parallel.tp does not go with model.value_embeddings: take parallel.dp_shard"
+        )
     if attention.n_heads % parts or attention.n_kv_heads % parts:
         raise UserError(
             f"parallel.tp {parts} does not divide {attention.n_heads} heads of queries and "
