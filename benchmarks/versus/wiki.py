@@ -179,6 +179,7 @@ CONTENDERS = {
     "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, nanochat_parameters, nanochat_score),
     "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
+    "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
 }
 
