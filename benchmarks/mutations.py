@@ -76,6 +76,7 @@ EXTRA = {
     "models/exported.py": ["tests/models/test_exported.py"],
     "ops/loss.py": ["tests/training/optim/test_angle.py"],
     "training/config.py": ["tests/training/test_transfer.py"],
+    "training/transfer.py": ["tests/training/test_transfer.py"],
     "training/step.py": ["tests/training/distributed/test_parallel_losses.py"],
 }
 LIKELY = {

@@ -8,6 +8,7 @@ from design_cases import make, tokens
 
 from unitsphere.errors import UserError
 from unitsphere.models import context as contexts
+from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import build
 
 PLUS = {"qk_norm": True, "rotary_fraction": 0.5}
@@ -118,3 +119,14 @@ def test_a_soft_cap_bounds_the_logits_and_parameters_are_counted():
     d, f, V, L = 256, 1024, 256, 2
     counted = V * d + d + L * (4 * d * d + 2 * d * f + 2 * d) + d
     assert sum(p.numel() for p in model.parameters()) == counted
+
+
+def test_value_embeddings_have_unit_rows_in_ngpt_and_free_ones_in_gpt():
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 3, "n_heads": 2}
+    model = build("ngpt", value_embeddings=True, **sizes)
+    held = {c.parameter: c.dim for c in constraints(model) if "E_v" in c.parameter}
+    assert held == {f"blocks.{layer}.attention.E_v.weight": 1 for layer in (0, 2)}
+    for name in held:
+        rows = model.get_parameter(name).norm(dim=1)
+        torch.testing.assert_close(rows, torch.ones(24))
+    assert not constraints(build("gpt", value_embeddings=True, **sizes))

@@ -90,11 +90,17 @@ def stack_shapes(
 
 
 def with_value_embeddings(
-    table: dict[str, tuple[int, ...] | None], n_layers: int, V: int, d_kv: int, H_kv: int
+    table: dict[str, tuple[int, ...] | None],
+    n_layers: int,
+    seq2seq: bool,
+    V: int,
+    d_kv: int,
+    H_kv: int,
 ) -> dict[str, tuple[int, ...] | None]:
-    """A decoder's shapes with E_v and s_v in its last layer and every second before it."""
+    """The shapes with E_v and s_v in the last layer of each stack and every second before it."""
     own = {
-        f"layers.{i}.{name}": shape
+        f"{stack}.{i}.{name}": shape
+        for stack in (("layers", "encoder") if seq2seq else ("layers",))
         for i in range(n_layers - 1, -1, -2)
         for name, shape in {"E_v": (V, d_kv), "s_v": (H_kv,)}.items()
     }

@@ -105,7 +105,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}
     if s.value_embeddings:
         H_kv = basics.kv_heads(s.n_heads, s.n_kv_heads)
-        table = basics.with_value_embeddings(table, s.n_layers, V, d_kv, H_kv)
+        table = basics.with_value_embeddings(table, s.n_layers, s.seq2seq, V, d_kv, H_kv)
     return basics.stored(table)
 
 

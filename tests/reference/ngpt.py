@@ -142,7 +142,8 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"E_out": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
     if s.value_embeddings:
-        table = basics.with_value_embeddings(table, s.n_layers, V, H_kv * d_k, H_kv)
+        d_kv = H_kv * d_k
+        table = basics.with_value_embeddings(table, s.n_layers, s.seq2seq, V, d_kv, H_kv)
     return basics.stored(table)
 
 

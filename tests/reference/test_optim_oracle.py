@@ -96,7 +96,8 @@ def test_clip() -> None:
 def test_a_constrained_step_projects_every_declared_axis_and_no_scale(kind: str) -> None:
     d, d_f, V = 8, 12, 11
     if kind == "sphere":
-        table, axes = ngpt.shapes(ngpt.paper(d, 1, 2), V, d, d_f), optim.NGPT
+        settings = ngpt.paper(d, 1, 2, value_embeddings=True)
+        table, axes = ngpt.shapes(settings, V, d, d_f), optim.NGPT
     else:
         table, axes = angpt.shapes(angpt.Settings(1, 2), V, d, d_f), optim.ANGPT
     tensors = {name: randn(*shape, seed=3) for name, shape in table.items()}

@@ -1,4 +1,4 @@
-"""SOAP, SOAP-Muon and GatedAdamW: their formulas in fp64, resumption, constraints, shards."""
+"""SOAP, SOAP-Muon and GatedAdamW: their formulas in fp64, resumption, constraints."""
 
 import copy
 import dataclasses
@@ -6,13 +6,10 @@ import dataclasses
 import pytest
 import torch
 from run_folders import check_resumed
-from training.distributed.parallel_cases import Case, losses, resumed, save, trainer_of
-from training.distributed.parallel_launch import launch
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
-from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
 from unitsphere.training.optim.adam import GatedAdamW, GatedConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, constrain
@@ -24,12 +21,6 @@ from unitsphere.training.optim.state import state_spec
 NAMES = ["soap", "soap-muon", "gated-adamw"]
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 24}
 F64 = torch.float64
-MORE = {"soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, outward=0.5, momentum_warmup=4)}}
-SPREAD = [
-    ("soap", Degrees(dp_shard=2)),
-    ("soap-muon", Degrees(tp=2)),
-    ("gated-adamw", Degrees(tp=2)),
-]
 
 
 def gradients(shape, count):
@@ -317,27 +308,3 @@ def test_numbers_out_of_range_are_refused():
             kinds[section](**{key: value})
     with pytest.raises(UserError, match="two axes"):
         Soap([torch.nn.Parameter(torch.zeros(2, 3, 4))])
-
-
-def sharded(rank, root):
-    """Under FSDP2 and tensor parallel: the losses of one process, and exact resumption."""
-    for name, layout in SPREAD:
-        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name} | MORE.get(name, {}))
-        trainer = trainer_of(case, layout, rank)
-        first = losses(trainer, range(3))
-        there = root / name
-        there.mkdir(exist_ok=True)
-        folder = save(there, trainer, 3)
-        rest = losses(trainer, range(3, 5))
-        assert torch.equal(rest, losses(resumed(case, folder, layout, rank), range(3, 5)))
-        if rank == 0:
-            torch.save(torch.cat([first, rest]), there / "losses.pt")
-
-
-def test_shards_and_cut_weights_train_as_one_process_does(tmp_path):
-    launch(sharded, 2, tmp_path)
-    for name, _ in SPREAD:
-        case = Case("ngpt", model={"n_layers": 1}, optim={"name": name} | MORE.get(name, {}))
-        expected = losses(trainer_of(case), range(5))
-        found = torch.load(tmp_path / name / "losses.pt")
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
