@@ -38,7 +38,7 @@ from unitsphere.report.render.markdown import markdown_table
 HERE = Path(__file__).parent
 CONTEXT, TOKENIZER = 256, "bpe:1024"
 WIDTH = 152
-"""Of the peers, whose MLP has two matrices of a layer's where ours has three; ours has 128."""
+"""Of nanoGPT and GPT-2, whose MLP has two matrices where ours has three; ours has 128."""
 CLONED = ("nanogpt", "nanochat")
 """Peers that run from a clone of their repository."""
 PROBE = (10, 40)
@@ -91,14 +91,18 @@ def nanogpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float
     return float(subprocess.run(command, cwd=options.nanogpt, **PRINTED).stdout)
 
 
+def nanochat_peer(options: argparse.Namespace, out: Path) -> list[str]:
+    """nanochat_peer.py on the tokens; without more words it scores."""
+    script, tokens = HERE / "nanochat_peer.py", options.out / "tokens"
+    return [options.peer_python, str(script), str(tokens), str(CONTEXT), str(out)]
+
+
 def run_nanochat(
     options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
-    """nanochat's base_train (nanochat_peer.py), which compiles: once, outside of the clock."""
+    """nanochat's base_train, which compiles: once, outside of the clock."""
     cache = options.out / "compiled"
-    peer = [options.peer_python, str(HERE / "nanochat_peer.py")]
-    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *peer, str(options.out / "tokens")]
-    command += [str(CONTEXT), str(out)]
+    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *nanochat_peer(options, out)]
     if not cache.exists():
         subprocess.run([*command, "1", str(rate)], cwd=options.nanochat, check=True)
     return [*command, str(steps), str(rate)], options.nanochat
@@ -112,8 +116,7 @@ def nanochat_parameters(trace: Trace, out: Path) -> int:
 
 def nanochat_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
     """Of its last checkpoint."""
-    command = [options.peer_python, str(HERE / "nanochat_peer.py"), str(options.out / "tokens")]
-    command += [str(CONTEXT), str(out)]
+    command = nanochat_peer(options, out)
     return float(subprocess.run(command, cwd=options.nanochat, **PRINTED).stdout)
 
 

@@ -226,3 +226,8 @@ def test_a_run_says_its_rate_keeps_it_and_resumes(tmp_path, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert "derived: optim.transfer nu (default)" in shown
     assert "optim.lr 0.005946 by optim.transfer nu" in shown
+    off = ["--optim.transfer", "none"]
+    for verb in (["params", "tiny.toml", "--show"], ["train", "tiny.toml", "--dry_run"]):
+        assert main([*verb, *off]) == 0
+        said = capsys.readouterr()
+        assert "--optim.transfer nu would take 0.004719 here" in said.out + said.err
