@@ -130,3 +130,10 @@ def test_value_embeddings_have_unit_rows_in_ngpt_and_free_ones_in_gpt():
         rows = model.get_parameter(name).norm(dim=1)
         torch.testing.assert_close(rows, torch.ones(24))
     assert not constraints(build("gpt", value_embeddings=True, **sizes))
+
+
+def test_value_embeddings_need_attention_in_a_layer_that_has_them():
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 4, "n_heads": 2}
+    with pytest.raises(UserError, match=r"model.mixers 'attention gdn' has attention in none"):
+        build("gpt", value_embeddings=True, mixers="attention gdn", **sizes)
+    assert build("gpt", value_embeddings=True, mixers="gdn attention", **sizes)

@@ -58,6 +58,18 @@ def test_it_is_refused_by_its_name_and_flagged_where_it_is_allowed(recipe, name)
     assert name in [flag.name for flag in flags]
 
 
+def test_a_free_baseline_by_adamw_with_one_rate_for_all_roles_is_flagged(recipe):
+    plain = pair(recipe, {})
+
+    def named(configs, baseline="arm-0", tuned=NOT_TUNED):
+        return [flag.name for flag in check_fair(configs, baseline, [], tuned=tuned)]
+
+    assert named(plain) == ["tied-rates"]
+    assert named(pair(recipe, {"optim.rates.head": 4.0}), "arm-1") == []
+    assert named(pair(recipe, {"optim.constraint.kind": "hyperball"}), "arm-1") == []
+    assert named(plain, tuned=NOT_TUNED | {"arm-0": ("optim.rates.*",)}) == []
+
+
 def test_another_vocabulary_is_another_tokenizer(recipe):
     with pytest.raises(UserError, match=r"tokenizer: .*model\.vocab_size 300 against 256"):
         check_fair(pair(recipe, {"model.vocab_size": 300}), "arm-0", [])

@@ -82,6 +82,12 @@ class Transformer(nn.Module, ABC):
                 "an encoder (objective mlm) sees whole texts: model.mixers must be attention"
             )
         blocks = nn.ModuleList(block(config, layer, cross=seq2seq) for layer in layers)
+        values = getattr(config, "value_embeddings", False)
+        if values and not any(name.endswith("E_v") for name, _ in blocks.named_modules()):
+            raise UserError(
+                "model.value_embeddings are in the last layer and every second before it, and "
+                f"model.mixers {config.mixers!r} has attention in none of them"
+            )
         plain = replace(config, mixers=ATTENTION)
         encoder = nn.ModuleList(block(plain, layer, cross=False) for layer in layers)
         return blocks, encoder if seq2seq else None

@@ -26,6 +26,8 @@ Flagged, shown with the figures:
 
     one-seed    nothing can be said of the spread
     untuned     the rates are those of the recipes
+    tied-rates  compare: a free baseline by Adam or AdamW gives embedding, head and scales the rate
+                of the matrices, as the papers' GPT does: 4 times it is known to be better
     edge        the best rate is at the edge of its grid: a better one may be beyond; where
                 other keys are tuned, the best value of one
     fewer-runs  an arm was tuned by fewer runs than another
@@ -87,6 +89,7 @@ SPEED += ("inspect.", "parallel.")
 REFUSALS = (*SAME, "weights", "un-annealed", "start", "tied-rates")
 MUON = ("muon", "normuon")
 """Optimizers whose step has the same size in all directions of a matrix."""
+ADAM = ("adam", "adamw")
 WIDEST = 0.04
 """Spread of the start up to which Muon is not known to lose: twice the best, 0.02."""
 RATES = ("optim.rates.", "optim.adam_lr")
@@ -135,6 +138,8 @@ def check_fair(
             f"{'' if allow is None else advice}"
         )
     check_lossless(configs)
+    if tuned is not None and configs[baseline].optim.name in ADAM:
+        found += tied_rates(baseline, configs[baseline], tuned[baseline])
     return found
 
 
@@ -169,18 +174,29 @@ def unfair(
 
 
 def mis_set(arm: str, config: RunConfig, tuned: Iterable[str]) -> Iterator[Finding]:
-    """What is known to be wrong with an arm without constraints, unless it is tuned."""
-    optim, tuned = config.optim, tuple(tuned)
-    start = getattr(config.model, "init_std", None)
-    if start is None or optim.name not in MUON or optim.constraint.kind not in ("declared", "none"):
+    """What is known to be wrong with a free arm by Muon, unless it is tuned."""
+    start = free_start(config)
+    if start is None or config.optim.name not in MUON:
         return
     if start > WIDEST and "model.init_std" not in tuned:
         text = f"{arm} starts Muon's matrices at model.init_std {start:.3g}"
         yield Finding("start", f"{text}: 0.02, with rates by role, is known to be better")
+    yield from tied_rates(arm, config, tuned)
+
+
+def free_start(config: RunConfig) -> float | None:
+    """The spread that matrices without constraints start with; None where they have any."""
+    free = config.optim.constraint.kind in ("declared", "none")
+    return getattr(config.model, "init_std", None) if free else None
+
+
+def tied_rates(arm: str, config: RunConfig, tuned: Iterable[str]) -> Iterator[Finding]:
+    """A finding for a free arm with one rate for all roles, unless they are tuned."""
+    optim = config.optim
     tied = {optim.rates.embedding, optim.rates.head, optim.rates.scale} == {1.0}
-    tied = tied and optim.adam_lr in (None, optim.lr)
+    tied = tied and optim.adam_lr in (None, optim.lr) and free_start(config) is not None
     if tied and not any(key.startswith(RATES) for key in tuned):
-        text = f"{arm} trains embedding, head and scales at the rate of Muon's matrices"
+        text = f"{arm} trains embedding, head and scales at the rate of its matrices"
         yield Finding("tied-rates", f"{text}: optim.rates of 2.5 to 4 are known to be better")
 
 
