@@ -43,7 +43,7 @@ def test_a_toy_study_end_to_end(tmp_path, capsys):
     assert list(found["arms"]) == ["gpt", "ngpt"]
     assert len(found["arms"]["gpt"]["budgets"][0]["seeds"]) == 2
     assert "runs to train: 4" in said.err
-    assert [flag["name"] for flag in found["flags"]] == ["parameters", "untuned"]
+    assert [flag["name"] for flag in found["flags"]] == ["tied-rates", "parameters", "untuned"]
 
     assert main(argv) == 0
     said = capsys.readouterr()
