@@ -5,6 +5,7 @@
 | name | what | source |
 |---|---|---|
 | `Adam`, `AdamW` | torch's | Kingma & Ba 2015; arXiv 1711.05101 |
+| `CautiousAdamW` | AdamW that decays only what its step makes smaller too | arXiv 2510.12402 |
 | `GatedAdamW` | AdamW with smaller steps where the second moment is small | arXiv 2608.01284 |
 | `AdamH`, `MuonH` | matrices keep their Frobenius norm, lr is an angle | arXiv 2603.28743 |
 | `Muon` | orthogonalised momentum, for matrices | Jordan 2024 |
@@ -21,7 +22,7 @@
 | `average`, `averaged` | keep an average of the weights; use it, projected | |
 
 Each is a `torch.optim.Optimizer`: groups, hooks, schedulers and `state_dict` work as usual. All but
-`Adam`, `AdamW` and `GatedAdamW` take matrices only, [out, in]: give the rest to `AdamW`, and both
+`Adam` and those with `AdamW` in their name take matrices only, [out, in]: give the rest to `AdamW`, and both
 to `Combined`. Rates are per step. A user's mistake is a `UserError`.
 """
 
@@ -37,7 +38,7 @@ from unitsphere.config import from_dict
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
 from unitsphere.models.constraint import project_ as project
-from unitsphere.training.optim.adam import Adam, AdamW, GatedAdamW
+from unitsphere.training.optim.adam import Adam, AdamW, CautiousAdamW, GatedAdamW
 from unitsphere.training.optim.average import average, averaged
 from unitsphere.training.optim.config import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
@@ -52,6 +53,7 @@ __all__ = [
     "Adam",
     "AdamH",
     "AdamW",
+    "CautiousAdamW",
     "Combined",
     "ConstraintConfig",
     "GatedAdamW",

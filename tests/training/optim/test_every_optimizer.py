@@ -10,11 +10,15 @@ from training.distributed.parallel_launch import launch
 
 from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim import optim_config_type
+from unitsphere.training.optim.adam import AdamWConfig
 from unitsphere.training.optim.registry import OPTIMIZERS
 from unitsphere.training.optim.soap import SoapMuonConfig
 
 LAYOUTS = {"fsdp2": Degrees(dp_shard=2), "tp": Degrees(tp=2)}
-OWN = {"soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, outward=0.5, momentum_warmup=4)}}
+OWN = {
+    "adamw": {"adamw": AdamWConfig(cautious=True), "weight_decay": 2.0},
+    "soap-muon": {"soap_muon": SoapMuonConfig(floor=2.0, outward=0.5, momentum_warmup=4)},
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
