@@ -20,6 +20,7 @@ from unitsphere.studies.core.spec import load_study
 STUDY = """
 budgets = [384]
 seeds = [0, 1]
+allow = ["tied-rates"]
 arms = {{ gpt = "{0}", ngpt = {{ recipe = "{1}", set = {{ {2} }} }} }}
 tune = {{ points = 1 }}
 run = {{ workers = 2 }}

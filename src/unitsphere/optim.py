@@ -22,8 +22,8 @@
 | `average`, `averaged` | keep an average of the weights; use it, projected | |
 
 Each is a `torch.optim.Optimizer`: groups, hooks, schedulers and `state_dict` work as usual. All but
-`Adam` and those with `AdamW` in their name take matrices only, [out, in]: give the rest to `AdamW`, and both
-to `Combined`. Rates are per step. A user's mistake is a `UserError`.
+`Adam` and those with `AdamW` in their name take matrices only, [out, in]: give the rest to `AdamW`,
+and both to `Combined`. Rates are per step. A user's mistake is a `UserError`.
 """
 
 from functools import partial

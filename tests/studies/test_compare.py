@@ -40,6 +40,7 @@ def toy(folder: Path, **changes) -> CompareStudy:
         "budgets": BUDGETS,
         "seeds": [0, 1],
         "set": {"train.save_every": 2},
+        "allow": ["tied-rates"],
         "tune": Tune(points=2, growths=1, seeds=[7], fraction=0.3),
     }
     return CompareStudy(**(settings | changes))
@@ -199,7 +200,7 @@ def test_divergence_is_a_result(finished, tmp_path):
 
 def test_what_is_allowed_may_change_when_a_study_continues(copy):
     folder, out, found = copy
-    again = compare(toy(folder, allow=["context"]), out, InProcess(stop=0))
+    again = compare(toy(folder, allow=["context", "tied-rates"]), out, InProcess(stop=0))
     assert again["differences"] == found["differences"]
 
 
@@ -258,7 +259,8 @@ def test_two_budgets_of_the_same_steps_in_any_arm_are_refused(tmp_path):
     arms = toy(tmp_path).arms
     name = list(arms)[-1]
     wide = ArmSpec(arms[name].recipe, {**arms[name].set, "train.batch_tokens": 6400})
-    study = toy(tmp_path, budgets=[640, 1280], arms={**arms, name: wide}, allow=["batch"])
+    study = toy(tmp_path, budgets=[640, 1280], arms={**arms, name: wide})
+    study = dataclasses.replace(study, allow=["batch", "tied-rates"])
     with pytest.raises(UserError, match="the same number of steps of 6400 tokens"):
         compare(study, tmp_path / "out", InProcess())
 

@@ -58,13 +58,15 @@ def test_it_is_refused_by_its_name_and_flagged_where_it_is_allowed(recipe, name)
     assert name in [flag.name for flag in flags]
 
 
-def test_a_free_baseline_by_adamw_with_one_rate_for_all_roles_is_flagged(recipe):
+def test_a_free_baseline_by_adamw_with_one_rate_for_all_roles_is_refused(recipe):
     plain = pair(recipe, {})
 
-    def named(configs, baseline="arm-0", tuned=NOT_TUNED):
-        return [flag.name for flag in check_fair(configs, baseline, [], tuned=tuned)]
+    def named(configs, baseline="arm-0", tuned=NOT_TUNED, allow=()):
+        return [flag.name for flag in check_fair(configs, baseline, allow, tuned=tuned)]
 
-    assert named(plain) == ["tied-rates"]
+    with pytest.raises(UserError, match=r"tied-rates: arm-0 trains embedding, head and scales"):
+        named(plain)
+    assert named(plain, allow=["tied-rates"]) == ["tied-rates"]
     assert named(pair(recipe, {"optim.rates.head": 4.0}), "arm-1") == []
     assert named(pair(recipe, {"optim.constraint.kind": "hyperball"}), "arm-1") == []
     assert named(plain, tuned=NOT_TUNED | {"arm-0": ("optim.rates.*",)}) == []

@@ -32,6 +32,7 @@ def toy(folder: Path, **changes) -> CompareStudy:
         "arms": {"gpt": ArmSpec(gpt), "ngpt": ArmSpec(ngpt)},
         "budgets": [192, 384],
         "seeds": [0],
+        "allow": ["tied-rates"],
         "tune": Tune(keys=KEYS, trials=4, seeds=[7], budgets=[192], fraction=0.3),
     }
     return CompareStudy(**(settings | changes))
@@ -199,7 +200,7 @@ def test_mistakes_in_what_belongs_to_the_keys(tmp_path, tune, message):
 def test_a_baseline_known_to_be_mis_set_is_refused_unless_allowed_or_tuned(tmp_path, change, name):
     gpt, ngpt, _ = recipes(tmp_path)
     arms = {"gpt": ArmSpec(gpt, {"optim.name": "muon", **change}), "ngpt": ArmSpec(ngpt)}
-    study = toy(tmp_path, arms=arms, tune=Tune(points=1))
+    study = toy(tmp_path, arms=arms, tune=Tune(points=1), allow=[])
     with pytest.raises(UserError, match=f"unfair: {name}: gpt .*set allow = ..{name}.."):
         checked(study)
     checked(replace(study, allow=[name]))

@@ -26,7 +26,13 @@ def study(arms: dict[str, str], text: str) -> str:
     return "study.toml"
 
 
-COMPARE = "budgets = [640, 1280]\nseeds = [0, 1]\ntune.points = 3\nrun.workers = 2"
+COMPARE = """
+budgets = [640, 1280]
+seeds = [0, 1]
+tune.points = 3
+run.workers = 2
+allow = ["tied-rates"]
+"""
 SWEEP = """
 tokens = 640
 seeds = [0, 1]
