@@ -79,6 +79,7 @@ CASES = {
             "gated": {"gated": True, "branch": 0.4},
             "peri-ln": {"output_norm": True, "embedding_norm": True},
             "value-embeddings": {"value_embeddings": True},
+            "token-shift": {"token_shift": True, "embedding_norm": True},
             "output-norm": {"output_norm": True, "gated": True, "branch": 0.4},
             "recent-tied": {
                 "activation": "relu2",
@@ -109,6 +110,7 @@ CASES = {
     "ngpt-gated": ngpt_case({"residual": "gated"}, residual="gated"),
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
     "ngpt-value-embeddings": ngpt_case({"value_embeddings": True}, value_embeddings=True),
+    "ngpt-token-shift": ngpt_case({"token_shift": True}, token_shift=True),
     "ngpt-half-rotary": ngpt_case({"rotary_fraction": 0.5}, rotary_fraction=0.5),
     **{
         f"ngpt-{name}-{form}": scale_case(name, form, 0.5, 0.4)
@@ -211,7 +213,12 @@ def narrowed(case, changes):
 
 
 NARROWED = ["gpt", "gpt-plus", "gpt-plus-value-embeddings", "ngpt", "ngpt-no-qk-norm", "rezero"]
-NARROWED += ["angpt-attention-factor", "lnscaling-plus-g-head", "dyt-plus-g-head"]
+NARROWED += [
+    "gpt-plus-token-shift",
+    "angpt-attention-factor",
+    "lnscaling-plus-g-head",
+    "dyt-plus-g-head",
+]
 NARROWED += ["normformer-qkv-ln-rotary", "post-ln-learned"]
 CASES |= {f"{case}-grouped": narrowed(case, FEW) for case in ("ngpt", "angpt")}
 CASES |= {f"{case}-narrow": narrowed(case, NARROW) for case in NARROWED}
@@ -224,6 +231,8 @@ def oracle_name(architecture, name):
     parts = [p for p in parts if p not in ("attention", "mlp")]
     if parts[-1] == "stored":
         parts.pop()
+    if parts[0] == "shift":
+        return f"{parts[1]}_shift"
     if architecture in ("gpt", "lnscaling"):
         parts = [GAINS.get(p, p) for p in parts if p != "gain"]
     if architecture == "dyt":

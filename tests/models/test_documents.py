@@ -57,6 +57,19 @@ def test_the_second_is_as_alone_where_only_distances_count(design, window, dtype
     equal(found[:, CUT:] / alone.norm(), alone / alone.norm(), atol=bound)
 
 
+@pytest.mark.parametrize("design", ["gpt", "ngpt"])
+def test_a_document_s_first_token_takes_no_share_of_the_last_one_s(design):
+    model = packed(design, token_shift=True)
+    x = tokens(2, TIME)
+    found = model(x, documents=DOCUMENTS.expand(2, TIME))
+    other = x.clone()
+    other[:, CUT - 1] = (other[:, CUT - 1] + 1) % 24
+    equal(model(other, documents=DOCUMENTS.expand(2, TIME))[:, CUT:], found[:, CUT:])
+    assert (model(other) - model(x))[:, CUT].abs().max() > 1e-3
+    padded = torch.cat([torch.full((2, 3), 5), x], dim=1)
+    equal(model(padded, left_padding=torch.tensor([3, 3]))[:, 3:], model(x))
+
+
 def test_rows_have_documents_of_their_own_and_the_loss_is_theirs():
     model, x = packed("angpt", g="layer"), tokens(2, TIME)
     documents = torch.stack([DOCUMENTS[0], (torch.arange(TIME) >= 7).long()])

@@ -29,6 +29,7 @@ REFUSED = {
     "gated=True",
     "output_norm=True",
     "value_embeddings=True",
+    "token_shift=True",
 }
 
 

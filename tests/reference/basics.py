@@ -107,6 +107,23 @@ def with_value_embeddings(
     return table | own
 
 
+def one_earlier(e: Tensor, positions: Tensor, documents: Tensor | None) -> Tensor:
+    """e [B, T, d] of the token before each: 0 at position 0 and where a document begins."""
+    earlier = torch.zeros_like(e)
+    places = positions.expand(e.shape[:2])
+    for b in range(e.shape[0]):
+        for t in range(1, e.shape[1]):
+            same = documents is None or documents[b, t] == documents[b, t - 1]
+            if places[b, t] > 0 and same:
+                earlier[b, t] = e[b, t - 1]
+    return earlier
+
+
+def directions(e: Tensor) -> Tensor:
+    """e [..., d] with root mean square 1."""
+    return e / torch.sqrt((e * e).sum(-1, keepdim=True) / e.shape[-1])
+
+
 def under(tensors: Tensors, prefix: str) -> Tensors:
     """The tensors named "{prefix}.*", without the prefix."""
     start = f"{prefix}."

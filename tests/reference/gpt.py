@@ -36,7 +36,10 @@ Switches of recent baselines (modded-nanogpt, track 3; all off by default):
   gain_oM (gain_oX) [d]; c and the gate come after that norm;
 - softcap c: z = c y / sqrt(c^2 + y^2) of the logits y;
 - value_embeddings (as in nanochat): in the last layer and every second before it head n has
-  v = (W_v x)_n + s_v[n] (E_v[token])_n, with layers.{i}.E_v [V, H_kv d_k] and s_v [H_kv].
+  v = (W_v x)_n + s_v[n] (E_v[token])_n, with layers.{i}.E_v [V, H_kv d_k] and s_v [H_kv];
+- token_shift: the first h of token t is e_t + 2 / (1 + exp(-w_shift . x)) * s_shift * e_{t-1}, with
+  s_shift and w_shift [d], e_t = E_in[token t] or its RMSNorm, and x = e_t / rms(e_t);
+  e_{t-1} = 0 for the first token of a sequence or document. The encoder has the same two vectors.
 """
 
 import math
@@ -73,6 +76,7 @@ class Settings:
     gated: bool = False
     output_norm: bool = False
     value_embeddings: bool = False
+    token_shift: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -100,6 +104,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     cross |= {f"cross.{name}": shape for name, shape in attention_shapes.items()}
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= {"gain_E": (d,) if s.embedding_norm else None}
+    table |= dict.fromkeys(("s_shift", "w_shift") if s.token_shift else (), (d,))
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"gain_encoder": (d,) if s.seq2seq else None}
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reference import basics
@@ -34,6 +35,8 @@ class Oracle:
     """the last h -> logits"""
     weights: Callable[[Tensors, Any], Tensors] = as_stored
     numbered: bool = False
+    shifted: Callable[[Tensor], Tensor] = lambda h: h
+    """with the setting token_shift: what becomes of e_t + gate s e_{t-1}"""
 
     def stack_states(
         self,
@@ -45,10 +48,15 @@ class Oracle:
         see: Tensor,
         memory: Tensor | None = None,
         see_memory: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> list[Tensor]:
         """h [B, T, d] after the embedding and after each sublayer of "layers" or "encoder"."""
         w = self.weights(tensors, s)
         states = [self.embed(w, s, tokens, positions)]
+        if getattr(s, "token_shift", False):
+            earlier = basics.one_earlier(states[0], positions, documents)
+            gate = 2 / (1 + torch.exp(-basics.directions(states[0]) @ w["w_shift"]))
+            states = [self.shifted(states[0] + gate[..., None] * w["s_shift"] * earlier)]
         for i in range(s.n_layers):
             number = {"layer": i + 1} if self.numbered else {}
             p = of_layer(w, i, stack)
@@ -97,7 +105,9 @@ class Oracle:
         s = settings
         see = basics.visible(tokens, s.causal, mask, left_padding, s.window, documents)
         see_memory = None if memory is None else basics.visible_memory(tokens, memory, source_mask)
-        return self.stack_states(tensors, s, "layers", tokens, positions, see, memory, see_memory)
+        return self.stack_states(
+            tensors, s, "layers", tokens, positions, see, memory, see_memory, documents
+        )
 
     def forward(
         self, tensors: Tensors, settings: Any, tokens: Tensor, *where: Any, **named: Any

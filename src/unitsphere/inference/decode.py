@@ -60,8 +60,9 @@ def compiled(model: Transformer, batch: int, length: int, padding_B: Tensor | No
         if cache.length == 0:
             return last_logits(model, tokens_BT, cache, padding_B)
         at = torch.tensor(cache.length, device=model.device)
+        before, cache.last = cache.last, tokens_BT
         cache.length += 1
-        return step(model, tokens_BT, at, length, padding_B, cache.layers)
+        return step(model, tokens_BT, before, at, length, padding_B, cache.layers)
 
     return following
 
@@ -84,6 +85,7 @@ def last_logits(
 def one_token(
     model: Transformer,
     tokens_B1: Tensor,
+    before_B1: Tensor,
     at: Tensor,
     length: int,
     padding_B: Tensor,
@@ -91,6 +93,7 @@ def one_token(
 ) -> Tensor:
     """Logits [B, V] after one more token per row, number `at` [] with the padding.
 
+    before_B1: the tokens before these.
     The states of the layers have room for `length` tokens.
     """
     keys = torch.arange(length, device=at.device)
@@ -102,7 +105,7 @@ def one_token(
     table = cos[:, None], sin[:, None]
     real = at >= padding_B[:, None]
     context = SelfContext(positions, table, see, True, at, real, tokens=tokens_B1)
-    h = model.embed(tokens_B1, positions)
+    h = model.start(tokens_B1, positions, before_B1)
     for block, layer in zip(model.blocks, layers, strict=True):
         h = block(h, context.of(layer))
     return model.logits(model.norm(h)[:, -1])

@@ -38,9 +38,11 @@ class Cache:
         self.mixers = mixers
         self.layers = [LayerState(mixer.init_state(batch, length)) for mixer in mixers]
         self.length = 0
+        self.last: Tensor | None = None  # the token [batch, 1] that it has seen last
 
     def reorder(self, rows: Tensor) -> None:
         """Keep these rows [n] int64 of the batch, in this order: a row may occur twice."""
+        self.last = None if self.last is None else self.last[rows]
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             layer.mixer = mixer.reorder(layer.mixer, rows)
             if layer.memory is not None:

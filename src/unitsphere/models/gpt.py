@@ -28,6 +28,7 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `softcap = c` | z = c·z'/√(c² + z'²), z' = E_out RMSNorm(h) |
 | `output_norm` | h = h + RMSNorm(F(x)) for a sublayer's output F(x), x = RMSNorm(h) |
 | `gated` | F(x) 2σ(⟨w, x⟩) in place of F(x) (of RMSNorm(F(x))): the gate of `best` |
+| `token_shift` | h = e_t + 2σ(√d·⟨w, Norm(e_t)⟩)·s ⊙ e_{t−1}, e_t = E_in[token t]: `TokenShift` |
 | `value_embeddings` | v = W_v x + s_v ⊙ E_v[token] in the last layer and every second before it |
 
 With `output_norm` and `embedding_norm` it is Peri-LN (Kim et al. 2025, arXiv 2502.02732, §3).
@@ -55,7 +56,15 @@ from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
-from unitsphere.models.parts import Embedding, Linear, LogitGain, RMSNorm, Scale, logit_gain
+from unitsphere.models.parts import (
+    Embedding,
+    Linear,
+    LogitGain,
+    RMSNorm,
+    Scale,
+    TokenShift,
+    logit_gain,
+)
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import relu2, swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
@@ -97,6 +106,9 @@ class GPTConfig(ModelConfig):
     """RMSNorm, with a gain, of each sublayer's output before it is added to h"""
     value_embeddings: bool = False
     """every second layer has an embedding E_v, which it adds to the values: v + s_v ⊙ E_v[token]"""
+    token_shift: bool = False
+    """h = e_t + γ_t s ⊙ e_{t−1} of the embeddings e of a token and of the one before it, s from 0;
+    γ_t = 2σ(√d·⟨w, Norm(e_t)⟩)"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -212,6 +224,7 @@ class GPT(Transformer):
         start = {"normal": None, "rms": math.sqrt(d), "unit": 1.0}[config.embedding_start]
         self.E_in = Embedding(V, d, std=std, bound=None, length=start)
         self.norm_E = RMSNorm(d, config.norm_eps) if config.embedding_norm else nn.Identity()
+        self.shift = TokenShift(d) if config.token_shift else None
         self.blocks, self.encoder = self.stacks(Block)
         self.norm = RMSNorm(d, config.norm_eps)
         if self.encoder is not None:

@@ -45,11 +45,12 @@ from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
-from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig
+from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig, TokenShift
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.models.variants import Residual
 from unitsphere.ops.activations import swiglu
 from unitsphere.ops.attention import merge_heads, split_heads
+from unitsphere.ops.norm import unit_norm
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class NGPTConfig(ModelConfig):
     value_embeddings: bool = False
     """every second layer has an embedding E_v, which it adds to the values: v + s_v ⊙ E_v[token],
     with rows of length 1 (this project's)"""
+    token_shift: bool = False
+    """h = Norm(e_t + γ_t s ⊙ e_{t−1}) of the embeddings e of a token and of the one before it, s
+    from 0; γ_t = 2σ(√d·⟨w, e_t⟩) (this project's)"""
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
@@ -209,6 +213,14 @@ class Block(nn.Module):
         return lerp_norm(h, h_M, self.alpha_M())  # eq. 11: h = Norm(h + α_M ⊙ (Norm(h_M) − h))
 
 
+class UnitTokenShift(TokenShift):
+    """Norm of that: h stays on the sphere."""
+
+    def forward(self, e: Tensor, before: Tensor) -> Tensor:
+        """[batch, time, d] each -> unit vectors [batch, time, d]."""
+        return unit_norm(super().forward(e, before))
+
+
 class NGPT(Transformer):
     """The model of the table above."""
 
@@ -220,6 +232,7 @@ class NGPT(Transformer):
         self.rope_base = config.rope_base
         std, rows = 1 / math.sqrt(d), bound(config, dim=1)
         self.E_in = Embedding(V, d, std=std, bound=rows)
+        self.shift = UnitTokenShift(d) if config.token_shift else None
         self.blocks, self.encoder = self.stacks(Block)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)

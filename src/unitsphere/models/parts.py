@@ -13,8 +13,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
 from unitsphere.ops.fp8 import Bounded, fp8_linear
 from unitsphere.ops.linear import scale_rows, scaled_linear
-from unitsphere.ops.norm import rms_norm, unit_norm
+from unitsphere.ops.norm import cast, rms_norm, unit_norm
 from unitsphere.ops.project import project_sphere_
+from unitsphere.ops.residual import gate
 
 
 def reset(module: nn.Module, generator: torch.Generator) -> None:
@@ -201,6 +202,24 @@ class Scale(nn.Module):
 
 
 LogitGain = Literal["head", "layer", "fixed"]
+
+
+class TokenShift(nn.Module):
+    """e_t + 2σ(√d·⟨w, Norm(e_t)⟩)·s ⊙ e_{t−1} of the embeddings e of a token and of that before it.
+
+    RWKV's token shift (arXiv 2305.13048), a number per channel, with the gate of modded-nanogpt's
+    "smear", a number per token. s [d] and w [d] start at 0.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.root_d = math.sqrt(d)
+        self.s, self.w = (Scale(ScaleConfig(init=0.0, scale=0.0), (d,), d) for _ in "sw")
+
+    def forward(self, e: Tensor, before: Tensor) -> Tensor:
+        """[batch, time, d] each -> [batch, time, d]."""
+        s, w = torch.as_tensor(self.s()), torch.as_tensor(self.w())
+        return e + gate(unit_norm(e), cast(s, e.dtype) * before, self.root_d * w)
 
 
 def logit_gain(form: LogitGain, start: float | None, n_heads: int, d_k: int) -> Scale:

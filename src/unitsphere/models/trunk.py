@@ -52,6 +52,7 @@ class Transformer(nn.Module, ABC):
     encoder: nn.ModuleList | None  # the encoder's blocks, with seq2seq
     norm: nn.Module  # of the last h, before the head; none unless set
     norm_memory: nn.Module  # of the encoder's last h, before cross-attention; none unless set
+    shift: nn.Module | None  # makes h of the embeddings of a token and of the one before it
     d_k: int
     d_rot: int  # rotated dimensions of a head; 0 for none
     rope_base: float = 10000.0
@@ -68,6 +69,7 @@ class Transformer(nn.Module, ABC):
         self.config = config
         self.objective: Objective = objective
         self.norm = self.norm_memory = nn.Identity()
+        self.shift = None
 
     def stacks(self, block: Callable[..., nn.Module]) -> tuple[nn.ModuleList, nn.ModuleList | None]:
         """`blocks` and `encoder` of n_layers each; with seq2seq the former look across.
@@ -104,6 +106,27 @@ class Transformer(nn.Module, ABC):
     @abstractmethod
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[batch, time] int64 -> h [batch, time, d]."""
+
+    def start(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        before: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """The first h, [batch, time, d]: `embed`, and `shift` where the model has that.
+
+        before: the token [batch, 1] before these; None: there is none. A document's first token has
+        none before it either, nor has what is at position 0, padding on the left.
+        """
+        if self.shift is None:
+            return self.embed(tokens, positions)
+        before = tokens[:, :1] if before is None else before
+        e = self.embed(torch.cat([before, tokens], dim=1), positions)
+        first = (positions == 0)[..., None]
+        if documents is not None:
+            first = first | (documents != documents.roll(1, dims=1))[..., None]
+        return self.shift(e[:, 1:], e[:, :-1].masked_fill(first, 0.0))
 
     @abstractmethod
     def head(self) -> Head:
@@ -178,14 +201,15 @@ class Transformer(nn.Module, ABC):
         causal = self.objective != "mlm"
         context = self._context(tokens, cache, left_padding, mask, causal, documents)
         across = None if memory is None else CrossContext(memory)
-        h = self.embed(tokens, context.positions)
+        before = None if cache is None else cache.last
+        h = self.start(tokens, context.positions, before, documents)
         for n, block in enumerate(self.blocks):
             if cache is not None:  # each layer has its own state
                 context = context.of(cache.layers[n])
                 across = None if memory is None else CrossContext(memory, cache.layers[n])
             h = block(h, context, across)
         if cache is not None:
-            cache.length += tokens.shape[1]
+            cache.length, cache.last = cache.length + tokens.shape[1], tokens[:, -1:]
         return self.norm(h)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Memory:
@@ -201,7 +225,7 @@ class Transformer(nn.Module, ABC):
             )
         mask = None if source_mask is None else source_mask[:, None, None, :]
         context = self._context(source, None, None, mask, causal=False)
-        h = self.embed(source, context.positions)
+        h = self.start(source, context.positions)
         for block in self.encoder:
             h = block(h, context)
         return Memory(self.norm_memory(h), mask)

@@ -28,8 +28,9 @@ def test_a_run_resumes_bit_for_bit(name, tiny, tmp_path):
 
 
 def case(name, layout):
-    """nGPT with the optimizer; with value embeddings where its matrices are not cut."""
-    model = {"n_layers": 1, "value_embeddings": LAYOUTS[layout].tp == 1}
+    """nGPT with the optimizer and all its parameters: value embeddings if no matrix is cut."""
+    values = LAYOUTS[layout].tp == 1
+    model = {"n_layers": 1, "token_shift": True, "value_embeddings": values}
     return Case("ngpt", model=model, optim={"name": name} | OWN.get(name, {}))
 
 
