@@ -183,6 +183,7 @@ CONTENDERS = {
     "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
     "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),
+    "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
 }
 
