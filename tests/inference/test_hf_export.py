@@ -71,6 +71,8 @@ RUNS = {
     "experts": ("ngpt", "clm", "bytes"),
     "hybrid": ("ngpt", "clm", "bpe:300"),
     "recurrent": ("normformer", "clm", "bytes"),
+    "shifted": ("ngpt", "clm", "bytes"),
+    "shifted-gpt": ("gpt", "clm", "bpe:300"),
 }
 SIZES = "\nrecurrence = { d_key = 8, d_value = 16 }"
 MORE = {
@@ -78,6 +80,8 @@ MORE = {
     "experts": "n_experts = 4\nd_ff = 48\nbalance = 0.05",
     "hybrid": 'mixers = "gdn attention"\nwindow = 16' + SIZES,
     "recurrent": 'mixers = "mamba2 gla"' + SIZES,
+    "shifted": "token_shift = true",
+    "shifted-gpt": "token_shift = true\nembedding_norm = true",
 }
 """What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
@@ -178,7 +182,7 @@ def test_left_padding_changes_nothing(folder, name):
     assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", ["angpt", "windowed", "hybrid", "recurrent"])
+@pytest.mark.parametrize("name", ["angpt", "windowed", "hybrid", "recurrent", "shifted"])
 def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
     batch = tokenizer("The", return_tensors="pt")
@@ -233,7 +237,7 @@ def test_the_tokenizer_is_the_run_s_with_the_separator_before_a_text(folder, nam
         ]
 
 
-@pytest.mark.parametrize("name", ["ngpt", "normformer", "experts", "hybrid"])
+@pytest.mark.parametrize("name", ["ngpt", "normformer", "experts", "hybrid", "shifted"])
 @torch.no_grad()
 def test_saved_again_it_is_the_same_here_and_there(folder, tmp_path, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
@@ -284,7 +288,7 @@ def test_the_fill_mask_pipeline_guesses_what_the_run_guesses(folder):
     assert guess["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ngpt", "masked", "experts", "hybrid"])
+@pytest.mark.parametrize("name", ["ngpt", "masked", "experts", "hybrid", "shifted"])
 def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
     from transformers import Trainer, TrainingArguments
 
@@ -442,7 +446,10 @@ def engine_attention(module, q, k, v, attention_mask, scaling, attention_instanc
     return attention_instances[module.layer_idx](q[0], k[0], v[0], scaling), None
 
 
-@pytest.mark.parametrize("name", sorted({*CAUSAL} - {"windowed", "hybrid", "recurrent"}))
+NO_ENGINE = {"windowed", "hybrid", "recurrent", "shifted", "shifted-gpt"}
+
+
+@pytest.mark.parametrize("name", sorted({*CAUSAL} - NO_ENGINE))
 @torch.no_grad()
 def test_an_engine_s_attention_takes_the_place_of_its_own(folder, name):
     AttentionInterface.register("engine", engine_attention)
@@ -465,6 +472,22 @@ def test_an_engine_s_attention_takes_the_place_of_its_own(folder, name):
         parts.append(model.lm_head(h))
     assert all(len(engine.keys) == 3 for engine in layers.values())
     assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-4)
+
+
+def test_a_token_shift_says_what_it_needs(folder):
+    model, _ = loaded(folder / "hf-shifted")
+    tokens = torch.tensor([[5, 9, 2, 40, 8]])
+    whole = model(tokens).logits
+    cache = model(tokens[:, :3]).past_key_values
+    with pytest.raises(ValueError, match="needs previous_ids with a cache"):
+        model(tokens[:, 3:], past_key_values=cache)
+    rest = model(tokens[:, 3:], past_key_values=cache, previous_ids=tokens[:, 2:3]).logits
+    torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=1e-5)
+    AttentionInterface.register("vllm", engine_attention)
+    with pytest.raises(ValueError, match="vllm does not tell the token before"):
+        AutoModelForCausalLM.from_pretrained(
+            folder / "hf-shifted", trust_remote_code=True, attn_implementation="vllm"
+        )
 
 
 def test_auto_map_names_what_other_engines_ask_for(folder):

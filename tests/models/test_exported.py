@@ -29,7 +29,6 @@ REFUSED = {
     "gated=True",
     "output_norm=True",
     "value_embeddings=True",
-    "token_shift=True",
 }
 
 

@@ -76,6 +76,8 @@ NAMES = {
     "g.stored": "logit_gain",
     "gamma.gain": "head_scale",
     "lambda_.gain": "residual_scale",
+    "shift.s.stored": "model.token_shift.scale",
+    "shift.w.stored": "model.token_shift.gate",
     "gain": "weight",
 }
 """Parts of names here -> there."""
@@ -118,7 +120,6 @@ def not_exportable(model: Transformer) -> str:
         "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "output_norm": "GPT's norms of outputs (model.output_norm): its exported form has none",
         "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
-        "token_shift": "a token shift (model.token_shift): its exported form has none",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
@@ -129,7 +130,6 @@ def not_exportable(model: Transformer) -> str:
         "gated": (False,),
         "output_norm": (False,),
         "value_embeddings": (False,),
-        "token_shift": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":

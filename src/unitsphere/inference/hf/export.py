@@ -219,6 +219,8 @@ def config_fields(
     }
     if config.window is not None:
         shared["sliding_window"] = config.window
+    if getattr(config, "token_shift", False):
+        shared["token_shift"] = True
     names = mixer_names(config)
     if {*names} != {ATTENTION}:
         modules: Any = zip(names, model.mixers(), strict=True)

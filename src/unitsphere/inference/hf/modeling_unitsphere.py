@@ -76,6 +76,7 @@ class UnitsphereConfig(PreTrainedConfig):
     rope_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that RoPE rotates
     embedding_scale: float = 1.0
+    token_shift: bool = False  # `TokenShift` of the embeddings
     attention_scale: float = 1.0  # of q kᵀ
     qk_norm: bool = False
     qk_scale: bool = False  # nGPT's s_qk
@@ -706,6 +707,29 @@ class NormFormerBlock(GradientCheckpointingLayer):
 BLOCKS = {"pre_norm": PreNormBlock, "step": StepBlock, "normformer": NormFormerBlock}
 
 
+class TokenShift(nn.Module):
+    """e_t + 2σ(√d·⟨gate, Norm(e_t)⟩)·scale ⊙ e_(t−1), with block "step" its Norm."""
+
+    def __init__(self, config: UnitsphereConfig) -> None:
+        super().__init__()
+        if config._attn_implementation in ENGINES:
+            raise ValueError(
+                f"{config._attn_implementation} does not tell the token before: no token_shift"
+            )
+        self.scale, self.gate = (nn.Parameter(torch.zeros(config.hidden_size)) for _ in range(2))
+        self.unit = config.block == "step"
+
+    def forward(self, e: Tensor, before: Tensor, position_ids: Tensor) -> Tensor:
+        """e, before [batch, time, d]; what is at position 0 has nothing before it."""
+        before = before.masked_fill((position_ids == 0)[..., None], 0.0)
+        h = e + gated(unit_norm(e) * e.shape[-1] ** 0.5, self.scale * before, self.gate)
+        return unit_norm(h).to(e.dtype) if self.unit else h
+
+
+ENGINES = ("vllm", "sglang")
+"""Attention implementations of engines that put the tokens of several texts into one row."""
+
+
 class UnitspherePreTrainedModel(PreTrainedModel):
     """What transformers asks of every model."""
 
@@ -731,6 +755,8 @@ class UnitspherePreTrainedModel(PreTrainedModel):
         starts |= {"residual_scale": 1.0, "gate_attention": 0.0, "gate_mlp": 0.0}
         starts |= {"A_log": 0.0, "dt_bias": -4.6, "D": 1.0, "bias_x": 0.0, "bias_B": 0.0}
         starts |= {"bias_C": 0.0}
+        if isinstance(module, TokenShift):
+            starts |= {"scale": 0.0, "gate": 0.0}
         for name, parameter in module.named_parameters(recurse=False):
             if name in starts:
                 init.constant_(parameter, starts[name])
@@ -753,6 +779,7 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_shift = TokenShift(config) if config.token_shift else None
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(BLOCKS[config.block](config, layer) for layer in layers)
         last = config.block != "step" and not config.post_norm
@@ -770,8 +797,11 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        previous_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        """`previous_ids` [batch, 1]: the token before the first; only for token_shift, with a cache
+        that is not empty. `generate` gives it."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -782,6 +812,11 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         masks = attention_mask
         if not isinstance(masks, dict):  # for a static cache `generate` makes them itself
             masks = self.masks(h, attention_mask, past_key_values, position_ids)
+        if self.token_shift is not None:
+            before = torch.cat(
+                [self.last_before(h, previous_ids, past_key_values), h[:, :-1]], dim=1
+            )
+            h = self.token_shift(h, before, position_ids)
         h = self.with_positions(h * self.config.embedding_scale, position_ids)
         rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
         for layer, kind in zip(self.layers, self.config.layer_types or (), strict=True):
@@ -794,6 +829,16 @@ class UnitsphereModel(UnitspherePreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPast(self.norm(h), past_key_values)
+
+    def last_before(self, h: Tensor, previous_ids: Tensor | None, cache: Cache | None) -> Tensor:
+        """The embedding [batch, 1, d] of the token before the first of h; 0 where there is none."""
+        if previous_ids is not None:
+            return self.embed_tokens(previous_ids)
+        if cache is not None and cache.get_seq_length() > 0:
+            raise ValueError(
+                "a model with token_shift needs previous_ids with a cache: the last token in it"
+            )
+        return torch.zeros_like(h[:, :1])
 
     def positions(self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         """[batch or 1, time]: after what is cached, and after the padding that the mask shows."""
@@ -851,6 +896,32 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._is_stateful = config.mixers is not None  # a state cannot go back to an earlier token
         self.post_init()
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """transformers' own, with the token before those that are new.
+
+        Its arguments are named, so that `generate` takes them.
+        """
+        found = super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        new = next_sequence_length or input_ids.shape[1]
+        if self.config.token_shift and input_ids.shape[1] > new:
+            found["previous_ids"] = input_ids[:, -new - 1 : -new]
+        return found
 
     @can_return_tuple
     def forward(
