@@ -59,13 +59,12 @@ def test_the_second_is_as_alone_where_only_distances_count(design, window, dtype
 
 @pytest.mark.parametrize("design", ["gpt", "ngpt"])
 def test_a_document_s_first_token_takes_no_share_of_the_last_one_s(design):
-    model = packed(design, token_shift=True)
-    x = tokens(2, TIME)
-    found = model(x, documents=DOCUMENTS.expand(2, TIME))
-    other = x.clone()
-    other[:, CUT - 1] = (other[:, CUT - 1] + 1) % 24
-    equal(model(other, documents=DOCUMENTS.expand(2, TIME))[:, CUT:], found[:, CUT:])
-    assert (model(other) - model(x))[:, CUT].abs().max() > 1e-3
+    model, x, positions = packed(design, token_shift=True), tokens(2, TIME), torch.arange(TIME)
+    found = model.start(x, positions, documents=DOCUMENTS.expand(2, TIME))
+    equal(found[:, CUT:], model.start(x[:, CUT:], positions[: TIME - CUT]))
+    across = model.start(x, positions) - found
+    assert across[:, CUT].abs().max() > 1e-3
+    equal(across[:, CUT + 1 :], torch.zeros_like(across[:, CUT + 1 :]))
     padded = torch.cat([torch.full((2, 3), 5), x], dim=1)
     equal(model(padded, left_padding=torch.tensor([3, 3]))[:, 3:], model(x))
 

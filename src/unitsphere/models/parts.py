@@ -201,9 +201,6 @@ class Scale(nn.Module):
         return {"stored": Declaration("scale")}
 
 
-LogitGain = Literal["head", "layer", "fixed"]
-
-
 class TokenShift(nn.Module):
     """e_t + 2σ(√d·⟨w, Norm(e_t)⟩)·s ⊙ e_{t−1} of the embeddings e of a token and of that before it.
 
@@ -220,6 +217,9 @@ class TokenShift(nn.Module):
         """[batch, time, d] each -> [batch, time, d]."""
         s, w = torch.as_tensor(self.s()), torch.as_tensor(self.w())
         return e + gate(unit_norm(e), cast(s, e.dtype) * before, self.root_d * w)
+
+
+LogitGain = Literal["head", "layer", "fixed"]
 
 
 def logit_gain(form: LogitGain, start: float | None, n_heads: int, d_k: int) -> Scale:

@@ -707,6 +707,10 @@ class NormFormerBlock(GradientCheckpointingLayer):
 BLOCKS = {"pre_norm": PreNormBlock, "step": StepBlock, "normformer": NormFormerBlock}
 
 
+ENGINES = ("vllm", "sglang")
+"""Attention implementations of engines that put the tokens of several texts into one row."""
+
+
 class TokenShift(nn.Module):
     """e_t + 2σ(√d·⟨gate, Norm(e_t)⟩)·scale ⊙ e_(t−1), with block "step" its Norm."""
 
@@ -724,10 +728,6 @@ class TokenShift(nn.Module):
         before = before.masked_fill((position_ids == 0)[..., None], 0.0)
         h = e + gated(unit_norm(e) * e.shape[-1] ** 0.5, self.scale * before, self.gate)
         return unit_norm(h).to(e.dtype) if self.unit else h
-
-
-ENGINES = ("vllm", "sglang")
-"""Attention implementations of engines that put the tokens of several texts into one row."""
 
 
 class UnitspherePreTrainedModel(PreTrainedModel):

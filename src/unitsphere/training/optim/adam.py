@@ -94,7 +94,7 @@ def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
     Fused it is 3 to 5 times faster on a CPU.
     """
     kind = AdamW if definition(config.name).decoupled else Adam
-    if getattr(config.own, "cautious", False) and config.name == "adamw":
+    if isinstance(config.own, AdamWConfig) and config.own.cautious:
         kind = CautiousAdamW
     return kind(
         grouped(parameters, config.adam_group),
