@@ -897,7 +897,7 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         self._is_stateful = config.mixers is not None  # a state cannot go back to an earlier token
         self.post_init()
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
@@ -910,7 +910,7 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
 
         Its arguments are named, so that `generate` takes them.
         """
-        found = super().prepare_inputs_for_generation(
+        found = super().prepare_inputs_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
             input_ids,
             next_sequence_length=next_sequence_length,
             past_key_values=past_key_values,
