@@ -6,7 +6,6 @@ Runs in the peers' environment (torch, numpy, transformers, accelerate):
     python hf_trainer.py TOKENS CONTEXT OUT                    # the loss on all of TOKENS/val.bin
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from precision import fast_bf16
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from windows import vocabulary
 
 
 class Windows(Dataset):
@@ -34,9 +34,8 @@ class Windows(Dataset):
 
 def train(tokens: Path, context: int, out: str, width: int, steps: int, rate: float) -> None:
     """Every setting but sizes, steps, rate, device and precision is the Trainer's own."""
-    vocabulary = json.loads((tokens / "meta.json").read_text())["vocab_size"]
     config = GPT2Config(
-        vocab_size=vocabulary,
+        vocab_size=vocabulary(tokens),
         n_positions=context,
         n_embd=width,
         n_layer=4,

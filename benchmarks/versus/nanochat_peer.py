@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from precision import fast_bf16
+from windows import pairs, vocabulary, windows
 
 LAYERS, HEAD, ROWS = 4, 64, 8
 WIDTH = 128
@@ -32,22 +32,11 @@ class Vocabulary:
     """What base_train asks a tokenizer for."""
 
     def __init__(self, tokens: Path) -> None:
-        self.size = json.loads((tokens / "meta.json").read_text())["vocab_size"]
+        self.size = vocabulary(tokens)
 
     def get_vocab_size(self) -> int:
         """How many tokens there are."""
         return self.size
-
-
-def windows(path: Path, context: int) -> torch.Tensor:
-    """A stream of uint16 tokens as rows of context + 1, each row's last the next row's first."""
-    tokens = torch.from_numpy(np.fromfile(path, dtype=np.uint16).astype(np.int64))
-    return tokens.unfold(0, context + 1, context)
-
-
-def pairs(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of rows."""
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def batches(rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, Any]]:
@@ -66,10 +55,10 @@ def train(tokens: Path, context: int, steps: int, rate: float) -> None:
     import nanochat.dataloader
     import nanochat.tokenizer
 
-    vocabulary, rows = Vocabulary(tokens), windows(tokens / "train.bin", context)
+    words, rows = Vocabulary(tokens), windows(tokens / "train.bin", context)
     loader = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
     setattr(nanochat.dataloader, loader, lambda *_, **__: batches(rows, ROWS))
-    nanochat.tokenizer.get_tokenizer = lambda: vocabulary
+    nanochat.tokenizer.get_tokenizer = lambda: words
     nanochat.tokenizer.get_token_bytes = lambda device: None
     given = {
         "depth": LAYERS, "aspect-ratio": WIDTH // LAYERS, "head-dim": HEAD,

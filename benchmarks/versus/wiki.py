@@ -1,4 +1,4 @@
-"""A language model on Wikipedia: ours against nanoGPT, nanochat and the Hugging Face Trainer.
+"""A language model on Wikipedia: ours against nanoGPT, nanochat, litgpt and the HF Trainer.
 
     python benchmarks/versus/wiki.py --nanogpt nanoGPT --nanochat nanochat \
         --peer_python peers/bin/python --train wiki_train.jsonl --validation wiki_dev.jsonl \
@@ -10,7 +10,8 @@ follows how many steps fill the minutes, so that its schedule ends with them. It
 authors' rate, and at the best of its `factors` times that, found by whole runs of the shortest
 budget: a rate counts as the best once half of it and twice of it are worse. Scores are of the whole
 validation split, outside the clock. Each run is written to OUT at once and not repeated by the next
-call; the table is printed at the end.
+call; the table is printed at the end. litgpt needs an environment of its own (requests,
+torchmetrics and tensorboard too), so it takes a call of its own, with that --peer_python.
 """
 
 import argparse
@@ -39,6 +40,8 @@ HERE = Path(__file__).parent
 CONTEXT, TOKENIZER = 256, "bpe:1024"
 WIDTH = 152
 """Of nanoGPT and GPT-2, whose MLP has two matrices where ours has three; ours has 128."""
+LITGPT_WIDTH = 144
+"""Its head is not tied, as ours is not."""
 CLONED = ("nanogpt", "nanochat")
 """Peers that run from a clone of their repository."""
 PROBE = (10, 40)
@@ -100,12 +103,20 @@ def nanochat_peer(options: argparse.Namespace, out: Path) -> list[str]:
 def run_nanochat(
     options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
-    """nanochat's base_train, which compiles: once, outside of the clock."""
-    cache = options.out / "compiled"
-    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *nanochat_peer(options, out)]
+    """nanochat's base_train, which compiles."""
+    peer = nanochat_peer(options, out)
+    return compiled(options, peer, options.nanochat, steps, rate), options.nanochat
+
+
+def compiled(
+    options: argparse.Namespace, peer: list[str], where: Path, steps: int, rate: float
+) -> list[str]:
+    """A peer's command with the cache of its compiler, filled once, outside of the clock."""
+    cache = options.out / f"compiled-{Path(peer[1]).stem}"
+    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *peer]
     if not cache.exists():
-        subprocess.run([*command, "1", str(rate)], cwd=options.nanochat, check=True)
-    return [*command, str(steps), str(rate)], options.nanochat
+        subprocess.run([*command, "1", str(rate)], cwd=where, check=True)
+    return [*command, str(steps), str(rate)]
 
 
 def nanochat_parameters(trace: Trace, out: Path) -> int:
@@ -118,6 +129,30 @@ def nanochat_score(options: argparse.Namespace, trace: Trace, out: Path) -> floa
     """Of its last checkpoint."""
     command = nanochat_peer(options, out)
     return float(subprocess.run(command, cwd=options.nanochat, **PRINTED).stdout)
+
+
+def litgpt_peer(options: argparse.Namespace, out: Path) -> list[str]:
+    """litgpt_peer.py on the tokens; without more words it scores."""
+    words = [HERE / "litgpt_peer.py", options.out / "tokens", CONTEXT, out, LITGPT_WIDTH]
+    return [options.peer_python, *map(str, words)]
+
+
+def run_litgpt(
+    options: argparse.Namespace, steps: int, rate: float, out: Path
+) -> tuple[list[str], Path]:
+    """litgpt's pretraining, which compiles."""
+    return compiled(options, litgpt_peer(options, out), Path.cwd(), steps, rate), Path.cwd()
+
+
+def litgpt_parameters(trace: Trace, out: Path) -> int:
+    """As it prints them."""
+    said = (re.match(r"Total parameters: ([\d,]+)", line.text) for line in trace.lines)
+    return int(next(match for match in said if match)[1].replace(",", ""))
+
+
+def litgpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
+    """Of the weights that it saved."""
+    return float(subprocess.run(litgpt_peer(options, out), **PRINTED).stdout)
 
 
 def run_trainer(
@@ -180,6 +215,7 @@ PRINTED: Any = {"check": True, "capture_output": True, "text": True}
 CONTENDERS = {
     "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
     "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, nanochat_parameters, nanochat_score),
+    "litgpt": Contender(6e-4, (1, 2, 4), run_litgpt, litgpt_parameters, litgpt_score),
     "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
     "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),

@@ -185,24 +185,34 @@ def test_a_peer_without_its_clone_gets_a_clear_line(wiki, capsys):
     assert "contender nanochat: give --nanochat, a clone of it" in capsys.readouterr().err
 
 
-def test_nanochat_compiles_once_before_the_clock_starts(wiki, options, monkeypatch):
+@pytest.mark.parametrize("peer", ["nanochat", "litgpt"])
+def test_a_peer_compiles_once_before_the_clock_starts(peer, wiki, options, monkeypatch):
     ran = []
 
     def run(command, **how):
         ran.append((command[-2], how["cwd"]))
-        (options.out / "compiled").mkdir()
+        (options.out / f"compiled-{peer}_peer").mkdir()
 
     monkeypatch.setattr(wiki.subprocess, "run", run)
     for _ in range(2):
-        command, where = wiki.run_nanochat(options, 40, 0.02, options.out / "run")
-        assert (command[-2:], where) == (["40", "0.02"], options.nanochat)
-    assert ran == [("1", options.nanochat)]
+        train = wiki.CONTENDERS[peer].train
+        command, where = train(options, 40, 0.02, options.out / "run")
+        assert command[-2:] == ["40", "0.02"]
+        assert f"{peer}_peer.py" in command[3]
+    assert ran == [("1", where)]
 
 
-def test_nanochat_s_parameters_are_read(wiki, process):
-    said = ["Parameter counts:", "wte                     : 131,072", "total      : 1,310,802"]
+@pytest.mark.parametrize(
+    ("peer", "said", "count"),
+    [
+        ("nanochat", ["wte                     : 131,072", "total      : 1,310,802"], 1_310_802),
+        ("litgpt", ["Seed set to 42", "Total parameters: 1,298,016"], 1_298_016),
+        ("nanogpt", ["number of parameters: 1.27M", "more"], 1_270_000 + 256 * 152),
+    ],
+)
+def test_a_peer_s_parameters_are_read(peer, said, count, wiki, process):
     trace = process.Trace([process.Line(1.0, 1.0, text) for text in said], 2.0, 2.0)
-    assert wiki.nanochat_parameters(trace, Path()) == 1_310_802
+    assert wiki.CONTENDERS[peer].parameters(trace, Path()) == count
 
 
 def test_nanochat_reads_every_window_once_an_epoch(monkeypatch, tmp_path):
