@@ -45,7 +45,7 @@ def test_so_are_those_of_windows_and_grouped_keys(changes):
     assert generate(model, PROMPTS, 12, compile=True) == generate(model, PROMPTS, 12)
 
 
-@pytest.mark.parametrize("name", ["gpt", "ngpt"])
+@pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt"])
 def test_a_token_shift_remembers_the_last_token_of_each_row(name):
     model = build(name, seed=3, token_shift=True, **SIZES).double()
     with torch.no_grad():

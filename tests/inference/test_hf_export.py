@@ -73,6 +73,7 @@ RUNS = {
     "recurrent": ("normformer", "clm", "bytes"),
     "shifted": ("ngpt", "clm", "bytes"),
     "shifted-gpt": ("gpt", "clm", "bpe:300"),
+    "shifted-angpt": ("angpt", "clm", "bytes"),
 }
 SIZES = "\nrecurrence = { d_key = 8, d_value = 16 }"
 MORE = {
@@ -82,6 +83,7 @@ MORE = {
     "recurrent": 'mixers = "mamba2 gla"' + SIZES,
     "shifted": "token_shift = true",
     "shifted-gpt": "token_shift = true\nembedding_norm = true",
+    "shifted-angpt": "token_shift = true",
 }
 """What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
@@ -446,7 +448,7 @@ def engine_attention(module, q, k, v, attention_mask, scaling, attention_instanc
     return attention_instances[module.layer_idx](q[0], k[0], v[0], scaling), None
 
 
-NO_ENGINE = {"windowed", "hybrid", "recurrent", "shifted", "shifted-gpt"}
+NO_ENGINE = {"windowed", "hybrid", "recurrent", "shifted", "shifted-gpt", "shifted-angpt"}
 
 
 @pytest.mark.parametrize("name", sorted({*CAUSAL} - NO_ENGINE))

@@ -120,6 +120,7 @@ CASES = {
     "angpt": ("angpt", {}, angpt, angpt.Settings(L, H)),
     "angpt-tied": ("angpt", {"tied": True}, angpt, angpt.Settings(L, H, tied=True)),
     "angpt-z1": ("angpt", {"z_gain": "1"}, angpt, angpt.Settings(L, H, z_gain="1")),
+    "angpt-token-shift": angpt_case({"token_shift": True}, token_shift=True),
     "angpt-plain": ("angpt", {"nu_alpha": False}, angpt, angpt.Settings(L, H, residual="plain")),
     "angpt-signed": angpt_case({"signed_alpha": True}, absolute_alpha=False),
     "angpt-exact": angpt_case({}, nu_acf="exact"),

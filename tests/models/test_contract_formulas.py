@@ -61,5 +61,6 @@ def test_counts_of_the_switches_that_add_parameters():
     for design in ("gpt", "ngpt"):
         values = count(design, value_embeddings=True) - count(design)
         assert values == math.ceil(L / 2) * (V * d + H)
+    for design in ("gpt", "ngpt", "angpt"):
         assert count(design, token_shift=True) - count(design) == 2 * d
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

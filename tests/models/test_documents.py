@@ -57,7 +57,7 @@ def test_the_second_is_as_alone_where_only_distances_count(design, window, dtype
     equal(found[:, CUT:] / alone.norm(), alone / alone.norm(), atol=bound)
 
 
-@pytest.mark.parametrize("design", ["gpt", "ngpt"])
+@pytest.mark.parametrize("design", ["gpt", "ngpt", "angpt"])
 def test_a_document_s_first_token_takes_no_share_of_the_last_one_s(design):
     model, x, positions = packed(design, token_shift=True), tokens(2, TIME), torch.arange(TIME)
     found = model.start(x, positions, documents=DOCUMENTS.expand(2, TIME))

@@ -75,6 +75,7 @@ class Settings:
     seq2seq: bool = False
     n_kv_heads: int | None = None  # none: n_heads
     window: int | None = None  # none: no window
+    token_shift: bool = False  # not the paper's: what reference/gpt.py has / sqrt(1 + mean s^2)
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -98,6 +99,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"W_h": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
+    table |= dict.fromkeys(("s_shift", "w_shift") if s.token_shift else (), (d,))
     return basics.stored(table)
 
 
@@ -215,6 +217,11 @@ def logits(tensors: Tensors, s: Settings, h: Tensor) -> Tensor:
     return effective(tensors, "s_z", s.s_z) * linear(h, W_h)
 
 
-ORACLE = Oracle(embed, block, memory_of, logits)
+def shifted(h: Tensor, s: Tensor) -> Tensor:
+    """h / sqrt(1 + mean s^2)."""
+    return h / torch.sqrt(1 + (s * s).sum() / len(s))
+
+
+ORACLE = Oracle(embed, block, memory_of, logits, shifted=shifted)
 encode, hidden_states = ORACLE.encode, ORACLE.hidden_states
 forward, loss = ORACLE.forward, ORACLE.loss

@@ -279,6 +279,6 @@ def used(tensors: Tensors, s: Settings) -> Tensors:
     return normalized(tensors) if s.normalize_in_forward else tensors
 
 
-ORACLE = Oracle(embed, block, memory_of, logits, used, shifted=unit)
+ORACLE = Oracle(embed, block, memory_of, logits, used, shifted=lambda h, s: unit(h))
 encode, hidden_states = ORACLE.encode, ORACLE.hidden_states
 forward, loss = ORACLE.forward, ORACLE.loss

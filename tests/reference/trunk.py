@@ -35,8 +35,8 @@ class Oracle:
     """the last h -> logits"""
     weights: Callable[[Tensors, Any], Tensors] = as_stored
     numbered: bool = False
-    shifted: Callable[[Tensor], Tensor] = lambda h: h
-    """with the setting token_shift: what becomes of e_t + gate s e_{t-1}"""
+    shifted: Callable[[Tensor, Tensor], Tensor] = lambda h, s: h
+    """with the setting token_shift: what becomes of e_t + gate s e_{t-1}, and of s"""
 
     def stack_states(
         self,
@@ -56,7 +56,8 @@ class Oracle:
         if getattr(s, "token_shift", False):
             earlier = basics.one_earlier(states[0], positions, documents)
             gate = 2 / (1 + torch.exp(-basics.directions(states[0]) @ w["w_shift"]))
-            states = [self.shifted(states[0] + gate[..., None] * w["s_shift"] * earlier)]
+            mixed = states[0] + gate[..., None] * w["s_shift"] * earlier
+            states = [self.shifted(mixed, w["s_shift"])]
         for i in range(s.n_layers):
             number = {"layer": i + 1} if self.numbered else {}
             p = of_layer(w, i, stack)

@@ -24,13 +24,16 @@ cancel, in the logits and in every gradient, and keep what lies between at unit 
 matters for the range of fp16 and bf16). Of these factors only ν_uz on z changes the function.
 
 Constraint (§4.2): ‖w‖ ≤ 1 along the in axis (dim 1) of every matrix, embeddings per row; W_p
-and W_d too, unlike nGPT. They start at length 1. Cross-attention is an extension of this project.
+and W_d too, unlike nGPT. They start at length 1.
+
+Cross-attention and `token_shift` are extensions of this project.
 """
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from unitsphere.models.config import ModelConfig, head_size, mlp_size, rotary_size, vocabulary
@@ -39,10 +42,19 @@ from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
-from unitsphere.models.parts import Embedding, Linear, LogitGain, Scale, ScaleConfig, logit_gain
+from unitsphere.models.parts import (
+    Embedding,
+    Linear,
+    LogitGain,
+    Scale,
+    ScaleConfig,
+    TokenShift,
+    logit_gain,
+)
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.ops.activations import ACTIVATIONS, Activation, nu_acf
 from unitsphere.ops.attention import merge_heads, split_heads
+from unitsphere.ops.norm import cast
 from unitsphere.ops.residual import lerp, nu
 
 
@@ -74,6 +86,9 @@ class ANGPTConfig(ModelConfig):
     """share of each head that RoPE rotates, from its front"""
     rope_base: float = 10000.0
     """base of RoPE's frequencies"""
+    token_shift: bool = False
+    """h = (e_t + γ_t s ⊙ e_{t−1})·ν(s) of the embeddings e of a token and of the one before it, s
+    from 0; γ_t = 2σ(√d·⟨w, Norm(e_t)⟩), ν(s) = (1 + mean s²)^(−1/2) (this project's)"""
 
 
 def matrices(config: ANGPTConfig) -> Matrices:
@@ -188,6 +203,15 @@ class Block(nn.Module):
         return lerp(h, h_M, self.alpha_M(), self.alpha_M.nu())  # (h + α_M ⊙ (h_M − h))·ν(α_M)
 
 
+class NuTokenShift(TokenShift):
+    """That times ν(s): of length 1 in expectation, for unit vectors that are independent."""
+
+    def forward(self, e: Tensor, before: Tensor) -> Tensor:
+        """[batch, time, d] each -> [batch, time, d]."""
+        nu = (1 + torch.as_tensor(self.s()).square().mean()).rsqrt()
+        return super().forward(e, before) * cast(nu, e.dtype)
+
+
 class ANGPT(Transformer):
     """The model of the table above."""
 
@@ -199,6 +223,7 @@ class ANGPT(Transformer):
         self.rope_base = config.rope_base
         std, rows = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
         self.E_in = Embedding(V, d, std=std, bound=rows)
+        self.shift = NuTokenShift(d) if config.token_shift else None
         self.blocks, self.encoder = self.stacks(Block)
         self.W_h = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)

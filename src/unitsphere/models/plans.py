@@ -96,7 +96,7 @@ def _longest_ngpt(config: ngpt.NGPTConfig) -> float | None:
 
 
 def _longest_angpt(config: angpt.ANGPTConfig) -> float | None:
-    return LONGEST if config.nu_alpha else None
+    return LONGEST if config.nu_alpha and not config.token_shift else None  # s has no bound
 
 
 INPUT_BOUNDS: dict[type[nn.Module], tuple[Callable[[Any], float | None], tuple[str, ...]]] = {

@@ -44,6 +44,8 @@ BLOCKS = {"ngpt": "step", "angpt": "step", "normformer": "normformer"}
 """Architecture -> kind of block; the others are pre-norm blocks."""
 NORMS = {"normformer": "layer", "rezero": "none", "dyt": "dyt"}
 """Architecture -> norm; the others have RMSNorm."""
+SHIFTS = {"ngpt": "unit", "angpt": "nu"}
+"""Architecture -> what a token shift ends with; the others have the plain sum."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def config_fields(
     if config.window is not None:
         shared["sliding_window"] = config.window
     if getattr(config, "token_shift", False):
-        shared["token_shift"] = True
+        shared["token_shift"] = SHIFTS.get(architecture, "add")
     names = mixer_names(config)
     if {*names} != {ATTENTION}:
         modules: Any = zip(names, model.mixers(), strict=True)

@@ -76,7 +76,7 @@ class UnitsphereConfig(PreTrainedConfig):
     rope_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that RoPE rotates
     embedding_scale: float = 1.0
-    token_shift: bool = False  # `TokenShift` of the embeddings
+    token_shift: str | None = None  # "add", "unit" or "nu": `TokenShift` of the embeddings
     attention_scale: float = 1.0  # of q kᵀ
     qk_norm: bool = False
     qk_scale: bool = False  # nGPT's s_qk
@@ -712,7 +712,7 @@ ENGINES = ("vllm", "sglang")
 
 
 class TokenShift(nn.Module):
-    """e_t + 2σ(√d·⟨gate, Norm(e_t)⟩)·scale ⊙ e_(t−1), with block "step" its Norm."""
+    """e_t + 2σ(√d·⟨gate, Norm(e_t)⟩)·scale ⊙ e_(t−1); "unit": its Norm; "nu": times ν(scale)."""
 
     def __init__(self, config: UnitsphereConfig) -> None:
         super().__init__()
@@ -721,13 +721,15 @@ class TokenShift(nn.Module):
                 f"{config._attn_implementation} does not tell the token before: no token_shift"
             )
         self.scale, self.gate = (nn.Parameter(torch.zeros(config.hidden_size)) for _ in range(2))
-        self.unit = config.block == "step"
+        self.form = config.token_shift
 
     def forward(self, e: Tensor, before: Tensor, position_ids: Tensor) -> Tensor:
         """e, before [batch, time, d]; what is at position 0 has nothing before it."""
         before = before.masked_fill((position_ids == 0)[..., None], 0.0)
         h = e + gated(unit_norm(e) * e.shape[-1] ** 0.5, self.scale * before, self.gate)
-        return unit_norm(h).to(e.dtype) if self.unit else h
+        if self.form == "nu":
+            h = h * (1 + self.scale.square().mean()).rsqrt()
+        return unit_norm(h).to(e.dtype) if self.form == "unit" else h
 
 
 class UnitspherePreTrainedModel(PreTrainedModel):
