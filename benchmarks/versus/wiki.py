@@ -10,8 +10,8 @@ follows how many steps fill the minutes, so that its schedule ends with them. It
 authors' rate, and at the best of its `factors` times that, found by whole runs of the shortest
 budget: a rate counts as the best once half of it and twice of it are worse. Scores are of the whole
 validation split, outside the clock. Each run is written to OUT at once and not repeated by the next
-call; the table is printed at the end. litgpt needs an environment of its own (requests,
-torchmetrics and tensorboard too), so it takes a call of its own, with that --peer_python.
+call; the table is printed at the end. litgpt needs an environment of its own (with
+torchmetrics and tensorboard), so it takes a call of its own, with that --peer_python.
 """
 
 import argparse

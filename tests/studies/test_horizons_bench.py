@@ -76,3 +76,17 @@ def test_arms_are_compared_on_the_seeds_that_both_have(horizons, results):
     horizons.main(["--results", str(results)])
     assert rows(results)["sphere", "adamw", 16.0]["seeds"] == 1
     assert rows(results)["muon", "adamw", 16.0]["seeds"] == 2
+
+
+def test_the_published_rows_are_those_of_the_published_ladders(horizons):
+    published = json.loads((horizons.RESULTS / "horizons.json").read_text())["rows"]
+    losses = {(r["ladder"], r["arm"], r["tokens"]): r["loss"] for r in published}
+    folders = [path for path in (horizons.RESULTS / "horizons").iterdir() if path.is_dir()]
+    read = {folder.name: horizons.read(folder) for folder in folders}
+    found = {
+        (ladder, arm.name, tokens): arm.loss(tokens)
+        for ladder, arms in read.items()
+        for arm in arms
+        for tokens in arm.seeds
+    }
+    assert {key: found[key] for key in losses} == pytest.approx(losses)
