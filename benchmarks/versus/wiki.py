@@ -115,7 +115,7 @@ def compiled(
     cache = options.out / f"compiled-{Path(peer[1]).stem}"
     command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *peer]
     if not cache.exists():
-        subprocess.run([*command, "1", str(rate)], cwd=where, check=True)
+        subprocess.run([*command, "1", str(rate)], cwd=where, check=True, stdout=sys.stderr)
     return [*command, str(steps), str(rate)]
 
 
