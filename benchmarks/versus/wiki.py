@@ -11,7 +11,8 @@ authors' rate, and at the best of its `factors` times that, found by whole runs 
 budget: a rate counts as the best once half of it and twice of it are worse. Scores are of the whole
 validation split, outside the clock. Each run is written to OUT at once and not repeated by the next
 call; the table is printed at the end. litgpt needs an environment of its own (with
-torchmetrics and tensorboard), so it takes a call of its own, with that --peer_python.
+torchmetrics and tensorboard), so it takes a call of its own:
+--contenders litgpt, with that --peer_python.
 """
 
 import argparse
@@ -315,7 +316,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--train", type=Path, required=True, help="JSONL with a key text")
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--minutes", type=float, nargs="+", default=[5, 15, 30])
-    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS], default=[*CONTENDERS])
+    together = [name for name in CONTENDERS if name != "litgpt"]
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS], default=together)
     parser.add_argument("--out", type=Path, default=Path("runs/versus-wiki"))
     parser.add_argument("--core", type=int, help="the core that all run on")
     options = parser.parse_args(argv)

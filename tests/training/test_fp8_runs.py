@@ -194,6 +194,18 @@ def test_inputs_with_a_static_scale_stay_far_from_its_end(architecture, tiny, em
     assert 0.1 < max(largest.values()) < 1  # the length is the bound, an element is less
 
 
+def test_what_has_no_bound_gets_no_static_scale():
+    sizes = {"vocab_size": 24, "d_model": 32, "n_layers": 1, "n_heads": 2}
+    shifted = {
+        name: set(input_bounds(build(name, **sizes, token_shift=True)).values())
+        for name in ("ngpt", "angpt")
+    }
+    assert shifted == {"ngpt": {1.0}, "angpt": {None}}  # nGPT's h is a unit vector all the same
+    assert set(input_bounds(build("angpt", **sizes)).values()) == {4.0}
+    values = input_bounds(build("ngpt", **sizes, value_embeddings=True))
+    assert set(values.values()) == {None}
+
+
 @emulates
 def test_a_block_is_one_graph():
     torch._dynamo.reset()
