@@ -98,7 +98,8 @@ def wait_for(child: int, seconds: float) -> bool:
 
 def ended(child: int, processes: int) -> int:
     """The status of a session when all of its processes are gone."""
-    status = status_of(child)
+    # One that lost its peer may wait for parallel.timeout, 60 seconds, before it ends.
+    status = status_of(child, timeout=120.0 if processes > 1 else 60.0)
     if processes > 1:
         reap(child)
     return status
