@@ -72,6 +72,17 @@ def test_a_free_baseline_by_adamw_with_one_rate_for_all_roles_is_refused(recipe)
     assert named(plain, tuned=NOT_TUNED | {"arm-0": ("optim.rates.*",)}) == []
 
 
+def test_a_free_baseline_by_adamw_with_a_wide_start_is_refused(recipe):
+    """Only the baseline: 0.05 nats at the best of its rates, rates by role given (start-64)."""
+    configs = pair(recipe, {"model.init_std": 0.05}, {"optim.rates.head": 2.5})
+    assert check_fair(configs, "arm-0", [], tuned=NOT_TUNED) == []
+    with pytest.raises(UserError, match=r"start: arm-1 starts its matrices at .*init_std 0\.05"):
+        check_fair(configs, "arm-1", [], tuned=NOT_TUNED)
+    assert check_fair(configs, "arm-1", [], tuned=NOT_TUNED | {"arm-1": ("model.init_std",)}) == []
+    ball = {"model.init_std": 0.05, "optim.constraint.kind": "hyperball"}
+    assert check_fair(pair(recipe, ball), "arm-1", ["tied-rates"], tuned=NOT_TUNED) == []
+
+
 def test_another_vocabulary_is_another_tokenizer(recipe):
     with pytest.raises(UserError, match=r"tokenizer: .*model\.vocab_size 300 against 256"):
         check_fair(pair(recipe, {"model.vocab_size": 300}), "arm-0", [])
