@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -62,6 +63,16 @@ def test_nu_lowers_a_gpt_s_rates_by_adam_less_over_the_tokens_than_muon_s():
         assert beside_muon == pytest.approx(26.7 ** (-1 / 3))
 
 
+def test_nu_has_widths_of_its_own_for_a_gpt_by_adam():
+    m = Ratios(3.0, 1.0, 1.0, 1.0)
+    expected: dict[Group, float] = {"matrix": 1 / 3, "embedding": 1, "head": 3**-0.5, "scale": 1}
+    for group, factor in expected.items():
+        found = rate_factor("nu", "free", "adam", group, "adam", m)
+        assert found == pytest.approx(factor)
+    beside_muon = rate_factor("nu", "free", "muon", "embedding", "adam", m)
+    assert beside_muon == pytest.approx(3**-0.5)
+
+
 def test_hyperp_is_its_code():
     # η = η₀·√(B/2²¹)·√(8/L)·(T/T₀)^−0.32 with T₀ = 1.04e10, for MuonH and AdamH, at any width
     batch, depth, tokens = 2**22, 24, 1e11
@@ -89,16 +100,17 @@ def test_hyperp_s_table_has_the_horizon_on_matrices_only():
     assert rate_by_tokens("hyperp-paper", "free", "hyperball", "head", 4.0) == 1
     others: tuple[Group, ...] = ("embedding", "head")
     for group in others:
-        factor = rate_by_width("hyperp-paper", "free", group, "adam", 4.0)
+        factor = rate_by_width("hyperp-paper", "free", "adam", group, "adam", 4.0)
         assert factor == pytest.approx(1 / math.sqrt(4))
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_step_of_muon_keeps_its_singular_values(law):
     # match_rms_adamw: all are lr·0.2·√max(out, in), and max grows with the width
-    at = {d: 0.2 * math.sqrt(d) * rate_by_width(law, "free", "matrix", "muon", d) for d in (1, 16)}
+    by_width = partial(rate_by_width, law, "free")
+    at = {d: 0.2 * math.sqrt(d) * by_width("muon", "matrix", "muon", d) for d in (1, 16)}
     assert at[1] == pytest.approx(at[16])
-    assert rate_by_width(law, "free", "matrix", "muon-original", 16.0) == 1
+    assert by_width("muon-original", "matrix", "muon-original", 16.0) == 1
 
 
 @pytest.mark.parametrize(("law", "weights", "group", "moved"), CASES)
@@ -119,7 +131,7 @@ def test_two_transfers_are_one(case, sizes):
 def test_larger_models_and_longer_runs_never_raise_a_rate_and_larger_batches_do(case, size, more):
     law, weights, group, moved = case
     wider, narrower = (
-        rate_by_width(law, weights, group, moved, m_w) for m_w in (size * more, size)
+        rate_by_width(law, weights, moved, group, moved, m_w) for m_w in (size * more, size)
     )
     assert wider <= narrower
     assert rate_by_depth(law, size * more) <= rate_by_depth(law, size)

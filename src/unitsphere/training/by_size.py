@@ -185,6 +185,8 @@ class Ratios:
 
 
 TOKENS: dict[Law, float] = {"nu": -1 / 3, "hyperp": -0.32, "hyperp-paper": -0.32}
+NU_ADAM_FREE = ("nu", "free", "adam")
+"""The law, the weights and what moves the matrices, where `nu` has exponents of its own."""
 TOKENS_ADAM_FREE = -0.15
 """nu's exponent where Adam moves the matrices of a GPT, which νGPT does not cover [P].
 
@@ -196,7 +198,7 @@ S_Z = 1 / 2
 
 WIDTH: dict[tuple[Law, Weights], dict[Group, float]] = {
     ("nu", "bound"): {"matrix": -3 / 4, "head": -3 / 4, "embedding": -1 / 2, "scale": 0.0},
-    ("nu", "free"): {"matrix": -3 / 4, "head": -1 / 2, "embedding": -1 / 2, "scale": 0.0},
+    ("nu", "free"): {"matrix": -1.0, "head": -1 / 2, "embedding": -1 / 2, "scale": 0.0},
     **{
         ("hyperp", weights): {"matrix": -1 / 2, "head": 0.0, "embedding": 0.0, "scale": 0.0}
         for weights in get_args(Weights)
@@ -213,10 +215,15 @@ WIDTH: dict[tuple[Law, Weights], dict[Group, float]] = {
 }
 """Exponents of m_w in the rates of what Adam moves.
 
-nu, bound: νGPT's Table 1; −3/4 comes of measured alignment. nu, free: the same −3/4 for the layers'
-matrices [P]; embedding and head −1/2 as in nanochat (`optim.py`: aux rates × (d/768)^−1/2).
+nu, bound: νGPT's Table 1; −3/4 comes of measured alignment. nu, free [P]: μP's −1 for the layers'
+matrices (arXiv 2203.03466, Table 3), measured at 2 and 3 times the width, where −3/4 cost 0.15 nats
+(docs/results/transfer.md); embedding and head −1/2 as in nanochat (aux rates × (d/768)^−1/2).
 hyperp: no width term, as coded; for matrices that Adam moves by entries, −1/2 keeps the step
 relative to the matrix, whose entries are of size 1/√d, constant [D]."""
+
+WIDTH_ADAM_FREE = {**WIDTH["nu", "free"], "embedding": 0.0}
+"""The same where Adam moves the matrices of a GPT, by `nu` [P]: μP's 0 for the embedding, where
+−1/2 cost 0.06 nats at 3 times the width."""
 
 WIDTH_BY_STEP: dict[Moved, float] = {"muon": -1 / 2, "muon-original": 0.0, "hyperball": 0.0}
 """Exponents of m_w in the rates of matrices that Adam does not move, by any law [D].
@@ -233,7 +240,7 @@ def rate_by_tokens(law: Law, weights: Weights, matrices: Moved, group: Group, m_
     """
     if law == "hyperp-paper" and group != "matrix":
         return 1.0
-    if (law, weights, matrices) == ("nu", "free", "adam"):
+    if (law, weights, matrices) == NU_ADAM_FREE:
         return m_T**TOKENS_ADAM_FREE
     return m_T ** TOKENS[law]
 
@@ -248,10 +255,14 @@ def rate_by_depth(law: Law, m_L: float) -> float:
     return m_L ** DEPTH[law]
 
 
-def rate_by_width(law: Law, weights: Weights, group: Group, moved: Moved, m_w: float) -> float:
-    """m_w to the exponent of WIDTH or WIDTH_BY_STEP."""
-    exponent = WIDTH[law, weights][group] if moved == "adam" else WIDTH_BY_STEP[moved]
-    return m_w**exponent
+def rate_by_width(
+    law: Law, weights: Weights, matrices: Moved, group: Group, moved: Moved, m_w: float
+) -> float:
+    """m_w to the exponent of WIDTH or WIDTH_BY_STEP; of a GPT by Adam, nu has WIDTH_ADAM_FREE."""
+    if moved != "adam":
+        return m_w ** WIDTH_BY_STEP[moved]
+    own = (law, weights, matrices) == NU_ADAM_FREE
+    return m_w ** (WIDTH_ADAM_FREE if own else WIDTH[law, weights])[group]
 
 
 def rate_factor(
@@ -259,7 +270,7 @@ def rate_factor(
 ) -> float:
     """A group's peak rate divided by the base run's; `moved` is the group's own."""
     return (
-        rate_by_width(law, weights, group, moved, m.width)
+        rate_by_width(law, weights, matrices, group, moved, m.width)
         * rate_by_depth(law, m.depth)
         * rate_by_tokens(law, weights, matrices, group, m.tokens)
         * rate_by_batch(m.batch)

@@ -220,7 +220,9 @@ def reason(config: Any) -> str | None:
     width, depth = sizes(config.model)
     train = config.train
     factors = {
-        f"width {base.width:,} → {width:,}": rate_by_width(law, weights, "matrix", how, m.width),
+        f"width {base.width:,} → {width:,}": rate_by_width(
+            law, weights, how, "matrix", how, m.width
+        ),
         f"depth {base.depth:,} → {depth:,}": rate_by_depth(law, m.depth),
         f"tokens {base.tokens:,.0f} → {train.steps * train.batch_tokens:,}": rate_by_tokens(
             law, weights, how, "matrix", m.tokens
