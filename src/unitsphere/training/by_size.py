@@ -223,7 +223,7 @@ relative to the matrix, whose entries are of size 1/√d, constant [D]."""
 
 WIDTH_ADAM_FREE = {**WIDTH["nu", "free"], "embedding": 0.0}
 """The same where Adam moves the matrices of a GPT, by `nu` [P]: μP's 0 for the embedding, where
-−1/2 cost 0.06 nats at 3 times the width."""
+−1/2 cost 0.03 to 0.06 nats at 3 times the width."""
 
 WIDTH_BY_STEP: dict[Moved, float] = {"muon": -1 / 2, "muon-original": 0.0, "hyperball": 0.0}
 """Exponents of m_w in the rates of matrices that Adam does not move, by any law [D].
