@@ -174,7 +174,7 @@ MISTAKES = {
     "no label": ("t.jsonl", '{"sentence": "a"}', "line 1", "'label'"),
     "no JSON": ("t.jsonl", '{"sentence": "a", "label": 1}\n{', "line 2", "JSON"),
     "no object": ("t.jsonl", "[1]", "line 1", "object"),
-    "a text that is a number": ("t.jsonl", '{"sentence": 3, "label": 1}', "line 1", "int"),
+    "a text that is a number": ("t.jsonl", '{"sentence": 3, "label": 1}', "line 1", "a number"),
     "an empty text": ("t.tsv", "sentence\tlabel\n \t1\n", "line 2", "empty"),
     "half a surrogate pair": ("t.jsonl", r'{"sentence": "\ud800", "label": 1}', "1", "surrogate"),
     "a NUL": ("t.jsonl", r'{"sentence": "a\u0000", "label": 1}', "line 1", "NUL"),

@@ -126,6 +126,22 @@ def test_invalid_utf8_is_located(tmp_path: Path, name: str, head: bytes) -> None
     assert str(path) in refusal(path)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    mark = b"\xef\xbb\xbf"
+    contents = {"a.txt": "öne".encode(), "b.jsonl": b'{"text": "two"}', "c.txt": b"ab\xff"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(mark + content)
+    assert documents([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["öne", "two"]
+    assert "not valid UTF-8 at byte 5" in refusal(tmp_path / "c.txt")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffone".encode(encoding))
+    assert refusal(tmp_path / "a.txt").endswith("a.txt is UTF-16: convert it to UTF-8 first")
+
+
 def test_invalid_utf8_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHUNK", 4)
     path = tmp_path / "bad.txt"
@@ -150,7 +166,7 @@ def test_binary_is_refused(tmp_path: Path, name: str) -> None:
         ('["text"]', "line 2 of .* not a JSON object"),
         ('{"txt": "a", "id": 1}', r"line 2 of .* no field 'text' \(did you mean 'txt'\?\).* id$"),
         ('{"id": 1, "body": "b"}', r"line 2 of .* no field 'text' \(known: id, body\)"),
-        ('{"text": 5}', "field 'text' is not text but int"),
+        ('{"text": 5}', "field 'text' is not text but a number"),
         (json.dumps({"text": "a\0b"}), "holds a NUL character"),
         (json.dumps({"text": "\ud800"}), "half a surrogate pair"),
     ],

@@ -145,6 +145,8 @@ def test_an_unknown_architecture_names_the_nearest():
 
 
 @EVERY
-def test_a_model_without_layers_is_refused(name):
-    with pytest.raises(UserError, match=r"n_layers must be at least 1"):
-        build(name, vocab_size=50, d_model=32, n_layers=0, n_heads=2)
+@pytest.mark.parametrize("key", ["d_model", "n_layers", "n_heads"])
+def test_a_model_without_width_layers_or_heads_is_refused(name, key):
+    sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2}
+    with pytest.raises(UserError, match=rf"model\.{key} must be at least 1: 0"):
+        build(name, vocab_size=50, **sizes | {key: 0})

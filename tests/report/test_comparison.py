@@ -64,6 +64,15 @@ def test_notes_have_targets_reasons_and_statements(found, tmp_path):
     assert compare_page(flagged, tmp_path).caveats == ["[one-seed] only seed 0"]
 
 
+def test_the_answer_says_whether_the_seeds_explain_the_speedup(found, tmp_path):
+    """The interval of a speedup over few seeds is too narrow to stand without the test."""
+    best = max(found["speedups"], key=lambda row: row["tokens"]["median"] or 0)
+    said = next(r for r in found["differences"][::-1] if r["arm"] == best["arm"])["statement"]
+    answer = compare_page(found, tmp_path).answer
+    assert answer.startswith(f"{best['arm']} needs ")
+    assert answer.endswith(f" {said}.")
+
+
 def test_markdown_has_answer_command_tables_picture_and_rates(found, tmp_path):
     page = compare_page(found, tmp_path)
     text = markdown(page)

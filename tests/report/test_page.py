@@ -1,6 +1,7 @@
 """The report's page: what it says of runs and studies, whole or with pieces missing."""
 
 import json
+import shutil
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -282,7 +283,11 @@ def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_pa
 def test_losses_on_other_data_are_not_to_be_compared(several, tmp_path):
     other = make_run(tmp_path / "other", "quickstart/ngpt", steps=40)
     page = page_of([several["ngpt-s0"], change(other, "data.source", "books.jsonl")])
-    assert any("of other text or tokens: data.source" in line for line in page.caveats)
+    assert any("of other text or tokens: data.source differs" in line for line in page.caveats)
+    assert page.answer == "2 runs, which cannot be compared: they are validated on different texts."
+    own = shutil.copytree(several["ngpt-s0"], tmp_path / "own")
+    alike = [change(run, "data.validation", "held-out.txt") for run in (own, other)]
+    assert page_of(alike).answer.startswith("Of 2 runs ")
     assert dict(page.facts)["data"] == "stdlib, books.jsonl"
 
 

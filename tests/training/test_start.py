@@ -209,6 +209,16 @@ def test_a_warm_up_that_would_grow_can_be_kept(tiny, tmp_path):
     assert last_state(tmp_path / "run").step == 8
 
 
+@pytest.mark.parametrize(("first", "then"), [(0.0, 2.0), (2.0, 0.0)])
+def test_a_run_with_another_schedule_of_the_same_length_is_refused_by_its_key(
+    first, then, tiny, tmp_path
+):
+    train(scheduled(tiny("gpt", steps=4), warmup=first), tmp_path / "run")
+    told = rf"another config \(schedule\.warmup: {first} -> {then}\)"
+    with pytest.raises(UserError, match=told):
+        train(scheduled(tiny("gpt", steps=4), warmup=then), tmp_path / "run")
+
+
 def test_train_takes_a_run_folder_and_says_how_it_ended(first, tmp_path, capsys):
     shutil.copytree(first, tmp_path / "run")
     assert main(["train", str(tmp_path / "run")]) == 0

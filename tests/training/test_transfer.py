@@ -156,6 +156,15 @@ def test_another_optimizer_does_not_take_the_rates_of_a_base(name):
                 with_overrides(config, keys)
 
 
+@pytest.mark.parametrize("law", ["none", "nu"])
+@pytest.mark.parametrize("key", ["model.d_model", "model.n_layers"])
+@pytest.mark.parametrize("name", ["quickstart/gpt-plus", "quickstart/angpt"])
+def test_sizes_below_1_are_refused_before_a_law_divides_by_them(name, key, law):
+    for value in (0, -64):
+        with pytest.raises(UserError, match=rf"{key} must be at least 1: {value}"):
+            changed(name, {key: value, "optim.transfer": law})
+
+
 def test_a_run_far_from_its_base_is_told_of_the_law():
     recipe = load_recipe("quickstart/ngpt")
     assert advice(recipe) is None

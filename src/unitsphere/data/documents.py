@@ -141,8 +141,8 @@ def _cut(text: str, start: int) -> int:
 
 def _text_file(path: Path, on_bytes: Callable[[int], object]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
     with open_file(path) as handle:
+        offset = handle.tell()
         while True:
             data = handle.read(CHUNK)
             refuse_binary(data, path, offset)
@@ -179,10 +179,18 @@ class Record:
         return checked_text(self.values[field], field, self.where)
 
 
+JSON_KINDS = {
+    type(None): "null", bool: "true or false", int: "a number", float: "a number",
+    list: "a list", dict: "an object",
+}  # fmt: skip
+"""What JSON calls the types that are not text."""
+
+
 def checked_text(value: Any, field: str, where: str) -> str:
     """A field's value, which must be text that a tokenizer can take; a `UserError` if it is not."""
     if not isinstance(value, str):
-        raise UserError(f"{where}: field '{field}' is not text but {type(value).__name__}")
+        kind = JSON_KINDS[type(value)]
+        raise UserError(f"{where}: field '{field}' is not text but {kind}: leave the line out")
     if "\0" in value:
         raise UserError(f"{where}: field '{field}' holds a NUL character")
     try:
@@ -200,8 +208,8 @@ def json_records(
     `on_bytes(n)` is called for every n bytes read. `example` is shown in the error about a line
     that is not an object.
     """
-    offset = 0
     with open_file(path) as handle:
+        offset = handle.tell()
         lines = iter(functools.partial(handle.readline, LINE_LIMIT + 1), b"")
         for number, line in enumerate(lines, 1):
             where = f"line {number} of {path}"
@@ -221,7 +229,8 @@ def json_object(line: str, where: str, example: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not valid JSON: {error.msg} (column {error.colno})") from error
+        said = error.msg.removesuffix(" at")  # one message ends so, before its place
+        raise UserError(f"{where} is not valid JSON: {said} (column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(record, dict):
@@ -237,13 +246,18 @@ def _decoded(line: bytes, path: Path, offset: int) -> str:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """The file, open for reading bytes; a `UserError` if it cannot be."""
-    return BufferedReader(open_given(path))
+    """The file, open for reading bytes after a byte-order mark; a `UserError` if it cannot be."""
+    handle = BufferedReader(open_given(path))
+    if handle.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+        handle.read(len(codecs.BOM_UTF8))
+    return handle
 
 
 def refuse_binary(data: bytes, path: Path, offset: int) -> None:
     """A `UserError` if `data`, which begins at byte `offset` of a file, holds a NUL byte."""
     if (at := data.find(b"\0")) >= 0:
+        if offset == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{path} is UTF-16: convert it to UTF-8 first")
         raise UserError(
             f"{path} is a binary file (NUL at byte {offset + at}): only UTF-8 text can be read"
         )

@@ -59,9 +59,16 @@ class ModelConfig:
     """use the input embedding as output head"""
 
 
+def check_shape(config: ModelConfig) -> None:
+    """Raise UserError for a width, a depth or a number of heads below 1."""
+    for key in ("d_model", "n_layers", "n_heads"):
+        if (value := getattr(config, key)) < 1:
+            raise UserError(f"model.{key} must be at least 1: {value}")
+
+
 def head_size(d_model: int, n_heads: int) -> int:
     """d_k = d_model/H; a `UserError` unless H divides d_model."""
-    if n_heads < 1 or d_model < 1 or d_model % n_heads:
+    if n_heads < 1 or d_model % n_heads:
         raise UserError(
             f"model.d_model {d_model} is not divisible by model.n_heads {n_heads}: "
             "change one of them"

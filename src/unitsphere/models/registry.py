@@ -9,6 +9,7 @@ from torch import nn
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.models.angpt import ANGPT, ANGPTConfig
+from unitsphere.models.config import check_shape
 from unitsphere.models.constraint import Role, roles
 from unitsphere.models.dyt import DyTConfig, DyTGPT
 from unitsphere.models.gpt import GPT, GPTConfig
@@ -87,8 +88,7 @@ def allocate(model: Transformer, device: torch.device | str) -> None:
 
 def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer:
     """The model of a config on the meta device, where its tensors have only a shape."""
-    if config.n_layers < 1:
-        raise UserError(f"model.n_layers must be at least 1: {config.n_layers}")
+    check_shape(config)
     if config.n_layers > MOST_LAYERS:
         raise UserError(f"model.n_layers must be at most {MOST_LAYERS:,}: {config.n_layers}")
     try:

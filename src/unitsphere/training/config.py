@@ -12,6 +12,7 @@ from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
+from unitsphere.models.config import check_shape
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.by_size import at_sizes, read_forms
@@ -167,6 +168,7 @@ class RunConfig:
     inspect: InspectConfig = field(default_factory=InspectConfig)
 
     def __post_init__(self) -> None:
+        check_shape(self.model)  # before a law divides by these
         object.__setattr__(self, "model", at_sizes(self.model))
         object.__setattr__(self, "optim", with_sections(self.optim))
         model, optim = transferred(self)

@@ -18,7 +18,7 @@ from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import on_first
 from unitsphere.training.load import check_checkpoint
 from unitsphere.training.optim.schedule import steps_alike, warmup_steps
-from unitsphere.training.resolve import saved_config
+from unitsphere.training.resolve import check_same, saved_config
 
 
 def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
@@ -81,6 +81,8 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
             f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
             "fraction of the run, and no checkpoint from before that is left; give another --out"
         )
+    if folder is None and saved.schedule != config.schedule:
+        check_same(out, saved, config)
     if folder is None:
         warm = warmup_steps(saved.schedule, steps)
         kept = replace(config.schedule, warmup=warm)

@@ -181,6 +181,8 @@ def lowest(runs: Sequence[Run]) -> str:
     """Which run has the lowest validation loss, in a sentence."""
     if lost_text(runs) and len({run.last("val_text_lost") for run in runs}) > 1:
         return f"{len(runs)} runs, which cannot be compared: a tokenizer of theirs loses text."
+    if len({scored_text(run) for run in runs if run.settings}) > 1:
+        return f"{len(runs)} runs, which cannot be compared: they are validated on different texts."
     for key, said in (("val_bits_per_byte", "bits per byte"), ("val_loss", "nats per token")):
         told = [(value, run) for run in runs if (value := run.last(key)) is not None]
         if len(told) == len(runs):
@@ -189,6 +191,13 @@ def lowest(runs: Sequence[Run]) -> str:
             tokens = "" if after is None else f" after {after:,.0f} training tokens"
             return f"Of {len(runs)} runs {best.name} is lowest: {value:.4f} {said}{tokens}."
     return f"{len(runs)} runs; not all of them have been validated yet."
+
+
+def scored_text(run: Run) -> tuple[object, ...]:
+    """What decides on which text a run is validated: its own source's, or another."""
+    data = run.settings.get("data", {})
+    own = (data.get("source"), data.get("val_fraction"))
+    return (data["validation"],) if data.get("validation") is not None else own
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -201,7 +210,8 @@ def differences(runs: Sequence[Run]) -> list[str]:
     others = f" and {more} more keys" if more > 0 else ""
     lines = [f"The runs differ in {', '.join(keys[:KEYS_NAMED])}{others} (see Settings)."]
     if data := [key for key in OTHER_DATA if key in keys]:
-        lines.append(f"Their losses are of other text or tokens: {', '.join(data)} differ.")
+        differ = "differs" if len(data) == 1 else "differ"
+        lines.append(f"Their losses are of other text or tokens: {', '.join(data)} {differ}.")
     if any(key in keys for key in OTHER_LENGTH):
         lines.append("They were trained on different numbers of tokens.")
     if any(len(of) > 1 for of in arms.values()):
