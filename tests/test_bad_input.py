@@ -101,6 +101,12 @@ MISTAKES = {
         ["model.s_z.init must be a number, not nan"],
     ),
     "unknown recipe": (["train", "angpt2025/ngpt-32n"], ["unknown recipe", "angpt2025/ngpt-32m"]),
+    "a folder that is no run": (["train", "."], [". is a folder without config.json"]),
+    "a text as recipe": (["train", __file__], ["is not a recipe", f"--data.source {__file__}"]),
+    "another program's name of a key": (
+        [*TRAIN, "--learning_rate", "1"],
+        ["--learning_rate", "did you mean '--optim.lr'"],
+    ),
     "missing recipe file": (["train", "mine.toml"], ["mine.toml"]),
     "unknown key": ([*TRAIN, "--optim.lrr", "1"], ["--optim.lrr", "did you mean '--optim.lr'"]),
     "wrong type": ([*TRAIN, "--train.steps", "many"], ["--train.steps", "integer", "many"]),

@@ -131,7 +131,15 @@ def test_an_angpt_saved_before_its_alpha_was_positive_keeps_its_meaning(tmp_path
     assert not load_recipe("quickstart/angpt").model.signed_alpha
 
 
+def test_an_exported_folder_is_not_trained_further(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "unitsphere", "architectures": []}')
+    with pytest.raises(UserError, match=r"is an exported folder, .* a recipe and --init RUN"):
+        load_recipe(tmp_path)
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"unknown recipe 'ngtp' \(did you mean 'quickstart/ngpt'"):
+        load_recipe("ngtp")
     with pytest.raises(UserError, match="unknown recipe 'quikstart/ngpt'"):
         load_recipe("quikstart/ngpt")
 

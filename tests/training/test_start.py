@@ -209,6 +209,14 @@ def test_a_warm_up_that_would_grow_can_be_kept(tiny, tmp_path):
     assert last_state(tmp_path / "run").step == 8
 
 
+def test_an_empty_text_to_validate_on_is_named(tiny, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    config = tiny("gpt")
+    data = dataclasses.replace(config.data, validation=str(tmp_path / "empty.txt"))
+    with pytest.raises(UserError, match=r"empty\.txt has no text to validate on: name another"):
+        train(dataclasses.replace(config, data=data), tmp_path / "run")
+
+
 @pytest.mark.parametrize(("first", "then"), [(0.0, 2.0), (2.0, 0.0)])
 def test_a_run_with_another_schedule_of_the_same_length_is_refused_by_its_key(
     first, then, tiny, tmp_path

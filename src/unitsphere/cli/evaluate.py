@@ -233,7 +233,7 @@ def _print_difference(config: "RunConfig", contexts: list[int]) -> None:
     train, trained = config.train, config.data.context
     odd = []
     if train.eval_tokens is not None:
-        odd.append(f"on {train.eval_tokens:,} tokens of it (train.eval_tokens)")
+        odd.append(f"on at most {train.eval_tokens:,} tokens of it (train.eval_tokens)")
     if train.precision != "fp32":
         odd.append(f"in {train.precision}")
     if contexts != [trained]:

@@ -272,7 +272,25 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is nothing and field.default_factory is nothing
 
 
+ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "max_lr": "optim.lr",
+    "max_steps": "train.steps",
+    "max_iters": "train.steps",
+    "num_train_epochs": "train.steps",
+    "batch_size": "train.batch_tokens",
+    "per_device_train_batch_size": "train.batch_tokens",
+    "block_size": "data.context",
+    "dataset": "data.source",
+    "output_dir": "out",
+}
+"""What nanoGPT and the Trainer of transformers call a key -> the key."""
+
+
 def _near(name: str, known: Mapping[str, Any]) -> str:
+    meant = ELSEWHERE.get(name.rpartition(".")[2])
+    if meant in known:
+        return f" (did you mean '--{meant}'?)"
     by_last = {key.rpartition(".")[2]: key for key in known}
     if name in by_last:
         return f" (did you mean '--{by_last[name]}'?)"

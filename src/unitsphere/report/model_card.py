@@ -169,7 +169,7 @@ def figures(
         "steps": f"{state.step:,} of {config.train.steps:,}",
         "training time": f"{state.seconds:,.0f} s",
         **validation(run, state.step, weights),
-        "validated on": f"{config.train.eval_tokens:,} tokens, evenly spread over the split"
+        "validated on": f"at most {config.train.eval_tokens:,} tokens, evenly spread over the split"
         if config.train.eval_tokens
         else "the whole split",
         "context": f"{config.data.context:,} tokens",

@@ -91,6 +91,8 @@ def open_stream(config: RunConfig) -> Corpus:
     """Text as one stream of tokens: causal and masked language modelling."""
     data, train = config.data, config.train
     training, validation = open_splits(config)
+    if validation.n_tokens < 2 and data.validation is not None:
+        raise UserError(f"{data.validation} has no text to validate on: name another file")
     if validation.n_tokens < 2:
         raise UserError(
             f"{data.source} has no text for validation: raise data.val_fraction "

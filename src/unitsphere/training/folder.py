@@ -266,8 +266,8 @@ def check_own_data(run: Path, config: RunConfig) -> None:
     if made_here(run, data) or lies_inside(run, data) or is_everybodys(data):
         return
     raise UserError(
-        f"{run} was not made by you here, and its data ({config.data.source}) lie outside of its "
-        "folder: say which data to read with --data"
+        f"{run} is not a run that was made by you here, and its data ({config.data.source}) lie "
+        "outside of its folder: say which data to read with --data"
     )
 
 

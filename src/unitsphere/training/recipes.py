@@ -7,11 +7,12 @@ import functools
 import os
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import did_you_mean, flatten, read_json, read_toml, to_dict
+from unitsphere.config import flatten, read_json, read_toml, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig, one_length, read_config, run_config_type
 
@@ -71,6 +72,11 @@ def load_recipe(name: str | Path) -> RunConfig:
     """
     name = str(name)
     if is_run(name):
+        if "model_type" in read_json(Path(name) / "config.json"):
+            raise UserError(
+                f"{name} is an exported folder, which is not trained further: give its run's "
+                "folder, or a recipe and --init RUN"
+            )
         return load_recipe(Path(name) / "config.json")
     if name not in recipe_names() and name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
@@ -104,7 +110,7 @@ def layers(name: str) -> list[tuple[str, dict[str, Any]]]:
             label = str(path)
         else:
             where = f"{found[-1][0]}: base: " if found else ""
-            raise UserError(f"{where}unknown recipe '{name}'{did_you_mean(name, recipe_names())}")
+            raise UserError(f"{where}{no_recipe(name)}")
         place = os.path.realpath(path)
         if place in seen:
             chain = [known for known, _ in found[seen.index(place) :]]
@@ -118,6 +124,21 @@ def layers(name: str) -> list[tuple[str, dict[str, Any]]]:
         if not isinstance(base, str):
             raise UserError(f"{label}: 'base' must be the name of a recipe, not {base!r}")
         name, folder = base, path.parent
+
+
+def no_recipe(name: str) -> str:
+    """What a name is that is not a recipe's."""
+    path = Path(name)
+    if path.is_dir():
+        return f"{name} is a folder without config.json: give a run's folder, or a recipe"
+    if path.is_file():
+        return f"{name} is not a recipe: give a recipe first, and a text by --data.source {name}"
+    names = recipe_names()
+    short = {known.rpartition("/")[2]: known for known in reversed(names)}  # the first of a name
+    near = get_close_matches(name, names, n=1)
+    near = near or [short[one] for one in get_close_matches(name, short, n=1)]
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return f"unknown recipe '{name}'{hint}; `unitsphere recipes` lists them"
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
