@@ -220,6 +220,11 @@ def test_the_verb_prints_one_json_document_or_a_table(quick, capsys, tmp_path):
     assert "ngpt" in capsys.readouterr().out
 
 
+def test_an_unknown_bench_is_refused_with_the_nearest(capsys):
+    assert main(["bench", "optimisers"]) == 2
+    assert "unknown bench 'optimisers' (did you mean 'optimizers'?)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ def run(argv: list[str]) -> int:
         "data": (BenchData, run_data),
         "optimizers": (BenchOptimizers, run_optimizers),
     }
-    part = argv[0] if argv and argv[0] in parts else None
+    part = argv[0] if argv and not argv[0].startswith("-") else None
+    if part is not None and part not in parts:
+        raise UserError(f"unknown bench '{part}'{did_you_mean(part, parts)}")
     options, measure = parts[part] if part else (Bench, run_training)
     args: Any = parse(options, argv[1:] if part else argv, f"bench {part}" if part else "bench")
     counts = ("rounds", "steps", "micro_batch", "warmup", "d_k", "new", "batches")

@@ -56,7 +56,9 @@ def print_piece(text: str) -> None:
 
 
 def hours(count: float) -> str:
-    """Hours with two digits, in minutes below one."""
+    """Hours with two digits, in minutes below one, and in seconds below a minute."""
+    if count < 1 / 60:
+        return f"{3600 * count:.2g} seconds"
     if count < 1:
         return f"{60 * count:.2g} minutes"
     return f"{count:.2g} hours" if count < 100 else f"{count:,.0f} hours"

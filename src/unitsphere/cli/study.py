@@ -120,6 +120,7 @@ def show_forecast(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     if found["may_grow_by"]:
         print(f"up to {found['may_grow_by']} more where a best rate is at an edge of its grid")
     print(f"{hours(found['hours'])} of training, {found['flops']:.3e} FLOPs in all")
+    print("  (without the start of each run, which takes seconds)")
     print(f"  ({found['throughput']})")
     print(f"{size(found['disk'])} of checkpoints on the disk, in {out}")
     return 0
