@@ -190,6 +190,13 @@ def test_mistakes_in_what_belongs_to_the_keys(tmp_path, tune, message):
         )
 
 
+def test_a_mistake_in_a_range_names_the_arm_s_table(tmp_path):
+    span = {"low": 1e-3, "high": 1e-2, "point": 3}
+    study = toy(tmp_path, tune=Tune(keys={"gpt": KEYS, "ngpt": {"optim.lr": span}}, trials=2))
+    with pytest.raises(UserError, match=r"unknown key 'tune\.keys\.ngpt\.optim\.lr\.point'"):
+        checked(study)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [

@@ -96,7 +96,7 @@ def checked(study: CompareStudy) -> dict[str, RunConfig]:
 
 def findings_of(study: CompareStudy, configs: Mapping[str, RunConfig]) -> list[Finding]:
     """What is unfair and allowed; a UserError if it is not allowed."""
-    tuned = {arm: space_of(study.tune.keys.get(arm, {})) for arm in configs}
+    tuned = {arm: space_of(study.tune.keys.get(arm, {}), f"tune.keys.{arm}") for arm in configs}
     return check_fair(configs, study.reference, study.allow, tuned=tuned)
 
 
