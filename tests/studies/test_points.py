@@ -84,6 +84,21 @@ def test_it_flags_fewer_runs_edges_and_borrowed_points(finished):
     assert len(edges) == len(best["at_edge"])
 
 
+def test_a_key_with_one_value_trained_is_flagged():
+    """Three trials that all went to the rate leave the start as it was: it is not tuned."""
+    point = {"optim.lr": 2e-2, "model.init_std": 0.02}
+    trials = [{"params": {**point, "optim.lr": lr}, "status": "finished"} for lr in (1e-2, 2e-2)]
+    near = [
+        {"key": "optim.lr", "value": 1e-2, "loss": 3.0},
+        {"key": "model.init_std", "value": 0.1, "loss": None},
+    ]
+    best = Point("p", point, {}, 2.0, [], near)
+    flags = list(rate_flags({("gpt", 64): Tuned(2e-2, 64, {}, False, (), trials, best)}))
+    assert [(flag.name, flag.text.partition(" is ")[0]) for flag in flags] == [
+        ("untried", "gpt at 64 tokens: model.init_std 0.02")
+    ]
+
+
 def test_the_page_says_the_budget_the_best_points_and_their_neighbours(finished):
     page = markdown(page_of(finished[1]))
     assert "Each arm was tuned by 4 points at most" in page

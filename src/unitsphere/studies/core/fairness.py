@@ -31,6 +31,7 @@ Flagged, shown with the figures:
     untuned     the rates are those of the recipes
     edge        the best rate is at the edge of its grid: a better one may be beyond; where
                 other keys are tuned, the best value of one
+    untried     a key of an arm's [tune] keys was trained at only one of its values
     fewer-runs  an arm was tuned by fewer runs than another
     borrowed    the rate was tuned at another budget
     no-rate     an arm diverged or failed at every rate of its grid
@@ -56,7 +57,7 @@ from unitsphere.data.prepare import lost_share, prepared, source_text_lost, toke
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record, timing, values
-from unitsphere.studies.core.tune import Tuned
+from unitsphere.studies.core.tune import Point, Tuned
 from unitsphere.training.config import RunConfig
 from unitsphere.training.optim.schedule import decay_end, fall_begins
 
@@ -297,6 +298,9 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
             for key in rate.point.edges:
                 text = f"{key} {rate.point.params[key]} is the last of its values"
                 yield Finding("edge", f"{arm} at {tokens:,} tokens: {text}")
+            for key in untried(rate, rate.point):
+                text = f"{key} {rate.point.params[key]} is the only one of its values that ran"
+                yield Finding("untried", f"{arm} at {tokens:,} tokens: {text}: raise tune.trials")
         elif rate.at_edge:
             tried = ", ".join(f"{lr:g}" for lr in rate.rates)
             yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
@@ -309,6 +313,12 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
         if rate.tokens != tokens:
             law = f", its rates carried by the law {rate.law}" if rate.law else ""
             yield Finding("borrowed", f"{arm} at {tokens:,} tokens: tuned at {rate.tokens:,}{law}")
+
+
+def untried(rate: Tuned, point: Point) -> list[str]:
+    """The keys of which the search has trained one value and left out others."""
+    keys = dict.fromkeys(neighbour["key"] for neighbour in point.neighbours)
+    return [key for key in keys if len({trial["params"][key] for trial in rate.trials}) == 1]
 
 
 def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
