@@ -186,8 +186,8 @@ def test_what_train_validated_otherwise_is_said(folder, capsys):
     Path("part/config.json").write_text(json.dumps(config))
     assert main(["eval", "part", "--context", "32"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "whole validation split, fp32; train validated on at most 32 tokens of it (train.eval_tokens), "
-        "with a context of 16 tokens"
+        "whole validation split, fp32; train validated on at most 32 tokens of it "
+        "(train.eval_tokens), with a context of 16 tokens"
     )
 
 

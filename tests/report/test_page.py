@@ -1,8 +1,8 @@
 """The report's page: what it says of runs and studies, whole or with pieces missing."""
 
 import json
-import shutil
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
