@@ -247,7 +247,7 @@ def _decoded(line: bytes, path: Path, offset: int) -> str:
 
 def open_file(path: Path) -> BufferedReader:
     """The file, open for reading bytes after a byte-order mark; a `UserError` if it cannot be."""
-    handle = BufferedReader(open_given(path))
+    handle: BufferedReader = BufferedReader(open_given(path))
     if handle.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
         handle.read(len(codecs.BOM_UTF8))
     return handle
