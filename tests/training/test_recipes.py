@@ -135,6 +135,9 @@ def test_an_exported_folder_is_not_trained_further(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "unitsphere", "architectures": []}')
     with pytest.raises(UserError, match=r"is an exported folder, .* a recipe and --init RUN"):
         load_recipe(tmp_path)
+    (tmp_path / "config.json").write_text("5")
+    with pytest.raises(UserError, match=r"config\.json: the top level must hold architecture"):
+        load_recipe(tmp_path)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():

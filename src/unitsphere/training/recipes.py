@@ -72,12 +72,13 @@ def load_recipe(name: str | Path) -> RunConfig:
     """
     name = str(name)
     if is_run(name):
-        if "model_type" in read_json(Path(name) / "config.json"):
+        found = read_json(Path(name) / "config.json")
+        if isinstance(found, Mapping) and "model_type" in found:
             raise UserError(
                 f"{name} is an exported folder, which is not trained further: give its run's "
                 "folder, or a recipe and --init RUN"
             )
-        return load_recipe(Path(name) / "config.json")
+        return saved_config(found, str(Path(name) / "config.json"))
     if name not in recipe_names() and name.endswith(".json"):
         return saved_config(read_json(Path(name)), name)
     table: dict[str, Any] = {}
