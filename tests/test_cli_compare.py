@@ -11,6 +11,7 @@ from studies.inprocess import trained_here
 from studies.tiny import recipes
 
 from unitsphere.cli import main
+from unitsphere.cli.output import hours
 from unitsphere.errors import Preempted
 from unitsphere.studies import compare as module
 from unitsphere.studies.compare import CompareStudy, decided, find_study, shipped_studies
@@ -116,3 +117,13 @@ def test_a_shipped_study_is_fair_and_has_a_folder_of_its_own(name):
     assert check_fair({arm: decided(found, arm) for arm in found.arms}, found.reference, []) == []
     assert out == Path("runs") / f"compare-{name}"
     assert find_study("mine/that.toml", "compare") == (Path("mine/that.toml"), Path("runs/that"))
+
+
+def test_an_estimate_is_in_a_unit_that_can_be_read():
+    said = [hours(count) for count in (0.001, 0.5, 2.5, 250)]
+    assert said == ["3.6 seconds", "30 minutes", "2.5 hours", "250 hours"]
+
+
+def test_a_dry_run_says_that_the_start_of_runs_is_not_counted(tmp_path, capsys):
+    assert main(["compare", str(study(tmp_path)), "--dry_run"]) == 0
+    assert "(without the start of each run, which takes seconds)" in capsys.readouterr().out

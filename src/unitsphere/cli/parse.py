@@ -274,7 +274,6 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 ELSEWHERE = {
     "learning_rate": "optim.lr",
-    "max_lr": "optim.lr",
     "max_steps": "train.steps",
     "max_iters": "train.steps",
     "num_train_epochs": "train.steps",

@@ -216,7 +216,7 @@ WIDTH: dict[tuple[Law, Weights], dict[Group, float]] = {
 """Exponents of m_w in the rates of what Adam moves.
 
 nu, bound: νGPT's Table 1; −3/4 comes of measured alignment. nu, free [P]: μP's −1 for the layers'
-matrices (arXiv 2203.03466, Table 3), measured at 2 and 3 times the width, where −3/4 cost 0.15 nats
+matrices (arXiv 2203.03466, Table 3), measured at 2 and 3 times the width, where −3/4 cost 0.16 nats
 (docs/results/transfer.md); embedding and head −1/2 as in nanochat (aux rates × (d/768)^−1/2).
 hyperp: no width term, as coded; for matrices that Adam moves by entries, −1/2 keeps the step
 relative to the matrix, whose entries are of size 1/√d, constant [D]."""
