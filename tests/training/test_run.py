@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from run_folders import figures, weights
 from unitsphere.config import to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import prepare
-from unitsphere.errors import RunFailed, UserError
+from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.studies.core.jobs import DIVERGED
@@ -344,3 +345,13 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(tiny, tmp_
 def test_a_seed_that_no_generator_takes_is_refused(seed, tiny):
     with pytest.raises(UserError, match=r"train\.seed must"):
         tiny(seed=seed)
+
+
+@pytest.mark.parametrize(("steps", "limit"), [(8, None), (4000, "1s")])
+def test_a_run_says_how_often_it_reads_its_data(tiny, tmp_path, capsys, steps, limit):
+    config = resolve(tiny(steps=steps, time_limit=limit), None)
+    times = steps * config.train.batch_tokens / open_corpus(config).batches.shards.n_tokens
+    with pytest.raises(Preempted) if limit else nullcontext():
+        train(config, tmp_path / "run")
+    said = f"reads the training data {times:.3g} times" in capsys.readouterr().err
+    assert said is (times > 1) is bool(limit)

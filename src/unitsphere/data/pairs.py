@@ -100,12 +100,15 @@ class PairBatches:
         self._kept = np.flatnonzero((source <= context) & (target <= context))
         self._lengths = source[self._kept], target[self._kept]
         self.left_out = len(pairs) - len(self._kept)
-        if not len(self._kept):
+        if not len(self):
             raise UserError(
                 f"none of the {len(pairs)} pairs for training fits data.context {context}: "
                 "use more pairs or a longer data.context"
             )
         self.pairs, self.context, self._rows, self.seed = pairs, context, rows, seed
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, [rows, …]."""
@@ -119,8 +122,8 @@ class PairBatches:
         return pair_batch(chosen, self.pairs.shards.separator, *widths)
 
     def _place(self, row: int) -> int:
-        epoch, place = divmod(row, len(self._kept))
-        return int(permutation(len(self._kept), self.seed, epoch)[place])
+        epoch, place = divmod(row, len(self))
+        return int(permutation(len(self), self.seed, epoch)[place])
 
     def _width(self, lengths: np.ndarray) -> int:
         return min(-(-int(lengths.max()) // WIDTH) * WIDTH, self.context)

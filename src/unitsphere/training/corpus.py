@@ -65,11 +65,13 @@ class Validation(Protocol):
 class Corpus:
     """A run's data; `example` is some rows of what it is validated on, shown in samples.txt.
 
-    `validation_rows` gives that many rows of it, evenly spread; fewer if there are fewer.
+    `epoch` is how many rows `batches` reads before the first is read again. `validation_rows` gives
+    that many rows of what it is validated on, evenly spread; fewer if there are fewer.
     `fingerprint` is of its tokens, `input` of what they were made from.
     """
 
     batches: ByStep
+    epoch: int
     validate: Validation
     example: Batch
     validation_rows: Callable[[int], Batch]
@@ -101,8 +103,10 @@ def open_stream(config: RunConfig) -> Corpus:
     tokenizer = training.tokenizer()
     scored = scoring_form(config, tokenizer, data.context)
     rows = train.batch_tokens // data.context
+    batches = Batches(training, training_form(config, tokenizer), rows, train.seed)
     return Corpus(
-        batches=Batches(training, training_form(config, tokenizer), rows, train.seed),
+        batches=batches,
+        epoch=batches.n_windows,
         validate=partial(
             evaluate_shards,
             shards=validation,
@@ -138,6 +142,7 @@ def open_pairs(config: RunConfig) -> Corpus:
     say_what_is_long(pairs, held_out)
     return Corpus(
         batches=pairs,
+        epoch=len(pairs),
         validate=partial(
             evaluate_pair_split,
             pairs=held_out,

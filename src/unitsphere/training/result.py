@@ -47,8 +47,11 @@ class Result:
         return ", ".join(parts)
 
 
-def headline(trainer: Trainer, out: Path, state: State, recipe: str) -> str:
-    """What is about to be trained, in lines of less than 80 columns but for a long folder."""
+def headline(trainer: Trainer, out: Path, state: State, recipe: str, epoch: int) -> str:
+    """What is about to be trained, in lines of less than 80 columns but for a long folder.
+
+    `epoch`: rows of the training data.
+    """
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
     train = trainer.config.train
     start = ""
@@ -67,6 +70,8 @@ def headline(trainer: Trainer, out: Path, state: State, recipe: str) -> str:
     if warmup > end:
         over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
         lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
+    if (epochs := train.steps * trainer.rows / epoch) > 1:
+        lines.append(f"reads the training data {epochs:.3g} times")
     if trainer.plan.precision == "bf16-storage":
         lines.append("weights stored in bf16 lose small updates: not recommended")
     return "\n".join(lines)

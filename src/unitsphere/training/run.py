@@ -185,7 +185,7 @@ class Session:
             stack.enter_context(self.stop)
             log = stack.enter_context(open_log(stack, trainer, out, state))
             stack.enter_context(saver)
-            log.say(headline(trainer, out, state, self.recipe))
+            log.say(headline(trainer, out, state, self.recipe, self.corpus.epoch))
             if trainer.plan.layout.first and (
                 trainer.plan.layout.world > 1 or trainer.model.device.type == "cuda"
             ):
