@@ -8,6 +8,7 @@ import torch
 from unitsphere.errors import UserError
 from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import constraints, declarations
+from unitsphere.models.parts import ScaleConfig
 from unitsphere.models.registry import ARCHITECTURES, architecture, build
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -119,6 +120,22 @@ def test_sizes_that_cannot_be_are_refused(name):
         build(name, vocab_size=50, d_model=32, n_layers=1, n_heads=5)
     with pytest.raises(UserError, match=r"has no setting 'd_modle' .*'d_model'"):
         build(name, d_modle=32)
+    with pytest.raises(UserError, match=r"'model\.d_model' must be int, not 32\.0"):
+        build(name, **(SMALL | {"d_model": 32.0}))
+
+
+@EVERY
+def test_targets_of_another_shape_are_refused(name):
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"one shape, not \[2, 8\] and \[2, 7\]"):
+        build(name, **SMALL).loss(tokens, tokens[:, 1:])
+
+
+def test_a_table_of_a_config_may_be_a_dict():
+    as_dict, as_config = (
+        build("ngpt", **SMALL, alpha=a) for a in ({"init": 0.1}, ScaleConfig(init=0.1))
+    )
+    assert as_dict.config == as_config.config
 
 
 @pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt", "rezero", "lnscaling", "dyt"])

@@ -1,12 +1,12 @@
 """The architectures by name. A new one is a file next to this and a line in `ARCHITECTURES`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from unitsphere.config import did_you_mean
+from unitsphere.config import did_you_mean, from_dict, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.angpt import ANGPT, ANGPTConfig
 from unitsphere.models.config import check_shape
@@ -123,6 +123,9 @@ def build(
 ) -> Transformer:
     """A model by the architecture's name, what it is trained for, and its config's fields.
 
+    A field that is a table, such as `alpha`, may be a dict of some of its keys. Raises UserError
+    for a name, a field, a type or a size that cannot be used.
+
     >>> build("ngpt", vocab_size=256, d_model=64, n_layers=2, n_heads=2).config.d_model
     64
     """
@@ -131,4 +134,5 @@ def build(
     if unknown:
         hint = did_you_mean(unknown[0], kinds.__dataclass_fields__)
         raise UserError(f"{name} has no setting '{unknown[0]}'{hint}")
-    return build_from(name, kinds(**numbers), device, seed, objective)
+    plain = {k: to_dict(v) if is_dataclass(v) else v for k, v in numbers.items()}
+    return build_from(name, from_dict(kinds, plain, "model."), device, seed, objective)

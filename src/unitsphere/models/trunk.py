@@ -286,6 +286,9 @@ class Transformer(nn.Module, ABC):
         `z_loss` times (log Σ exp logits)² is added for each scored token (PaLM §5). `logit_power`
         is the q of `ops.loss.precondition`, for models whose logits have a scale each.
         """
+        if targets.shape != tokens.shape:
+            shapes = " and ".join(str(list(ids.shape)) for ids in (tokens, targets))
+            raise UserError(f"tokens and targets must have one shape, not {shapes}")
         memory = None if source is None else self.encode(source, source_mask)
         h = self.features(tokens, mask=mask, memory=memory, documents=documents)
         head = self.head()
