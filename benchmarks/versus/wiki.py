@@ -105,19 +105,19 @@ def run_nanochat(
     options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
     """nanochat's base_train, which compiles."""
-    peer = nanochat_peer(options, out)
-    return compiled(options, peer, options.nanochat, steps, rate), options.nanochat
+    first, own = ([*nanochat_peer(options, out), str(n), str(rate)] for n in (1, steps))
+    return compiled(options, "nanochat", options.nanochat, first, own), options.nanochat
 
 
 def compiled(
-    options: argparse.Namespace, peer: list[str], where: Path, steps: int, rate: float
+    options: argparse.Namespace, name: str, where: Path, first: list[str], own: list[str]
 ) -> list[str]:
-    """A peer's command with the cache of its compiler, filled once, outside of the clock."""
-    cache = options.out / f"compiled-{Path(peer[1]).stem}"
-    command = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", *peer]
+    """The command `own` with the cache of its compiler; `first` fills it once, not timed."""
+    cache = options.out / f"compiled-{name}"
+    named = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}"]
     if not cache.exists():
-        subprocess.run([*command, "1", str(rate)], cwd=where, check=True, stdout=sys.stderr)
-    return [*command, str(steps), str(rate)]
+        subprocess.run([*named, *first], cwd=where, check=True, stdout=sys.stderr)
+    return [*named, *own]
 
 
 def nanochat_parameters(trace: Trace, out: Path) -> int:
@@ -142,7 +142,8 @@ def run_litgpt(
     options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
     """litgpt's pretraining, which compiles."""
-    return compiled(options, litgpt_peer(options, out), Path.cwd(), steps, rate), Path.cwd()
+    first, own = ([*litgpt_peer(options, out), str(n), str(rate)] for n in (1, steps))
+    return compiled(options, "litgpt", Path.cwd(), first, own), Path.cwd()
 
 
 def litgpt_parameters(trace: Trace, out: Path) -> int:
@@ -180,18 +181,21 @@ def run_ours(
 ) -> tuple[list[str], Path]:
     """A recipe whose tuned `rate` the law takes to so many steps.
 
-    In bf16 where the processor has such instructions.
+    Compiled, and in bf16 where the processor has such instructions.
     """
     given = {
         "data.source": options.out / "shards", "data.context": CONTEXT,
         "optim.transfer": "nu", "optim.base.lr": rate,
-        "train.steps": steps, "train.precision": "auto", "train.save_every": 0,
+        "train.precision": "auto", "train.compile": True, "train.save_every": 0,
         "train.eval_every": 0, "train.eval_tokens": 16384,
     }  # fmt: skip
     words = [f"--{name}={value}" for name, value in given.items()]
-    unitsphere = [sys.executable, "-m", "unitsphere"]
-    command = [*unitsphere, "train", recipe, *words, "--out", str(out / "run")]
-    return command, Path.cwd()
+    unitsphere = [sys.executable, "-m", "unitsphere", "train", recipe, *words]
+    first, own = (
+        [*unitsphere, f"--train.steps={n}", f"--out={out / folder}"]
+        for n, folder in ((1, "first"), (steps, "run"))
+    )
+    return compiled(options, f"ours-{Path(recipe).stem}", Path.cwd(), first, own), Path.cwd()
 
 
 def our_parameters(trace: Trace, out: Path) -> int:

@@ -185,21 +185,32 @@ def test_a_peer_without_its_clone_gets_a_clear_line(wiki, capsys):
     assert "contender nanochat: give --nanochat, a clone of it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("peer", ["nanochat", "litgpt"])
-def test_a_peer_compiles_once_before_the_clock_starts(peer, wiki, options, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "cache", "said"),
+    [
+        ("nanochat", "nanochat", ["{n}", "0.02"]),
+        ("litgpt", "litgpt", ["{n}", "0.02"]),
+        ("gpt-plus-shift", "ours-gpt-plus-shift", ["--train.steps={n}", "--train.compile=True"]),
+    ],
+)
+def test_a_contender_compiles_once_before_the_clock_starts(
+    name, cache, said, wiki, options, monkeypatch
+):
     ran = []
 
     def run(command, **how):
-        ran.append((command[-2], how["cwd"]))
-        (options.out / f"compiled-{peer}_peer").mkdir()
+        ran.append((command, how["cwd"]))
+        (options.out / f"compiled-{cache}").mkdir()
 
     monkeypatch.setattr(wiki.subprocess, "run", run)
     for _ in range(2):
-        train = wiki.CONTENDERS[peer].train
-        command, where = train(options, 40, 0.02, options.out / "run")
-        assert command[-2:] == ["40", "0.02"]
-        assert f"{peer}_peer.py" in command[3]
-    assert ran == [("1", where)]
+        command, where = wiki.CONTENDERS[name].train(options, 40, 0.02, options.out / "run")
+        assert command[1] == f"TORCHINDUCTOR_CACHE_DIR={options.out / f'compiled-{cache}'}"
+        assert {word.format(n=40) for word in said} <= set(command)
+    [(first, folder)] = ran
+    assert folder == where
+    assert first[:2] == command[:2]
+    assert {word.format(n=1) for word in said} <= set(first)
 
 
 @pytest.mark.parametrize(

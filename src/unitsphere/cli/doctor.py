@@ -64,7 +64,7 @@ def computing() -> dict[str, Any]:
         return {}
     import torch
 
-    from unitsphere.kernels.attention import backends_of
+    from unitsphere.kernels.sdpa import backends_of
     from unitsphere.training.device import pick_device, pick_precision
 
     device = pick_device("auto")

@@ -1,9 +1,10 @@
 """Faster functions with the names and signatures of the plain ones in `ops`.
 
-Each runs as a Triton kernel where that can serve, else as the plain function; `registry` has the
-modes that decide it.
+Each runs as a kernel where that can serve, by Triton but for `attention`, else as the plain
+function; `registry` has the modes that decide it.
 """
 
+from unitsphere.kernels.cpu_attention import attention
 from unitsphere.kernels.functions import adam_project_, lerp_norm, rope_norm
 from unitsphere.kernels.fused_step import fused_step
 from unitsphere.kernels.registry import Mode, mode, use_kernels, using_kernels
@@ -11,6 +12,7 @@ from unitsphere.kernels.registry import Mode, mode, use_kernels, using_kernels
 __all__ = [
     "Mode",
     "adam_project_",
+    "attention",
     "fused_step",
     "lerp_norm",
     "mode",

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from unitsphere.kernels import rope_norm
-from unitsphere.ops.attention import attention
+from unitsphere.kernels import attention, rope_norm
 from unitsphere.ops.mask import keys_seen
 from unitsphere.ops.norm import cast, unit_norm
 from unitsphere.ops.rope import rope

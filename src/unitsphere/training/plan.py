@@ -18,7 +18,7 @@ from unitsphere.data.batches import ByStep
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
-from unitsphere.kernels.attention import use_attention_of
+from unitsphere.kernels.sdpa import use_attention_of
 from unitsphere.models.experts import ExpertLinear
 from unitsphere.models.parts import Linear
 from unitsphere.models.plans import input_bounds

@@ -1,0 +1,98 @@
+"""Causal attention on a CPU in bf16, by blocks of queries.
+
+SDPA's kernel for a CPU is slow in bf16, its backward pass above all. Here attention is torch's own
+matrix products, of `BLOCK` queries with the keys that they may see: 9.5 ms instead of 15.4, forward
+and backward, for 8 sequences of 256 and 2 heads of 64. The softmax's weights are kept for the
+backward pass, so it serves short sequences only. In fp32 SDPA's kernel stays, 4% of a step slower.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask
+
+from unitsphere.kernels.registry import mode
+from unitsphere.ops import attention as ops
+
+BLOCK = 64
+"""Queries at once: their products with 256 keys of 16 heads stay in the cache."""
+LONGEST = 1024
+"""Of the sequences: beyond, the weights take more memory than the products save time."""
+softmax_gradient = torch.ops.aten._softmax_backward_data
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | BlockMask | None,
+    causal: bool,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`ops.attention.attention`, by blocks of queries where those can serve and are faster."""
+    if mode() != "off" and causal and mask is None and not dropout and suits(q, k, v):
+        return CausalAttention.apply(q, k, v, scale)  # pyright: ignore[reportReturnType]
+    return ops.attention(q, k, v, scale, mask, causal, dropout)
+
+
+def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether these are trained on a CPU, in bf16, of one shape and of a suitable length."""
+    return (
+        torch.is_grad_enabled()
+        and q.device.type == "cpu"
+        and q.dtype == k.dtype == v.dtype == torch.bfloat16
+        and q.shape == k.shape == v.shape
+        and BLOCK <= q.shape[-2] <= LONGEST
+        and not hasattr(q, "placements")
+    )
+
+
+class CausalAttention(torch.autograd.Function):
+    """softmax(q kᵀ · scale + M) v of bf16 [batch, H, time, d_k], M as causality has it.
+
+    The product of the scores is in fp32, the others in bf16, with sums over blocks in fp32.
+    """
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """o; keeps q, k, v and the weights."""
+        batch, heads, time, d_k = ctx.shape = q.shape
+        q, k, v = (x.reshape(-1, time, d_k) for x in (q, k, v))
+        wide_q, wide_k = q.float() * scale, k.float().mT
+        hidden = torch.full((BLOCK, BLOCK), -math.inf).triu(1)
+        o, weights = torch.empty_like(q), []
+        for start, end in blocks(time):
+            scores = wide_q[:, start:end] @ wide_k[..., :end]
+            scores[..., start:] += hidden[: end - start, : end - start]
+            weights.append(scores.softmax(-1).to(q.dtype))
+            o[:, start:end] = weights[-1] @ v[:, :end]
+        ctx.scale = scale
+        ctx.save_for_backward(q, k, v, *weights)
+        return o.view(batch, heads, time, d_k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """dq, dk and dv."""
+        q, k, v, *weights = ctx.saved_tensors
+        g = g.reshape(q.shape)
+        dq, dk, dv = torch.empty_like(q), *(torch.zeros(x.shape) for x in (k, v))
+        for (start, end), p in zip(blocks(q.shape[1]), weights, strict=True):
+            dp = g[:, start:end] @ v[:, :end].mT
+            ds = softmax_gradient(dp.float(), p.float(), -1, torch.float32)
+            ds = ds.mul_(ctx.scale).to(q.dtype)
+            dq[:, start:end] = ds @ k[:, :end]
+            dk[:, :end] += ds.mT @ q[:, start:end]
+            dv[:, :end] += p.mT @ g[:, start:end]
+        dq, dk, dv = (x.to(q.dtype).view(ctx.shape) for x in (dq, dk, dv))
+        return dq, dk, dv, None
+
+
+def blocks(time: int) -> list[tuple[int, int]]:
+    """First query of each block, and the one after its last."""
+    return [(start, min(start + BLOCK, time)) for start in range(0, time, BLOCK)]
