@@ -45,7 +45,7 @@ LITGPT_WIDTH = 144
 """Its head is not tied, as ours is not."""
 CLONED = ("nanogpt", "nanochat")
 """Peers that run from a clone of their repository."""
-PROBE = (10, 40)
+PROBE = (20, 120)
 """Steps of the two runs whose difference is the time per step."""
 TOLERANCE = 0.02
 """By how much a contender's parameters may differ from ours."""

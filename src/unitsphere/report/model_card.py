@@ -74,9 +74,14 @@ transformers only. The tokenizer puts the separator before a text, as in trainin
 
 ## Training
 
+<details>
+<summary>All settings</summary>
+
 ```json
 {config}
 ```
+
+</details>
 """
 
 

@@ -27,7 +27,12 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
 from unitsphere.training.checkpoint.tensors import load_model
 from unitsphere.training.config import RunConfig
-from unitsphere.training.device import Precision, check_memory, device_and_precision
+from unitsphere.training.device import (
+    Precision,
+    check_memory,
+    device_and_precision,
+    keep_freed_memory,
+)
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.distributed.parallelize import fill, parallelize
 from unitsphere.training.distributed.straggler import LocalTime
@@ -136,6 +141,7 @@ def build_trainer(
         model.to(torch.bfloat16)
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)
+    keep_freed_memory(plan.device)
     if plan.precision == "fp8":
         use_fp8(model, config.optim.constrained.kind)
     loss = parallelize(
