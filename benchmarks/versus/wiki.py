@@ -47,6 +47,8 @@ CLONED = ("nanogpt", "nanochat")
 """Peers that run from a clone of their repository."""
 PROBE = (20, 120)
 """Steps of the two runs whose difference is the time per step."""
+KEEP_MEMORY = ("env", f"MALLOC_TRIM_THRESHOLD_={2**40}", f"MALLOC_MMAP_THRESHOLD_={2**25}")
+"""Settings of glibc, for all: what tensors free stays in the process, as ours sets for itself."""
 TOLERANCE = 0.02
 """By how much a contender's parameters may differ from ours."""
 
@@ -252,7 +254,7 @@ def measured(name: str, options: argparse.Namespace, steps: int, rate: float) ->
         contender = CONTENDERS[name]
         folder.mkdir(exist_ok=True)
         command, where = contender.train(options, steps, rate, folder)
-        trace = traced(command, where, options.core, folder / "log")
+        trace = traced([*KEEP_MEMORY, *command], where, options.core, folder / "log")
         found = {
             "steps": steps, "rate": rate, "cpu": trace.cpu, "wall": trace.wall,
             "parameters": contender.parameters(trace, folder),

@@ -148,7 +148,9 @@ def fake(wiki, monkeypatch, parameters=1000, per_step=0.5, start_up=10.0):
         return [str(steps), str(rate)], out
 
     def traced(command, cwd, core, log):
-        return sys.modules["process"].Trace([], 0.0, start_up + per_step * int(command[0]))
+        *settings, steps, _rate = command
+        assert tuple(settings) == wiki.KEEP_MEMORY
+        return sys.modules["process"].Trace([], 0.0, start_up + per_step * int(steps))
 
     def score(options, trace, out):
         steps, rate = asked[-1]
