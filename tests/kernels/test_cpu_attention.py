@@ -59,7 +59,6 @@ def test_a_query_sees_no_later_key():
         ({"H_kv": 1}, False),
         ({"causal": False}, False),
         ({"dropout": 0.1}, False),
-        ({"mask": torch.ones(BLOCK, BLOCK).bool().tril(), "causal": False}, False),
         ({"mode": "off"}, False),
         ({"grad": False}, False),
     ],
@@ -67,12 +66,18 @@ def test_a_query_sees_no_later_key():
 def test_it_serves_what_it_can(change, expected, monkeypatch):
     served = []
     monkeypatch.setattr(CausalAttention, "apply", lambda *given: served.append(given))
-    settings = {"time": BLOCK, "mask": None, "causal": True, "dropout": 0.0} | change
+    settings = {"time": BLOCK, "causal": True, "dropout": 0.0} | change
     sizes = {key: settings[key] for key in ("time", "dtype", "H_kv") if key in settings}
     q, k, v, _ = heads(**sizes)
     with using_kernels(settings.get("mode", "auto")), torch.set_grad_enabled("grad" not in change):
-        attention(q, k, v, SCALE, settings["mask"], settings["causal"], settings["dropout"])
+        attention(q, k, v, SCALE, None, settings["causal"], settings["dropout"])
     assert bool(served) is expected
+
+
+def test_a_mask_is_not_ignored():
+    q, k, v, _ = heads(BLOCK)
+    itself = torch.eye(BLOCK).bool()
+    torch.testing.assert_close(attention(q, k, v, SCALE, itself, True), v)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -20,7 +20,7 @@ from unitsphere.ops import attention as ops
 BLOCK = 64
 """Queries at once: their products with 256 keys of 16 heads stay in the cache."""
 LONGEST = 1024
-"""Of the sequences: beyond, the weights take more memory than the products save time."""
+"""Of the sequences: the weights of longer ones take too much memory."""
 softmax_gradient = torch.ops.aten._softmax_backward_data
 
 

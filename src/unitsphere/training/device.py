@@ -55,8 +55,8 @@ def keep_freed_memory(device: torch.device) -> None:
     if device.type == "cpu" and sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(M_TRIM_THRESHOLD, -1)  # never
-            mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it takes
+            mallopt(M_TRIM_THRESHOLD, -1)  # never give memory back
+            mallopt(M_MMAP_THRESHOLD, 2**25)  # 32 MiB, the largest value that every glibc takes
 
 
 def pick_device(name: str) -> torch.device:
