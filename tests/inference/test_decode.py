@@ -63,6 +63,26 @@ def test_a_token_shift_remembers_the_last_token_of_each_row(name):
     torch.testing.assert_close(found, model(tokens)[[1, 0], 3:], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt"])
+def test_a_key_offset_reads_the_key_before_from_the_cache(name):
+    model = build(name, seed=3, key_offset=True, rotary_fraction=0.5, **SIZES).double()
+    settings = {"temperature": 1.0, "seed": [4, 9, 1]}
+    expected = generate(model, PROMPTS, 12, **settings)
+    assert generate(model, PROMPTS, 12, compile=True, **settings) == expected
+    each = [
+        generate(model, [p], 12, **settings | {"seed": s})[0]
+        for p, s in zip(PROMPTS, [4, 9, 1], strict=True)
+    ]
+    assert each == expected
+    tokens = torch.tensor([[5, 9, 2, 40, 8], [7, 1, 33, 2, 60]])
+    cache = model.new_cache(2, 5)
+    model(tokens[:, :2], cache=cache)
+    model(tokens[:, 2:3], cache=cache)
+    cache.reorder(torch.tensor([1, 0]))
+    found = model(tokens[[1, 0], 3:], cache=cache)
+    torch.testing.assert_close(found, model(tokens)[[1, 0], 3:], rtol=0, atol=1e-12)
+
+
 def test_a_token_compiles_nothing_again_and_texts_of_other_lengths_share_the_graph():
     model = build("ngpt", **(SIZES | {"n_layers": 2}))
     before = graphs()

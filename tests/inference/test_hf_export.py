@@ -74,6 +74,8 @@ RUNS = {
     "shifted": ("ngpt", "clm", "bytes"),
     "shifted-gpt": ("gpt", "clm", "bpe:300"),
     "shifted-angpt": ("angpt", "clm", "bytes"),
+    "offset": ("ngpt", "clm", "bytes"),
+    "offset-gpt": ("gpt", "clm", "bpe:300"),
 }
 SIZES = "\nrecurrence = { d_key = 8, d_value = 16 }"
 MORE = {
@@ -84,6 +86,8 @@ MORE = {
     "shifted": "token_shift = true",
     "shifted-gpt": "token_shift = true\nembedding_norm = true",
     "shifted-angpt": "token_shift = true",
+    "offset": "key_offset = true\nrotary_fraction = 0.5",
+    "offset-gpt": "key_offset = true\nrotary_fraction = 0.5\ntoken_shift = true",
 }
 """What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]
@@ -184,7 +188,9 @@ def test_left_padding_changes_nothing(folder, name):
     assert torch.allclose(padded, alone, atol=1e-5 * max(1, alone.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", ["angpt", "windowed", "hybrid", "recurrent", "shifted"])
+@pytest.mark.parametrize(
+    "name", ["angpt", "windowed", "hybrid", "recurrent", "shifted", "offset-gpt"]
+)
 def test_beams_find_what_is_at_least_as_likely_as_the_greedy_text(folder, name):
     model, tokenizer = loaded(folder / f"hf-{name}")
     batch = tokenizer("The", return_tensors="pt")
@@ -449,6 +455,7 @@ def engine_attention(module, q, k, v, attention_mask, scaling, attention_instanc
 
 
 NO_ENGINE = {"windowed", "hybrid", "recurrent", "shifted", "shifted-gpt", "shifted-angpt"}
+NO_ENGINE |= {"offset", "offset-gpt"}
 
 
 @pytest.mark.parametrize("name", sorted({*CAUSAL} - NO_ENGINE))
@@ -489,6 +496,14 @@ def test_a_token_shift_says_what_it_needs(folder):
     with pytest.raises(ValueError, match="vllm does not tell the token before"):
         AutoModelForCausalLM.from_pretrained(
             folder / "hf-shifted", trust_remote_code=True, attn_implementation="vllm"
+        )
+
+
+def test_an_engine_that_keeps_the_keys_gets_no_key_offset(folder):
+    AttentionInterface.register("vllm", engine_attention)
+    with pytest.raises(ValueError, match="vllm keeps the keys: no key_offset"):
+        AutoModelForCausalLM.from_pretrained(
+            folder / "hf-offset", trust_remote_code=True, attn_implementation="vllm"
         )
 
 

@@ -80,6 +80,7 @@ CASES = {
             "peri-ln": {"output_norm": True, "embedding_norm": True},
             "value-embeddings": {"value_embeddings": True},
             "token-shift": {"token_shift": True, "embedding_norm": True},
+            "key-offset": {"key_offset": True},
             "output-norm": {"output_norm": True, "gated": True, "branch": 0.4},
             "recent-tied": {
                 "activation": "relu2",
@@ -111,6 +112,9 @@ CASES = {
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
     "ngpt-value-embeddings": ngpt_case({"value_embeddings": True}, value_embeddings=True),
     "ngpt-token-shift": ngpt_case({"token_shift": True}, token_shift=True),
+    "ngpt-key-offset": ngpt_case(
+        {"key_offset": True, "rotary_fraction": 0.5}, key_offset=True, rotary_fraction=0.5
+    ),
     "ngpt-half-rotary": ngpt_case({"rotary_fraction": 0.5}, rotary_fraction=0.5),
     **{
         f"ngpt-{name}-{form}": scale_case(name, form, 0.5, 0.4)
@@ -121,6 +125,7 @@ CASES = {
     "angpt-tied": ("angpt", {"tied": True}, angpt, angpt.Settings(L, H, tied=True)),
     "angpt-z1": ("angpt", {"z_gain": "1"}, angpt, angpt.Settings(L, H, z_gain="1")),
     "angpt-token-shift": angpt_case({"token_shift": True}, token_shift=True),
+    "angpt-key-offset": angpt_case({"key_offset": True}, key_offset=True),
     "angpt-plain": ("angpt", {"nu_alpha": False}, angpt, angpt.Settings(L, H, residual="plain")),
     "angpt-signed": angpt_case({"signed_alpha": True}, absolute_alpha=False),
     "angpt-exact": angpt_case({}, nu_acf="exact"),

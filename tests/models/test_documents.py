@@ -69,6 +69,22 @@ def test_a_document_s_first_token_takes_no_share_of_the_last_one_s(design):
     equal(model(padded, left_padding=torch.tensor([3, 3]))[:, 3:], model(x))
 
 
+@pytest.mark.parametrize("design", ["gpt", "ngpt", "angpt"])
+def test_a_document_s_first_key_is_not_offset_by_the_last_one_s(design):
+    model = packed(design, key_offset=True, rotary_fraction=0.5)
+    x = tokens(2, TIME)
+    with torch.no_grad():
+        for block in model.blocks if design == "ngpt" else ():
+            block.attention.s_qk.stored.fill_(0.3)  # s_qk by element acts after RoPE
+    found = model(x, documents=DOCUMENTS.expand(2, TIME))
+    equal(found[:, CUT:], model(x[:, CUT:]))
+    other = x.clone()
+    other[:, CUT - 1] = (x[:, CUT - 1] + 1) % 24
+    equal(model(other, documents=DOCUMENTS.expand(2, TIME))[:, CUT:], found[:, CUT:])
+    padded = torch.cat([torch.full((2, 3), 5), x], dim=1)
+    equal(model(padded, left_padding=torch.tensor([3, 3]))[:, 3:], model(x))
+
+
 def test_rows_have_documents_of_their_own_and_the_loss_is_theirs():
     model, x = packed("angpt", g="layer"), tokens(2, TIME)
     documents = torch.stack([DOCUMENTS[0], (torch.arange(TIME) >= 7).long()])

@@ -76,6 +76,7 @@ class Settings:
     n_kv_heads: int | None = None  # none: n_heads
     window: int | None = None  # none: no window
     token_shift: bool = False  # not the paper's: what reference/gpt.py has / sqrt(1 + mean s^2)
+    key_offset: bool = False  # not the paper's: as in reference/gpt.py
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -153,6 +154,8 @@ def attention(
         if memory is None:
             q, k = (rope(y, positions, s.rotary_fraction) for y in (q, k))
         q, k = unit(q), unit(k)
+        if "earlier" in p and memory is None:
+            k = basics.with_late_keys(k, p["earlier"], s.rotary_fraction)
         g = fixed if s.g == "fixed" else p["g"].expand(H)[n]
         A = basics.softmax(g * (q @ k.transpose(1, 2)), see)
         if s.attention_factor:

@@ -119,6 +119,15 @@ def one_earlier(e: Tensor, positions: Tensor, documents: Tensor | None) -> Tenso
     return earlier
 
 
+def with_late_keys(k: Tensor, earlier: Tensor, fraction: float) -> Tensor:
+    """One head k [B, T, d_k] after RoPE: features from d_rot on are those of the token before.
+
+    earlier [B, T, T]: row t is 1 at t - 1, or 0 where `one_earlier` is.
+    """
+    d_rot = 2 * int(fraction * k.shape[-1] / 2)
+    return torch.cat([k[..., :d_rot], earlier @ k[..., d_rot:]], dim=-1)
+
+
 def directions(e: Tensor) -> Tensor:
     """e [..., d] with root mean square 1."""
     return e / torch.sqrt((e * e).sum(-1, keepdim=True) / e.shape[-1])

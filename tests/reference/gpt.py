@@ -39,7 +39,9 @@ Switches of recent baselines (modded-nanogpt, track 3; all off by default):
   v = (W_v x)_n + s_v[n] (E_v[token])_n, with layers.{i}.E_v [V, H_kv d_k] and s_v [H_kv];
 - token_shift: the first h of token t is e_t + 2 / (1 + exp(-w_shift . x)) * s_shift * e_{t-1}, with
   s_shift and w_shift [d], e_t = E_in[token t] or its RMSNorm, and x = e_t / rms(e_t);
-  e_{t-1} = 0 for the first token of a sequence or document. The encoder has the same two vectors.
+  e_{t-1} = 0 for the first token of a sequence or document. The encoder has the same two vectors;
+- key_offset (modded-nanogpt's partial key offset): the features of k that RoPE leaves are, after
+  RoPE and norm, those of the token before; 0 for the first token of a sequence or document.
 """
 
 import math
@@ -77,6 +79,7 @@ class Settings:
     output_norm: bool = False
     value_embeddings: bool = False
     token_shift: bool = False
+    key_offset: bool = False
 
 
 def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int, ...]]:
@@ -149,6 +152,8 @@ def attention(
             q, k = unit(q), unit(k)
             fixed = math.sqrt(d_k) if s.g_value is None else s.g_value
             factor = fixed if s.g == "fixed" else p["g"].expand(H)[n]
+        if "earlier" in p and memory is None:
+            k = basics.with_late_keys(k, p["earlier"], s.rotary_fraction)
         heads.append(basics.attend(q, k, v, factor, see))
     return linear(torch.cat(heads, dim=-1), p["W_o"])
 

@@ -102,6 +102,7 @@ class Settings:
     window: int | None = None  # none: no window
     value_embeddings: bool = False  # not the paper's: as in reference/gpt.py, rows of E_v unit
     token_shift: bool = False  # not the paper's: Norm of what reference/gpt.py has
+    key_offset: bool = False  # not the paper's: as in reference/gpt.py, after s_qk
 
 
 def paper(d: int, n_layers: int, n_heads: int, **changes: object) -> Settings:
@@ -188,6 +189,8 @@ def attention(
         if s.qk_norm:
             q, k = unit(q), unit(k)
         q, k = q * s_qk[m], k * s_qk[m]
+        if "earlier" in p and memory is None:
+            k = basics.with_late_keys(k, p["earlier"], s.rotary_fraction)
         heads.append(basics.attend(q, k, v, factor, see))
     return linear(torch.cat(heads, dim=-1), p["W_o"])
 

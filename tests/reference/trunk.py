@@ -63,6 +63,9 @@ class Oracle:
             p = of_layer(w, i, stack)
             if "E_v" in p:  # value embeddings, [B, T, H_kv d_k]
                 p["e_v"] = p["E_v"][tokens]
+            if getattr(s, "key_offset", False):
+                each = torch.eye(tokens.shape[1]).double().expand(len(tokens), -1, -1)
+                p["earlier"] = basics.one_earlier(each, positions, documents)
             states += self.block(states[-1], p, s, positions, see, memory, see_memory, **number)
         return states
 

@@ -184,10 +184,13 @@ class Watched:
         return self.context.rotate_norm(x, scale)
 
     def keys_values(
-        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self,
+        h: Tensor,
+        project: Callable[[Tensor, Context], KeysValues],
+        offset: int | None = None,
     ) -> KeysValues:
         """The context's."""
-        return self.context.keys_values(h, project)
+        return self.context.keys_values(h, project, offset)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """The context's, after its weights are handed over, without dropout."""

@@ -36,7 +36,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unitsphere.models.config import ModelConfig, head_size, mlp_size, rotary_size, vocabulary
+from unitsphere.models.config import (
+    ModelConfig,
+    head_size,
+    mlp_size,
+    offset_start,
+    rotary_size,
+    vocabulary,
+)
 from unitsphere.models.constraint import Bound
 from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
@@ -89,6 +96,9 @@ class ANGPTConfig(ModelConfig):
     token_shift: bool = False
     """h = (e_t + γ_t s ⊙ e_{t−1})·ν(s) of the embeddings e of a token and of the one before it, s
     from 0; γ_t = 2σ(√d·⟨w, Norm(e_t)⟩), ν(s) = (1 + mean s²)^(−1/2) (this project's)"""
+    key_offset: bool = False
+    """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
+    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
 
 
 def matrices(config: ANGPTConfig) -> Matrices:
@@ -111,11 +121,13 @@ class Attention(AttentionMixer):
         self.W_q, self.W_k, self.W_v = W.from_h(self.d_q), W.from_h(self.d_kv), W.from_h(self.d_kv)
         self.W_p = W.to_h(self.d_q)
         self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
+        if config.key_offset:
+            self.offset = offset_start(self.d_k, config.rotary_fraction)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = context.rotate_norm(split_heads(self.W_q(h, self.nu_qkv), self.n_heads), self.g())
-        k, v = context.keys_values(h, self.keys_values)
+        k, v = context.keys_values(h, self.keys_values, self.offset)
         heads = context.attend(q, k, v, scale=1.0)
         if self.attention_factor:
             heads = heads * context.keys_seen(k).to(heads.dtype).sqrt()

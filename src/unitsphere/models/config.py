@@ -103,6 +103,20 @@ def rotary_size(d_k: int, fraction: float) -> int:
     return 2 * int(round(d_k * fraction, 6) // 2)  # 100 · 0.58 is a little less than 58
 
 
+def offset_start(d_k: int, fraction: float) -> int:
+    """The first dimension of a head that RoPE does not rotate, for `model.key_offset`.
+
+    Raises UserError where RoPE rotates all of them, or none.
+    """
+    d_rot = rotary_size(d_k, fraction)
+    if not 0 < d_rot < d_k:
+        raise UserError(
+            "model.key_offset moves the dimensions of a head that RoPE does not rotate: "
+            f"set model.rotary_fraction to 0.5, instead of {fraction:g}"
+        )
+    return d_rot
+
+
 def vocabulary(size: int | None) -> int:
     """V; a `UserError` if it is still to be taken from a tokenizer."""
     if size is None or size < 1:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import attention, rope_norm
+from unitsphere.ops.attention import offset_keys
 from unitsphere.ops.mask import keys_seen
 from unitsphere.ops.norm import cast, unit_norm
 from unitsphere.ops.rope import rope
@@ -78,9 +79,15 @@ class Context(Protocol):
         ...
 
     def keys_values(
-        self, h: Tensor, project: Callable[[Tensor, "Context"], KeysValues]
+        self,
+        h: Tensor,
+        project: Callable[[Tensor, "Context"], KeysValues],
+        offset: int | None = None,
     ) -> KeysValues:
-        """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`."""
+        """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`.
+
+        offset: from this dimension on a key is that of the token before; None: nowhere.
+        """
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
@@ -132,12 +139,35 @@ class SelfContext:
         return rope_norm(x, self.table, scale)
 
     def keys_values(
-        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self,
+        h: Tensor,
+        project: Callable[[Tensor, Context], KeysValues],
+        offset: int | None = None,
     ) -> KeysValues:
-        """Those of h, after those of the tokens before."""
+        """Those of h, after those of the tokens before.
+
+        The state keeps each token's own key, and offsets are made of all of them, so that the state
+        has no more to remember.
+        """
         k, v = project(h, self)
         k = cast(k, v.dtype)
-        return (k, v) if self.layer is None else self.layer.mixer.extend(k, v, self.past)
+        if offset is not None:
+            k = self.ended(k, offset)
+        if self.layer is not None:
+            k, v = self.layer.mixer.extend(k, v, self.past)
+        return (k, v) if offset is None else (offset_keys(k, offset), v)
+
+    def ended(self, k: Tensor, start: int) -> Tensor:
+        """k with 0 from `start` on where the next token begins a text: it has none before it."""
+        if self.documents is None and self.real is None:
+            return k
+        ends = torch.zeros_like(k[:, 0, :, 0], dtype=torch.bool)
+        if self.documents is not None:
+            ends = ends | (self.documents != self.documents.roll(-1, dims=1))
+        if self.real is not None:
+            ends = ends | ~self.real
+        late = torch.arange(k.shape[-1], device=k.device) >= start
+        return k.masked_fill(ends[:, None, :, None] & late, 0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """Causal attention, or as the mask says. A single query is the last: it sees every key."""
@@ -168,9 +198,12 @@ class CrossContext:
         return unit_norm(x) if scale is None else cast(unit_norm(x) * scale, x.dtype)
 
     def keys_values(
-        self, h: Tensor, project: Callable[[Tensor, Context], KeysValues]
+        self,
+        h: Tensor,
+        project: Callable[[Tensor, Context], KeysValues],
+        offset: int | None = None,
     ) -> KeysValues:
-        """Those of the memory, computed once while a model decodes."""
+        """Those of the memory, computed once while a model decodes; never offset."""
         if self.layer is not None and self.layer.memory is not None:
             return self.layer.memory
         k, v = project(self.memory.h, self)

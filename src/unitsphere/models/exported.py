@@ -120,6 +120,8 @@ def not_exportable(model: Transformer) -> str:
         "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "output_norm": "GPT's norms of outputs (model.output_norm): its exported form has none",
         "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
+        "offset": "model.key_offset beside model.window: transformers' cache has no key from "
+        "before the window",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
@@ -134,6 +136,8 @@ def not_exportable(model: Transformer) -> str:
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":
         wrong.append("ungated")
+    if getattr(config, "key_offset", False) and config.window is not None:
+        wrong.append("offset")
     if not {*mixer_names(config)} <= MIXERS:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":

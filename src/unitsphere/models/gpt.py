@@ -30,6 +30,7 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `gated` | F(x) 2σ(⟨w, x⟩) in place of F(x) (of RMSNorm(F(x))): the gate of `best` |
 | `token_shift` | h = e_t + 2σ(√d·⟨w, Norm(e_t)⟩)·s ⊙ e_{t−1}, e_t = E_in[token t]: `TokenShift` |
 | `value_embeddings` | v = W_v x + s_v ⊙ E_v[token] in the last layer and every second before it |
+| `key_offset` | k_t = [k_t's rotated dimensions ‖ k_{t−1}'s others], k after RoPE and norm |
 
 With `output_norm` and `embedding_norm` it is Peri-LN (Kim et al. 2025, arXiv 2502.02732, §3).
 """
@@ -48,6 +49,7 @@ from unitsphere.models.config import (
     ModelConfig,
     head_size,
     mlp_size,
+    offset_start,
     output_std,
     rotary_size,
     vocabulary,
@@ -109,6 +111,9 @@ class GPTConfig(ModelConfig):
     token_shift: bool = False
     """h = e_t + γ_t s ⊙ e_{t−1} of the embeddings e of a token and of the one before it, s from 0;
     γ_t = 2σ(√d·⟨w, Norm(e_t)⟩)"""
+    key_offset: bool = False
+    """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
+    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
@@ -136,11 +141,13 @@ class Attention(AttentionMixer):
             self.g = logit_gain(config.g, config.g_init, self.n_heads, self.d_k)
         if config.value_embeddings:
             self.embed_values(config, layer, std=config.init_std, bound=None)
+        if config.key_offset:
+            self.offset = offset_start(self.d_k, config.rotary_fraction)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         q = split_heads(self.W_q(x), self.n_heads)
-        k, v = context.keys_values(x, self.keys_values)
+        k, v = context.keys_values(x, self.keys_values, self.offset)
         if self.g is None:
             heads = context.attend(context.rotate(q), k, v, scale=1 / math.sqrt(self.d_k))
         else:

@@ -36,6 +36,7 @@ from unitsphere.models.config import (
     ModelConfig,
     head_size,
     mlp_size,
+    offset_start,
     output_std,
     rotary_size,
     vocabulary,
@@ -88,6 +89,9 @@ class NGPTConfig(ModelConfig):
     token_shift: bool = False
     """h = Norm(e_t + γ_t s ⊙ e_{t−1}) of the embeddings e of a token and of the one before it, s
     from 0; γ_t = 2σ(√d·⟨w, e_t⟩) (this project's)"""
+    key_offset: bool = False
+    """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
+    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
@@ -117,12 +121,14 @@ class Attention(AttentionMixer):
         if config.value_embeddings:
             std = 1 / math.sqrt(config.d_model)
             self.embed_values(config, layer, std=std, bound=bound(config, dim=1))
+        if config.key_offset:
+            self.offset = offset_start(self.d_k, config.rotary_fraction)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         """[batch, time, d] -> [batch, time, d]."""
         s_qk = shared(self.s_qk(), self.n_heads // self.n_kv_heads)
         q = self.scaled(split_heads(self.W_q(h), self.n_heads), s_qk, context)
-        k, v = context.keys_values(h, self.keys_values)
+        k, v = context.keys_values(h, self.keys_values, self.offset)
         return self.W_o(merge_heads(context.attend(q, k, v, scale=math.sqrt(self.d_k))))
 
     def keys_values(self, h: Tensor, context: Context) -> tuple[Tensor, Tensor]:

@@ -90,6 +90,10 @@ class Transformer(nn.Module, ABC):
                 "model.value_embeddings are in the last layer and every second before it, and "
                 f"model.mixers {config.mixers!r} has attention in none of them"
             )
+        if getattr(config, "key_offset", False) and ATTENTION not in mixer_names(config):
+            raise UserError(
+                f"model.key_offset is of attention, and model.mixers {config.mixers!r} has none"
+            )
         plain = replace(config, mixers=ATTENTION)
         encoder = nn.ModuleList(block(plain, layer, cross=False) for layer in layers)
         return blocks, encoder if seq2seq else None

@@ -25,6 +25,16 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
+def offset_keys(k: Tensor, start: int) -> Tensor:
+    """Keys [..., keys, d_k] with the dimensions from `start` on of the key before; 0 in the first.
+
+    A query that matches them finds the token after the one that it looks for, so one layer can
+    continue a text as it went on before.
+    """
+    before = F.pad(k[..., :-1, start:], (0, 0, 1, 0))
+    return torch.cat([k[..., :start], before], dim=-1)
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """A function that needs the compiler, for instance not to hold all scores of attention.
 

@@ -223,6 +223,8 @@ def config_fields(
         shared["sliding_window"] = config.window
     if getattr(config, "token_shift", False):
         shared["token_shift"] = SHIFTS.get(architecture, "add")
+    if getattr(config, "key_offset", False):
+        shared["key_offset"] = True
     names = mixer_names(config)
     if {*names} != {ATTENTION}:
         modules: Any = zip(names, model.mixers(), strict=True)

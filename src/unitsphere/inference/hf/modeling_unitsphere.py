@@ -77,6 +77,7 @@ class UnitsphereConfig(PreTrainedConfig):
     rotary_dim: int = 0  # dimensions of a head that RoPE rotates
     embedding_scale: float = 1.0
     token_shift: str | None = None  # "add", "unit" or "nu": `TokenShift` of the embeddings
+    key_offset: bool = False  # keys' dimensions from rotary_dim on are those of the token before
     attention_scale: float = 1.0  # of q kᵀ
     qk_norm: bool = False
     qk_scale: bool = False  # nGPT's s_qk
@@ -203,6 +204,10 @@ def sinusoid(position_ids: Tensor, width: int) -> Tensor:
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, width - 2 * half))
 
 
+ENGINES = ("vllm", "sglang")
+"""Attention implementations of engines that put the tokens of several texts into one row."""
+
+
 def eager_attention(
     module: nn.Module,
     query: Tensor,
@@ -229,6 +234,8 @@ class Attention(nn.Module):
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
+        if config.key_offset and config._attn_implementation in ENGINES:
+            raise ValueError(f"{config._attn_implementation} keeps the keys: no key_offset")
         self.is_causal, self.scaling = config.is_causal, config.attention_scale
         self.head_dim, heads = config.head_dim, config.num_attention_heads
         self.num_key_value_groups = heads // config.num_key_value_heads
@@ -273,8 +280,13 @@ class Attention(nn.Module):
         if self.config.logit_gain:
             q = q * self.logit_gain
         q, k = q.to(v.dtype), k.to(v.dtype)
+        if self.config.key_offset:
+            k = self.ended(k, kwargs["position_ids"])
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
+        if self.config.key_offset:  # the cache has each token's own key
+            own, late = k.split([self.config.rotary_dim, k.shape[-1] - self.config.rotary_dim], -1)
+            k = torch.cat([own, F.pad(late[..., :-1, :], (0, 0, 1, 0))], dim=-1)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention
         )
@@ -285,6 +297,12 @@ class Attention(nn.Module):
         if self.config.head_scale:
             y = y * self.head_scale[..., 0]
         return self.o_proj(y.flatten(-2)), weights
+
+    def ended(self, k: Tensor, position_ids: Tensor) -> Tensor:
+        """k with 0 from rotary_dim on where the next token is at position 0: none is before it."""
+        ends = F.pad(position_ids[:, 1:] == 0, (0, 1))[:, None, :, None]
+        late = torch.arange(k.shape[-1], device=k.device) >= self.config.rotary_dim
+        return k.masked_fill(ends & late, 0.0)
 
 
 CHUNK = 16  # tokens; D below is as large as a chunk squared, for each row of S
@@ -705,10 +723,6 @@ class NormFormerBlock(GradientCheckpointingLayer):
 
 
 BLOCKS = {"pre_norm": PreNormBlock, "step": StepBlock, "normformer": NormFormerBlock}
-
-
-ENGINES = ("vllm", "sglang")
-"""Attention implementations of engines that put the tokens of several texts into one row."""
 
 
 class TokenShift(nn.Module):

@@ -68,6 +68,7 @@ class AttentionMixer(nn.Module):
         self.d_q, self.d_kv = self.n_heads * self.d_k, self.n_kv_heads * self.d_k
         self.E_v: Embedding | None = None
         self.s_v: Scale | None = None
+        self.offset: int | None = None
 
     def embed_values(
         self, config: ModelConfig, layer: int | None, std: float, bound: Bound | None
