@@ -227,6 +227,7 @@ CONTENDERS = {
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
     "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),
     "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
+    "gpt-plus-offset": ours(4e-3, str(HERE / "gpt-plus-offset.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
 }
 
