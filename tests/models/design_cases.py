@@ -76,6 +76,10 @@ def label(name: str, value: Any, default: Any) -> str:
     return f"{name}.{key}={getattr(value, key):.4}"
 
 
+NEEDS: dict[str, dict[str, Any]] = {"key_offset": {"rotary_fraction": 0.5}}
+"""What a switch needs beside it."""
+
+
 def switches(design: str) -> dict[str, dict[str, Any]]:
     """Case -> what it sets beside the design: one switch at a time, off the design's own value."""
     architecture, numbers = DESIGNS[design]
@@ -85,7 +89,9 @@ def switches(design: str) -> dict[str, dict[str, Any]]:
     for field in dataclasses.fields(config):
         default = numbers.get(field.name, start(config, field))
         for value in others(field.name, hints[field.name], default):
-            found[label(field.name, value, default)] = {field.name: value}
+            found[label(field.name, value, default)] = {field.name: value} | NEEDS.get(
+                field.name, {}
+            )
     return found
 
 

@@ -63,4 +63,5 @@ def test_counts_of_the_switches_that_add_parameters():
         assert values == math.ceil(L / 2) * (V * d + H)
     for design in ("gpt", "ngpt", "angpt"):
         assert count(design, token_shift=True) - count(design) == 2 * d
+        assert count(design, key_offset=True, rotary_fraction=0.5) == count(design)
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

@@ -132,6 +132,21 @@ def test_value_embeddings_have_unit_rows_in_ngpt_and_free_ones_in_gpt():
     assert not constraints(build("gpt", value_embeddings=True, **sizes))
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_a_key_offset_needs_dimensions_that_rope_leaves_and_some_that_it_rotates(fraction):
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}
+    with pytest.raises(UserError, match=f"rotary_fraction to 0.5, instead of {fraction:g}"):
+        build("ngpt", key_offset=True, rotary_fraction=fraction, **sizes)
+
+
+def test_a_key_offset_needs_attention():
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}
+    sizes |= {"key_offset": True, "rotary_fraction": 0.5}
+    with pytest.raises(UserError, match=r"key_offset is of attention, and model.mixers 'gdn' has"):
+        build("gpt", mixers="gdn", **sizes)
+    assert build("gpt", mixers="gdn attention", **sizes)
+
+
 def test_value_embeddings_need_attention_in_a_layer_that_has_them():
     sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 4, "n_heads": 2}
     with pytest.raises(UserError, match=r"model.mixers 'attention gdn' has attention in none"):

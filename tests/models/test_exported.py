@@ -49,6 +49,12 @@ def exported(design, model):
     return made, tensors, config
 
 
+def test_a_key_offset_is_not_exported_beside_a_window():
+    model = make("gpt", key_offset=True, rotary_fraction=0.5, window=4)
+    with pytest.raises(UserError, match=r"cannot export model.key_offset beside model.window"):
+        exported_tensors("gpt", fold_(model))
+
+
 @pytest.mark.parametrize(("design", "objective", "name"), CASES)
 @torch.no_grad()
 def test_the_exported_form_has_the_same_logits_and_comes_back(design, objective, name):
