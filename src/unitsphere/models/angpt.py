@@ -98,7 +98,7 @@ class ANGPTConfig(ModelConfig):
     from 0; γ_t = 2σ(√d·⟨w, Norm(e_t)⟩), ν(s) = (1 + mean s²)^(−1/2) (this project's)"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
-    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
+    layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
 
 
 def matrices(config: ANGPTConfig) -> Matrices:

@@ -113,7 +113,7 @@ class GPTConfig(ModelConfig):
     γ_t = 2σ(√d·⟨w, Norm(e_t)⟩)"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
-    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
+    layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0 < self.softcap < math.inf:

@@ -91,7 +91,7 @@ class NGPTConfig(ModelConfig):
     from 0; γ_t = 2σ(√d·⟨w, e_t⟩) (this project's)"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
-    layer can continue a text as it went on before; needs `rotary_fraction` between 0 and 1"""
+    layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
 
 
 def bound(config: NGPTConfig, dim: int) -> Bound:
