@@ -28,8 +28,8 @@ def merge_heads(x: Tensor) -> Tensor:
 def offset_keys(k: Tensor, start: int) -> Tensor:
     """Keys [..., keys, d_k] with the dimensions from `start` on of the key before; 0 in the first.
 
-    A query that matches them finds the token after the one that it looks for: one layer is enough to
-    repeat what followed the same token earlier.
+    A query that matches them finds the token after the one that it looks for: one layer is enough
+    to repeat what followed the same token earlier.
     """
     before = F.pad(k[..., :-1, start:], (0, 0, 1, 0))
     return torch.cat([k[..., :start], before], dim=-1)
