@@ -7,9 +7,11 @@ backward pass, so it serves short sequences only. In fp32 SDPA's kernel stays, 4
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask
@@ -65,15 +67,15 @@ class CausalAttention(torch.autograd.Function):
         q, k, v = (x.reshape(-1, time, d_k) for x in (q, k, v))
         wide_q, wide_k = q.float() * scale, k.float().mT
         hidden = torch.full((BLOCK, BLOCK), -math.inf).triu(1)
-        o, weights = torch.empty_like(q), []
+        o, weights = [], []
         for start, end in blocks(time):
             scores = wide_q[:, start:end] @ wide_k[..., :end]
             scores[..., start:] += hidden[: end - start, : end - start]
             weights.append(scores.softmax(-1).to(q.dtype))
-            o[:, start:end] = weights[-1] @ v[:, :end]
+            o.append(weights[-1] @ v[:, :end])
         ctx.scale = scale
         ctx.save_for_backward(q, k, v, *weights)
-        return o.view(batch, heads, time, d_k)
+        return torch.cat(o, dim=1).view(batch, heads, time, d_k)
 
     @staticmethod
     @once_differentiable
@@ -81,16 +83,27 @@ class CausalAttention(torch.autograd.Function):
         """dq, dk and dv."""
         q, k, v, *weights = ctx.saved_tensors
         g = g.reshape(q.shape)
-        dq, dk, dv = torch.empty_like(q), *(torch.zeros(x.shape) for x in (k, v))
+        dq, dk, dv = [], [], []
         for (start, end), p in zip(blocks(q.shape[1]), weights, strict=True):
             dp = g[:, start:end] @ v[:, :end].mT
             ds = softmax_gradient(dp.float(), p.float(), -1, torch.float32)
             ds = ds.mul_(ctx.scale).to(q.dtype)
-            dq[:, start:end] = ds @ k[:, :end]
-            dk[:, :end] += ds.mT @ q[:, start:end]
-            dv[:, :end] += p.mT @ g[:, start:end]
-        dq, dk, dv = (x.to(q.dtype).view(ctx.shape) for x in (dq, dk, dv))
-        return dq, dk, dv, None
+            dq.append(ds @ k[:, :end])
+            dk.append(ds.mT @ q[:, start:end])
+            dv.append(p.mT @ g[:, start:end])
+        dq, dk, dv = torch.cat(dq, dim=1), summed(dk, q.dtype), summed(dv, q.dtype)
+        return dq.view(ctx.shape), dk.view(ctx.shape), dv.view(ctx.shape), None
+
+
+def summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """What each block of queries adds for the keys from 0 on, summed in fp32.
+
+    Without writes into a part of a sum: what the compiler makes of those takes 9% of a step.
+    """
+    total = parts[-1].float()
+    for part in parts[:-1]:
+        total = total + F.pad(part.float(), (0, 0, 0, total.shape[1] - part.shape[1]))
+    return total.to(dtype)
 
 
 def blocks(time: int) -> list[tuple[int, int]]:
