@@ -95,6 +95,8 @@ def test_without_a_verb_the_usage_is_shown(capsys):
     [
         (["trian"], ["unknown verb 'trian'", "did you mean 'train'?"]),
         (["paint"], ["unknown verb 'paint'"]),
+        (["evaluate"], ["unknown verb 'evaluate'", "did you mean 'eval'?"]),
+        (["params", "quickstart/ngpt", "--model.d_model=64"], ["--model.d_model needs --show"]),
         (["--verbose"], ["unknown option '--verbose'"]),
         (["params", "--jsn"], ["'--jsn'", "did you mean '--json'?", "params --help"]),
         (["params", "--json=yes"], ["--json must be True or False, not 'Yes'"]),

@@ -21,6 +21,8 @@ from unitsphere.errors import UserError
 from unitsphere.files import read_text
 
 T = TypeVar("T")
+NAMES = {float: "a number", int: "an integer", str: "a text", bool: "true or false", list: "a list"}
+"""What a user calls a type."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -115,7 +117,7 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if (kind is int and isinstance(value, bool)) or not isinstance(value, kind):
-        raise UserError(f"'{where}' must be {kind.__name__}, not {value!r}")
+        raise UserError(f"'{where}' must be {NAMES.get(kind, kind.__name__)}, not {value!r}")
     if isinstance(value, str) and "\0" in value:
         raise UserError(f"'{where}' must not hold a NUL character: {value!r}")
     return value

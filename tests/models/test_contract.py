@@ -120,7 +120,7 @@ def test_sizes_that_cannot_be_are_refused(name):
         build(name, vocab_size=50, d_model=32, n_layers=1, n_heads=5)
     with pytest.raises(UserError, match=r"has no setting 'd_modle' .*'d_model'"):
         build(name, d_modle=32)
-    with pytest.raises(UserError, match=r"'model\.d_model' must be int, not 32\.0"):
+    with pytest.raises(UserError, match=r"'model\.d_model' must be an integer, not 32\.0"):
         build(name, **(SMALL | {"d_model": 32.0}))
 
 

@@ -97,6 +97,7 @@ def test_a_shade_goes_from_light_to_dark():
         (0.00003, 6, "3e-5"),
         (0, 6, "0"),
         (-20000, 6, "-20k"),
+        (999_999, 3, "1M"),
     ],
 )
 def test_a_number_in_few_characters(value, digits, text):

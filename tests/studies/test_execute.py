@@ -117,7 +117,7 @@ def test_what_ended_before_an_interruption_is_known_after_it(tmp_path):
 def test_budgets_become_steps():
     assert steps_for(500_000, 2048) == 244
     assert steps_for(1, 2048) == 1
-    assert [short(n) for n in (640, 500_000, 1_500_000, 2 * 10**9)] == ["640", "500k", "1.5M", "2B"]
+    assert [short(n) for n in (640, 500_000, 999_999, 2 * 10**9)] == ["640", "500k", "1M", "2B"]
 
 
 def test_a_damaged_run_is_a_failed_one_among_others(runs, tmp_path):

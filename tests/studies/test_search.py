@@ -131,7 +131,7 @@ def test_a_grid_has_every_combination_and_its_ends():
         ({"low": 0.0, "high": 1.0, "log": True}, "must be above 0 with log = true"),
         ({"low": 0.0, "high": 1.0, "points": 1}, "must be from 2 to 10000"),
         ({"low": 0.0, "high": 1.0, "steps": 3}, "unknown key 'search.key.steps'"),
-        ({"low": "a", "high": 1.0}, "must be float"),
+        ({"low": "a", "high": 1.0}, "must be a number"),
     ],
 )
 def test_mistakes_are_one_line(entry, line):

@@ -62,6 +62,7 @@ def test_a_study_is_arms_settings_seeds_tuning_and_execution(tmp_path):
         ("arms = {a = {lr = 1.0}}", "'arms.a' names no recipe"),
         ('arms = {a = {recipe = "x", lrs = 1}}', r"unknown key 'arms.a.lrs' \(did you mean 'lr'"),
         ('seed = [0]\narms = {a = "x"}', r"unknown key 'seed' \(did you mean 'seeds'"),
+        ('arm = {a = "x"}', r"unknown key 'arm' \(did you mean 'arms'"),
         ('seeds = []\narms = {a = "x"}', "'seeds' must be one or more"),
         ('seeds = [1, 1]\narms = {a = "x"}', "'seeds' must be one or more different"),
         ('seeds = [-1]\narms = {a = "x"}', "'seeds' must be"),

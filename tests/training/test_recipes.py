@@ -153,7 +153,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
         (('"ngpt"', '"ngtp"'), r"unknown architecture 'ngtp'.*'ngpt'"),
         (("d_model", "d_modle"), r"unknown key 'model.d_modle'.*'d_model'"),
         (("[optim]", "[optimm]"), r"unknown key 'optimm'.*'optim'"),
-        (("64", '"64"'), r"'model.d_model' must be int"),
+        (("64", '"64"'), r"'model.d_model' must be an integer"),
         (('"linear"', '"lineal"'), r"'schedule.kind' must be one of"),
         (("[model]", "[model"), "not valid TOML"),
         (('architecture = "ngpt"', ""), "architecture ="),

@@ -106,7 +106,8 @@ def _dispatch(argv: list[str]) -> int:
     verb = argv[0]
     if verb not in VERBS:
         kind = "option" if verb.startswith("-") else "verb"
-        raise UserError(f"unknown {kind} '{verb}'{did_you_mean(verb, VERBS)}")
+        longer = [name for name in VERBS if verb.startswith(name)]  # "evaluate", "training"
+        raise UserError(f"unknown {kind} '{verb}'{did_you_mean(verb, longer or VERBS)}")
     module = importlib.import_module(f"unitsphere.cli.{VERBS[verb][0]}")
     return module.run(argv[1:])
 

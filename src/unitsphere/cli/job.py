@@ -11,16 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from unitsphere.cli.app import EXIT_PREEMPTED, main
-from unitsphere.studies.core.cluster import TIME_IS_UP, torchrun_variables
-
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
+from unitsphere.studies.core.cluster import TIME_IS_UP, Resubmitted, torchrun_variables
 
 
-class TrainTask:
+class TrainTask(Resubmitted):
     """`unitsphere train` with `argv`, as submitit calls it in each task of a job."""
 
     def __init__(self, argv: list[str]) -> None:
@@ -42,12 +38,6 @@ class TrainTask:
         elif status:
             sys.exit(status)
         return status
-
-    def checkpoint(self) -> "DelayedSubmission":
-        """The next turn's task: this one, for all else is in the run folder."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def is_cancelled(arrived: list[int]) -> bool:

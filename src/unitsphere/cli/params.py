@@ -57,6 +57,11 @@ def run(argv: list[str]) -> int:
     name, rest = split_recipe(argv, Show)
     if name is not None and any(word.partition("=")[0] == "--show" for word in rest):
         return show(name, rest)
+    changed = next((word for word in rest if word.startswith("--") and "." in word), None)
+    if name is not None and changed:
+        raise UserError(
+            f"{changed.partition('=')[0]} needs --show: unitsphere params {name} --show"
+        )
     args = parse(Params, argv, "params")
     if args.show:
         raise UserError("params --show needs a recipe, such as quickstart/ngpt")

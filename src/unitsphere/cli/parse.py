@@ -244,8 +244,10 @@ def _check_words(given: _Given, cls: type, defaulted: bool, verb: str) -> None:
     takes_all = any(_takes_several(field_types(cls)[name]) for name in positional)
     extra = [] if takes_all else given.words[len(positional) :]
     if extra:
+        taken = " and ".join(name.upper() for name in positional) or "only options"
         raise UserError(
-            f"unexpected argument '{extra[0]}' (quote a pattern, or a text with spaces){_see(verb)}"
+            f"unexpected argument '{extra[0]}': {verb} takes {taken} "
+            f"(quote a pattern, or a text with spaces){_see(verb)}"
         )
     named_ones = [name for name, _ in given.options] + positional[: len(given.words)]
     missing = [
@@ -290,7 +292,8 @@ def _near(name: str, known: Mapping[str, Any]) -> str:
     meant = ELSEWHERE.get(name.rpartition(".")[2])
     if meant in known:
         return f" (did you mean '--{meant}'?)"
-    by_last = {key.rpartition(".")[2]: key for key in known}
+    shortest_last = sorted(known, key=lambda key: -key.count("."))
+    by_last = {key.rpartition(".")[2]: key for key in shortest_last}
     if name in by_last:
         return f" (did you mean '--{by_last[name]}'?)"
     suggestion = did_you_mean(name, known)

@@ -13,7 +13,7 @@ from torch.optim import Adam, Optimizer
 
 from unitsphere.kernels.functions import ADAM_PROJECT
 from unitsphere.kernels.registry import mode, refuse, serves
-from unitsphere.ops.dtensor import is_cut, local
+from unitsphere.ops.dtensor import local, spreads_vectors
 from unitsphere.ops.project import PROJECTIONS, AdamSettings, Target
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
@@ -119,7 +119,7 @@ def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
 
 def _split(weight: Tensor, dim: int) -> str | None:
     """Why a weight's shards cannot be stepped one by one; None where they hold whole vectors."""
-    return "a vector is spread over several shards" if is_cut(weight, dim) else None
+    return "a vector is spread over several shards" if spreads_vectors(weight, dim) else None
 
 
 def _state(optimizer: Optimizer, group: Mapping[str, Any], weight: Tensor) -> dict[str, Tensor]:

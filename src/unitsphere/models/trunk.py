@@ -29,7 +29,7 @@ from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy, precondition
 from unitsphere.ops.mask import MaskRule, attention_mask, takes_blocks
 from unitsphere.ops.rope import rope_table
-from unitsphere.ops.sharded_loss import gathered_linear, is_cut
+from unitsphere.ops.sharded_loss import gathered_linear, is_sharded
 
 Objective = Literal["clm", "mlm", "seq2seq"]
 
@@ -175,7 +175,7 @@ class Transformer(nn.Module, ABC):
     def logits(self, h: Tensor) -> Tensor:
         """The head's logits of features [..., d]: [..., V]."""
         head = self.head()
-        made = gathered_linear if is_cut(head.weight) else scaled_linear
+        made = gathered_linear if is_sharded(head.weight) else scaled_linear
         return soft_capped(made(h, head.weight, head.scale), head.softcap)
 
     def features(

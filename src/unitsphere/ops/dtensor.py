@@ -26,7 +26,7 @@ def placements(tensor: Tensor) -> Sequence[Any]:
     return getattr(tensor, "placements", ())
 
 
-def is_cut(weight: Tensor, dim: Axes) -> bool:
+def spreads_vectors(weight: Tensor, dim: Axes) -> bool:
     """Whether vectors of the weight along `dim` are spread over several processes."""
     axes = {axis % weight.dim() for axis in ((dim,) if isinstance(dim, int) else dim)}
     return any(p.is_partial() or getattr(p, "dim", None) in axes for p in placements(weight))

@@ -11,7 +11,7 @@ from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
 from unitsphere.ops.dtensor import whole
 from unitsphere.ops.linear import product_dtype, scale_rows
-from unitsphere.ops.sharded_loss import IGNORE, is_cut, sharded_cross_entropy
+from unitsphere.ops.sharded_loss import IGNORE, is_sharded, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
 Path = Literal["auto", "plain", "chunked", "torch", "liger"]
@@ -79,7 +79,7 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     """
     folded = scale_rows(weight, scale)
     compute = product_dtype(h, folded)
-    if is_cut(folded):
+    if is_sharded(folded):
         numbers = reduction, label_smoothing, z_loss, softcap, logit_gradient
         return sharded_cross_entropy(h, folded, targets, compute, *numbers)
     if path == "plain":

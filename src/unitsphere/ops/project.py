@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unitsphere.ops.dtensor import Axes, complete, is_cut, local, placements
+from unitsphere.ops.dtensor import Axes, complete, local, placements, spreads_vectors
 
 NO_LENGTH = 1e-30  # vectors no longer than this count as zero
 
@@ -18,7 +18,7 @@ def length(weight: Tensor, dim: Axes) -> Tensor:
     """‖w‖ for every vector along `dim`, that axis kept with size 1; of those held here."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     if placements(weight):  # rarely, and small matrices wait for Python
-        if is_cut(weight, dim):
+        if spreads_vectors(weight, dim):
             norm = torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=wide)
             return local(complete(norm))
         weight = local(weight)

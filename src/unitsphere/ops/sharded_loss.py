@@ -26,7 +26,7 @@ from unitsphere.ops.linear import scale_rows
 IGNORE = -100  # a target that is not scored
 
 
-def is_cut(weight: Tensor) -> bool:
+def is_sharded(weight: Tensor) -> bool:
     """Whether a head's weight is a DTensor, of which this process holds some rows."""
     return hasattr(weight, "placements")
 

@@ -27,7 +27,7 @@ from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, re
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import given_rows, open_corpus
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data, no_run
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
 from unitsphere.training.optim import build_optimizer
@@ -136,7 +136,7 @@ def film(
 def run_config(run: Path) -> RunConfig:
     """The config of a run folder; UserError for anything else."""
     if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
+        raise UserError(no_run(run))
     if is_exported(read_json(run / CONFIG)):
         raise UserError(f"{run} is an exported model without checkpoints: inspect its run instead")
     return load_recipe(run / CONFIG)

@@ -17,17 +17,15 @@ def compact(value: float, digits: int = 6) -> str:
     """
     size = abs(value)
     if size >= SPELLED:
-        unit, divisor = next(pair for pair in UNITS if size >= pair[1])
-        return f"{value / divisor:.{digits}g}{unit}"
+        rounded = float(f"{value:.{digits}g}")  # so that 999,999 is 1M
+        unit, divisor = next(pair for pair in UNITS if abs(rounded) >= pair[1])
+        return f"{rounded / divisor:.{digits}g}{unit}"
     return f"{value:,.{max(digits, len(str(round(size))))}g}".replace("e-0", "e-")
 
 
 def short(tokens: int) -> str:
-    """A number of tokens in few characters: 63.5k, 1.5M, 2B."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if tokens >= size:
-            return f"{tokens / size:.3g}{unit}"
-    return str(tokens)
+    """A number of tokens in few characters: 1,500, 63.5k, 1.5M, 2B."""
+    return compact(tokens, 3)
 
 
 def duration(seconds: float) -> str:

@@ -30,7 +30,7 @@ from unitsphere.training.checkpoint.tensors import (
 )
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
+from unitsphere.training.folder import CONFIG, TOKENIZER, no_run, run_and_checkpoint
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.optim.average import AVERAGE, load_averages_
 from unitsphere.training.recipes import saved_config
@@ -103,7 +103,7 @@ def stored_averages(folder: Path, model: Transformer) -> dict[str, Tensor]:
 def config_of_run(path: Path) -> RunConfig:
     """Returns the config of the run folder `path`; UserError if it is none or exported."""
     if not (path / CONFIG).is_file():
-        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+        raise UserError(no_run(path))
     document = read_json(path / CONFIG)
     if is_exported(document):
         raise UserError(

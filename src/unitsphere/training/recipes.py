@@ -136,9 +136,11 @@ def no_recipe(name: str) -> str:
         return f"{name} is not a recipe: give a recipe first, and a text by --data.source {name}"
     names = recipe_names()
     short = {known.rpartition("/")[2]: known for known in reversed(names)}  # the first of a name
-    near = get_close_matches(name, names, n=1)
+    near = [known for known in names if known.rpartition("/")[2] == name]
+    near = near or get_close_matches(name, names, n=1)
     near = near or [short[one] for one in get_close_matches(name, short, n=1)]
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    meant = " or ".join(f"'{one}'" for one in near)
+    hint = f" (did you mean {meant}?)" if near else ""
     return f"unknown recipe '{name}'{hint}; `unitsphere recipes` lists them"
 
 

@@ -19,7 +19,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout, ParallelConfig
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, no_run
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
 from unitsphere.training.optim.schedule import ScheduleConfig
@@ -169,6 +169,8 @@ def data_of(config: RunConfig, saved: RunConfig | None) -> DataConfig:
         brought = str(Path(saved.data.source) / "tokenizer.json")
         if data.tokenizer == saved.data.tokenizer == brought:
             data = replace(data, tokenizer=None)
+    if config.init is not None and saved is None and not (Path(config.init) / CONFIG).is_file():
+        raise UserError(f"init: {no_run(Path(config.init))}")
     if config.init is not None and data.tokenizer is None and not is_prepared(data.source):
         data = replace(data, tokenizer=str(Path(config.init) / TOKENIZER))
     return data

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,7 +116,21 @@ def exit_file(job: Job) -> Path:
     return job.out.with_name(job.out.name + ".exit")
 
 
-class CommandTask:
+class Resubmitted(ABC):
+    """A task of submitit's that every turn of its job does, for all else is in the run folder."""
+
+    @abstractmethod
+    def __call__(self) -> int | None:
+        """Work until the turn ends."""
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """The next turn's task: this one, for all else is in the run folder."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class CommandTask(Resubmitted):
     """A job's command, as submitit calls it in each task; the first writes the exit status."""
 
     def __init__(self, job: Job, threads: int) -> None:
@@ -184,12 +199,6 @@ class CommandTask:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with append_to(self.log) as log:
             yield log
-
-    def checkpoint(self) -> "DelayedSubmission":
-        """The next turn's task: this one, for all else is in the run folder."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def ignore_notice() -> None:

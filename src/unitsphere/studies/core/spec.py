@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from unitsphere.config import check_seed, flatten, from_dict, read_toml
+from unitsphere.config import check_seed, did_you_mean, field_types, flatten, from_dict, read_toml
 from unitsphere.errors import UserError
 from unitsphere.studies.core.cluster import Resources
 from unitsphere.training.by_size import Transfer
@@ -197,6 +197,9 @@ def load_study(kind: type[S], path: Path) -> S:
 
 def study_from(kind: type[S], table: Mapping[str, object]) -> S:
     """A study of a kind from its table; keys to set may be dotted or nested."""
+    for key in table:
+        if key not in field_types(kind):
+            raise UserError(f"unknown key '{key}'{did_you_mean(key, field_types(kind))}")
     missing = [
         f.name
         for f in dataclasses.fields(kind)
