@@ -1,9 +1,10 @@
 """Causal attention on a CPU in bf16, by blocks of queries.
 
 SDPA's kernel for a CPU is slow in bf16, its backward pass above all. Here attention is torch's own
-matrix products, of `BLOCK` queries with the keys that they may see: 9.5 ms instead of 15.4, forward
-and backward, for 8 sequences of 256 and 2 heads of 64. The softmax's weights are kept for the
-backward pass, so it serves short sequences only. In fp32 SDPA's kernel stays, 4% of a step slower.
+matrix products, of `BLOCK` queries with the keys that they may see: 9.7 ms instead of 15.4, forward
+and backward, for 8 sequences of 256 and 2 heads of 64 (docs/log.md). The softmax's weights are kept
+for the backward pass, so it serves short sequences only. In fp32 SDPA's kernel stays, 4% of a step
+slower.
 """
 
 import math
@@ -98,7 +99,7 @@ class CausalAttention(torch.autograd.Function):
 def summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """What each block of queries adds for the keys from 0 on, summed in fp32.
 
-    Without writes into a part of a sum: what the compiler makes of those takes 9% of a step.
+    Without writes into a part of a sum: what the compiler makes of those is slow.
     """
     total = parts[-1].float()
     for part in parts[:-1]:
