@@ -229,6 +229,7 @@ CONTENDERS = {
     "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
     "gpt-plus-offset": ours(4e-3, str(HERE / "gpt-plus-offset.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
+    "best-offset": ours(1.4e-2, str(HERE / "best-offset.toml")),
 }
 
 
