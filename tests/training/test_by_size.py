@@ -55,7 +55,8 @@ def test_anything_else_is_refused_in_one_line_with_the_forms(text):
 
 
 @pytest.mark.parametrize(
-    ("key", "kind"), [("model.d_model", "int"), ("optim.lr", "float"), ("model.tied", "bool")]
+    ("key", "kind"),
+    [("model.d_model", "an integer"), ("optim.lr", "a number"), ("model.tied", "true or false")],
 )
 def test_only_numbers_of_the_model_have_forms(key, kind):
     with pytest.raises(UserError, match=f"'{key}' must be {kind}"):
