@@ -5,6 +5,7 @@ are regular files, up to a size, and only if no link leads out of the folder. No
 through a link. A path that the user names on the command line may be a link.
 """
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -135,6 +136,25 @@ def append_to(path: Path) -> TextIOWrapper:
         os.close(handle)
         raise UserError(f"cannot write to {path}: it is not a regular file")
     return open(handle, "a", encoding="utf-8")
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file or folder is still the one at `path`: it may have been replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[None]:
+    """Hold the file `path`, made if needed, to read it and then replace it; others wait here."""
+    while True:
+        with append_to(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if is_at(file.fileno(), path):  # else the process before us has replaced it
+                yield
+                return
 
 
 def sync(path: Path) -> None:

@@ -323,3 +323,10 @@ def test_every_epoch_has_every_example_once_in_another_order():
     assert first != second
     assert batches == list(shuffled_batches(range(10), rows=4, epochs=2, seed=0))
     assert batches != list(shuffled_batches(range(10), rows=4, epochs=2, seed=1))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.Json"])
+def test_a_name_says_json_lines_in_any_case(tmp_path, name):
+    (tmp_path / name).write_text('{"text": "hi", "label": "x"}\n')
+    (found,) = read_labelled(tmp_path / name, Fields(text=("text",), label=("label",)))
+    assert (found.text, found.label) == ("hi", "x")

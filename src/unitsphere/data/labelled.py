@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from unitsphere.config import did_you_mean
-from unitsphere.data.documents import checked_text, json_object
+from unitsphere.data.documents import checked_text, is_json_lines, json_object
 from unitsphere.data.tasks import Fields
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 30
 """Most bytes of a file of examples, which is read whole."""
-JSON_LINES = (".jsonl", ".json", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Example:
 
 
 def read_labelled(path: Path | str, fields: Fields) -> list[Example]:
-    """The examples of a .jsonl file, or of a TSV file of any other name, in order.
+    """The examples of a file of JSON lines or, under any other name, of TSV, in order.
 
     Labels are spelled as the first spelling in `fields.labels`. Raises UserError, with the line's
     number, for a missing field, a text or label of the wrong type, and an unknown label.
     """
     path = Path(expanduser(path))
     lines = _lines(path)
-    rows = _json_rows if path.suffix in JSON_LINES else _tsv_rows
+    rows = _json_rows if is_json_lines(path) or path.suffix.lower() == ".json" else _tsv_rows
     examples, left_out = [], 0
     for number, values in rows(lines, fields, path):
         if _is_left_out(values, fields):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from unitsphere.data.manifest import Counts, FileEntry, Split
 from unitsphere.data.shards import ends_of
 from unitsphere.errors import UserError
-from unitsphere.files import reason, refuse_link, sync
+from unitsphere.files import is_at, reason, refuse_link, sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,7 +172,7 @@ def workspace(out: Path) -> Iterator[Path]:
         try:
             yield partial
         finally:
-            if _is_at(lock, partial):  # Not published.
+            if is_at(lock, partial):  # Not published.
                 shutil.rmtree(partial)
     finally:
         os.close(lock)
@@ -209,13 +209,6 @@ def _lock(folder: Path) -> int:
         except FileNotFoundError:
             continue  # The process before us has just published or removed it.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_at(descriptor, folder):
+        if is_at(descriptor, folder):
             return descriptor
         os.close(descriptor)
-
-
-def _is_at(descriptor: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.lstat())
-    except FileNotFoundError:
-        return False

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import has_magic
 from itertools import count
 from os.path import exists
@@ -23,7 +23,15 @@ from unitsphere.data.prepare import absolute
 from unitsphere.data.sources import STANDARD_INPUT, find_files
 from unitsphere.data.tokenizer import is_name
 from unitsphere.errors import UserError
-from unitsphere.files import own_folder, read_bytes, reason, write_bytes, write_text
+from unitsphere.files import (
+    is_at,
+    own_folder,
+    read_bytes,
+    reason,
+    replacing,
+    write_bytes,
+    write_text,
+)
 from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
@@ -128,6 +136,20 @@ def locked(out: Path) -> Iterator[None]:
     Raises UserError if another process holds it: the system frees it when that process ends,
     however it ends.
     """
+    handle = _lock(out)
+    while not is_at(handle, out):  # the process before us has just removed it
+        os.close(handle)
+        handle = _lock(out)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # not empty, or removed by somebody else
+            out.rmdir()
+        os.close(handle)
+
+
+def _lock(out: Path) -> int:
+    """A descriptor that holds the lock on the folder, which is made if need be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -144,12 +166,7 @@ def locked(out: Path) -> Iterator[None]:
             f"cannot lock {out} ({error.strerror}): its file system must support flock, "
             "which keeps two processes from training in it at once"
         ) from error
-    try:
-        yield
-    finally:
-        os.close(handle)
-        if not any(out.iterdir()):
-            out.rmdir()
+    return handle
 
 
 def read_evaluations(out: Path) -> list[dict[str, Any]]:
@@ -172,8 +189,9 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
         tasks = [(n, t.get("shots"), t.get("items")) for n, t in record["tasks"].items()]
         return record.get("step"), record.get("context"), tasks
 
-    kept = [record for record in read_evaluations(out) if what(record) != what(found)]
-    write_text(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))
+    with replacing(out / EVALUATIONS):  # several may be made at once
+        kept = [record for record in read_evaluations(out) if what(record) != what(found)]
+        write_text(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))
 
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:

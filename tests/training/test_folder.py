@@ -1,0 +1,58 @@
+"""The run folder: locks and what is kept of it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from unitsphere.errors import UserError
+from unitsphere.training.folder import add_evaluation, locked, read_evaluations
+
+
+def evaluation(step: int) -> dict:
+    return {"step": step, "tokens": step, "context": 8, "tasks": {"piqa": {"shots": 0, "items": 1}}}
+
+
+def test_evaluations_that_end_at_once_are_all_kept(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda step: add_evaluation(tmp_path, evaluation(step)), range(40)))
+    assert sorted(found["step"] for found in read_evaluations(tmp_path)) == list(range(40))
+
+
+def test_an_evaluation_replaces_the_one_of_the_same_step(tmp_path):
+    add_evaluation(tmp_path, evaluation(1))
+    add_evaluation(tmp_path, evaluation(1) | {"tokens": 9})
+    assert [found["tokens"] for found in read_evaluations(tmp_path)] == [9]
+
+
+def test_a_folder_is_held_once_and_removed_if_it_stays_empty(tmp_path):
+    out = tmp_path / "a" / "run"
+    with locked(out), pytest.raises(UserError, match="another process trains"), locked(out):
+        pass
+    assert not out.exists()
+    with locked(out):
+        (out / "kept").touch()
+    assert out.exists()
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_no_run_in_a_traceback(tmp_path):
+    out = tmp_path / "run"
+    with locked(out):
+        out.rmdir()
+
+
+def test_a_lock_on_a_folder_that_was_replaced_is_taken_again(tmp_path, monkeypatch):
+    """The process before us removes the folder between our opening and locking it."""
+    import fcntl
+
+    out, held, flock = tmp_path / "run", [], fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        if not held:
+            out.rmdir()
+        held.append(handle)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(out):
+        assert out.is_dir()
+    assert len(held) == 2
