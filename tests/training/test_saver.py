@@ -87,6 +87,19 @@ def test_a_failure_of_the_thread_is_raised_at_the_next_look(tmp_path, monkeypatc
         saver.check()
 
 
+def test_a_collective_that_fails_in_the_thread_is_raised_as_it_is(tmp_path, monkeypatch):
+    """The run's `watched` then names the rank that is gone."""
+
+    def gone(*_):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+
+    monkeypatch.setattr(saving, "write", gone)
+    saver = Saver(tmp_path, 2, None)
+    saver.save(state(1), *make())
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        saver.wait()
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_failure_stops_the_run_and_nothing_is_lost(asynchronous, tiny, tmp_path, monkeypatch):
     config = tiny(steps=6, save_every=2, async_save=asynchronous)

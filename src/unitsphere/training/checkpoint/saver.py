@@ -122,7 +122,7 @@ def write_synced(path: Path, text: str) -> None:
 
 
 class Writing(Thread):
-    """A thread that writes one checkpoint; `failure` is what the disk refused."""
+    """A thread that writes one checkpoint; `failure`: the disk refused, or another rank is gone."""
 
     def __init__(
         self, root: Path, state: State, tensors: dict[str, Tensor], layout: Layout
@@ -131,13 +131,13 @@ class Writing(Thread):
         super().__init__(name=f"saver of step {state.step}", daemon=True)
         self.root, self.state, self.tensors, self.layout = root, state, tensors, layout
         self.written: Path | None = None
-        self.failure: UserError | None = None
+        self.failure: UserError | RuntimeError | None = None
 
     def run(self) -> None:
         """Write the checkpoint; `result` reports what went wrong."""
         try:
             self.written = write(self.root, self.state, self.tensors, self.layout)
-        except UserError as error:
+        except (UserError, RuntimeError) as error:  # RuntimeError: a collective's, among others
             self.failure = error
         self.tensors = {}
 
