@@ -8,6 +8,7 @@ import torch
 from kernel_cases import DEVICE
 from torch import nn
 
+from unitsphere import optim
 from unitsphere.errors import UserError
 from unitsphere.kernels import fused_step, using_kernels
 from unitsphere.models.constraint import Constraint
@@ -108,9 +109,17 @@ def test_a_weight_without_gradient_stays():
     assert torch.equal(net.get_parameter("0.weight"), before)
 
 
+class OwnStep(torch.optim.Adam):
+    """A user's Adam with another step."""
+
+    def step(self, closure=None):
+        return None
+
+
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
+        (lambda net: adam(net, OwnStep), "OwnStep does not step as Adam does"),
         (lambda net: adam(net, amsgrad=True), "Adam's amsgrad is not in the kernel"),
         (lambda net: adam(net, maximize=True), "Adam's maximize is not in the kernel"),
         (lambda net: torch.optim.SGD(net.parameters(), lr=0.1), "SGD is not Adam"),
@@ -137,7 +146,7 @@ def test_float64_is_not_for_the_kernel():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, optim.Adam, optim.AdamW])
 def test_on_a_cpu_matrix_after_matrix_is_bitwise_all_at_once(kind, dtype):
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 5)).to(dtype)

@@ -5,6 +5,7 @@ projected while the caches hold it: read from memory again it would take half as
 """
 
 from collections.abc import Iterable, Mapping
+from inspect import unwrap
 from typing import Any, Literal, Protocol
 
 import torch
@@ -111,6 +112,9 @@ def _step_near(
 def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
     if not isinstance(optimizer, Adam):
         return f"{type(optimizer).__name__} is not Adam"
+    # torch wraps the step of each class for its hooks, so the functions inside are compared.
+    if unwrap(type(optimizer).step) is not unwrap(Adam.step):
+        return f"{type(optimizer).__name__} does not step as Adam does"
     if getattr(optimizer, "grad_scale", None) is not None:
         return "a GradScaler leaves its scaling to the optimizer"
     flags = [flag for flag in PLAIN_FLAGS if group[flag]]

@@ -51,6 +51,18 @@ def test_without_decay_it_is_adamw_bit_for_bit_and_a_closure_is_called_once():
     assert torch.equal(*found)
 
 
+def test_hooks_run_once_per_step_whatever_was_made_before():
+    optim.AdamW([nn.Parameter(torch.ones(2))])  # torch wraps the step of this class from now on
+    W, calls = nn.Parameter(torch.ones(2)), []
+    optimizer = optim.CautiousAdamW([W])
+    optimizer.register_step_pre_hook(lambda *arguments: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *arguments: calls.append("after"))
+    for _ in range(2):
+        W.grad = torch.ones(2)
+        optimizer.step()
+    assert calls == ["before", "after"] * 2
+
+
 def test_it_is_built_by_its_key():
     model = build("gpt", vocab_size=24, d_model=16, n_layers=1, n_heads=2)
     kinds = {

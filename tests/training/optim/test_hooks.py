@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from unitsphere import optim
 from unitsphere.kernels import using_kernels
 from unitsphere.models.constraint import Constraint
 from unitsphere.training.optim import projection
@@ -56,3 +57,28 @@ def test_a_projection_steps_in_the_optimizer_s_place_where_it_can(mode, monkeypa
     assert [list(found) for found in stepped] == [[layer.weight] if mode == "auto" else []]
     assert layer.weight.grad is gradient
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(3))
+
+
+class Still(torch.optim.Adam):
+    """A user's own Adam, which moves nothing."""
+
+    def step(self, closure=None):
+        return None
+
+
+@pytest.mark.parametrize("bound", [Constraint("weight", 1), Constraint("weight", 1, "ball", 0.5)])
+@pytest.mark.parametrize("kind", [optim.CautiousAdamW, Still])
+def test_an_adam_with_its_own_step_keeps_it(kind, bound):
+    weights = {}
+    for mode in ("auto", "off"):
+        layer, _ = started()
+        bound.project_(layer.weight)
+        optimizer = kind(layer.parameters(), lr=0.1, weight_decay=0.5, fused=True)
+        attach(optimizer, Projection([(layer.weight, bound)]))
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            layer.weight.grad = torch.randn(3, 4, generator=generator)
+            with using_kernels(mode):
+                optimizer.step()
+        weights[mode] = layer.weight.detach()
+    assert torch.equal(weights["auto"], weights["off"])

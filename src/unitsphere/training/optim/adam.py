@@ -41,11 +41,14 @@ from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
 from unitsphere.training.optim.state import COUNT, ByWeight, Combined, Eager, StateSpec, like
 
+adam_step = torch.no_grad()(unwrap(TorchAdam.step))
+"""Adam's step, without the compiler (see `Eager`) and without the hooks around it."""
+
 
 class Adam(Eager, TorchAdam):
     """torch's Adam, which declares its state."""
 
-    step = torch.no_grad()(unwrap(TorchAdam.step))  # without the compiler: see `Eager`
+    step = adam_step
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The count of steps and both moments."""
@@ -69,7 +72,7 @@ class CautiousAdamW(AdamW):
         for group in self.param_groups:
             group["weight_decay"] = 0.0
         try:
-            loss = super().step(closure)
+            loss = adam_step(self, closure)  # super's may run the hooks a second time
         finally:
             for group, decay in zip(self.param_groups, decays, strict=True):
                 group["weight_decay"] = decay
