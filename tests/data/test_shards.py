@@ -189,6 +189,23 @@ def test_a_larger_corpus_than_a_process_may_hold_open(ready: Path, tmp_path: Pat
     assert len(os.listdir("/proc/self/fd")) == held
 
 
+def test_a_read_that_the_system_cuts_goes_on(ready: Path, monkeypatch) -> None:
+    # Linux reads at most 2 GiB at once; a file of that size would take long to write.
+    shards, whole = Shards.open(ready), Shards.open(ready)[:]
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, at: pread(file, min(count, 10), at))
+    assert shards[:].tolist() == whole.tolist()
+    assert Shards.open(ready)[3:50].tolist() == whole[3:50].tolist()
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named(copy: Path, monkeypatch) -> None:
+    shards = Shards.open(copy)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, at: pread(file, min(count, 10 - at), at))
+    with pytest.raises(UserError, match="was cut short while it was in use"):
+        shards[:]
+
+
 def test_an_older_manifest_has_no_ends(copy: Path) -> None:
     manifest = read_manifest(copy)
     assert all(len(entry.ends) == 64 for entry in manifest.files)

@@ -42,6 +42,30 @@ def test_text_is_shown_as_soon_as_it_is_certain():
     assert [row.certain(ids[:n]) for n in range(1, 7)] == ["a", "a", "aü", "aü", "aü", "aü<e!"]
 
 
+class Counting(ByteTokenizer):
+    """Counts how often it decodes."""
+
+    def __init__(self):
+        self.decoded = 0
+
+    def decode(self, ids):
+        self.decoded += 1
+        return super().decode(ids)
+
+
+@pytest.mark.parametrize("show", [None, lambda number, piece: None])
+def test_each_token_is_decoded_once(show):
+    tokenizer = Counting()
+    row = Text(tokenizer, tokenizer.encode("a prompt"), ["<end>"])
+    watch, new, before = TextWatch([row], show), [], tokenizer.decoded
+    for token in tokenizer.encode("abc<en"):
+        new.append(token)
+        assert not watch(0, new)
+    watch.finish([new])
+    assert row.whole(new) == "abc<en"
+    assert tokenizer.decoded - before == len(new)
+
+
 @pytest.fixture(scope="module")
 def model():
     return build("ngpt", vocab_size=256, d_model=32, n_layers=1, n_heads=2, seed=2).double()

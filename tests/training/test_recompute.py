@@ -1,11 +1,15 @@
 """Activations computed again: the same run in less memory."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.data.batch import Batch
 from unitsphere.models.registry import build
 from unitsphere.training.distributed.parallelize import recompute_blocks
+from unitsphere.training.plan import use_fp8
 
 NUMBERS = {"vocab_size": 32, "d_model": 16, "n_layers": 2, "n_heads": 2}
 
@@ -34,6 +38,7 @@ def gradients(architecture, objective, how, **numbers):
     ("architecture", "objective", "numbers"),
     [
         ("ngpt", "clm", {}),
+        ("ngpt", "clm", {"n_experts": 4, "top_k": 2}),
         ("angpt", "mlm", {}),
         ("normformer", "clm", {"dropout": 0.3, "attention_dropout": 0.3}),
         ("gpt", "seq2seq", {"qk_norm": True}),
@@ -43,6 +48,45 @@ def test_nothing_changes(architecture, objective, numbers, how):
     plain, _ = gradients(architecture, objective, "none", **numbers)
     again, _ = gradients(architecture, objective, how, **numbers)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+PRODUCTS = {
+    "experts": ("grouped_linear", {"n_experts": 4, "top_k": 2}),
+    "fp8": ("_scaled_mm_v2", {}),
+    "plain": ("mm", {}),
+}
+"""What a model multiplies its matrices by, and the numbers that make it do so."""
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that run, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_products(kind, how):
+    """How many matrix products a step of a model takes."""
+    product, numbers = PRODUCTS[kind]
+    model = build("ngpt", **NUMBERS | {"d_model": 32}, **numbers)
+    if kind == "fp8":
+        use_fp8(model)
+    recompute_blocks(model, how)
+    tokens = torch.arange(32).reshape(2, 16)
+    with Counted() as counted:
+        model.loss(tokens, tokens.roll(1, 1)).backward()
+    return counted.calls[product]
+
+
+@pytest.mark.parametrize("kind", list(PRODUCTS))
+def test_selective_repeats_no_matrix_product(kind):
+    counts = {how: count_products(kind, how) for how in ("none", "selective", "full")}
+    assert 0 < counts["none"] == counts["selective"] < counts["full"]
 
 
 def test_full_keeps_least():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left, bisect_right
 from functools import cached_property
 from io import FileIO
 from itertools import accumulate
@@ -55,10 +56,10 @@ class Shards:
         kinds = {"tokens": manifest.dtype, "documents": "uint64", "tokenizer": "uint8"}
         self._files = [ShardFile(folder, e, kinds[e.holds]) for e in manifest.files_of(split)]
         self._shards = [file for file in self._files if file.entry.holds == "tokens"]
-        self._ends = list(accumulate(len(shard) for shard in self._shards))
+        # Where each shard begins in the stream, and where the last one ends.
+        self._bounds = [*accumulate(map(len, self._shards), initial=0)]
         starts = [file for file in self._files if file.entry.holds == "documents"]
-        total = sum(map(len, self._shards))
-        if total != self.n_tokens or [*map(len, starts)] != [self.n_documents]:
+        if self._bounds[-1] != self.n_tokens or [*map(len, starts)] != [self.n_documents]:
             raise UserError(f"{folder} is damaged: its manifest contradicts itself; prepare again")
         self._starts = starts[0]
         hashes = [shard.entry.sha256 for shard in self._shards]
@@ -88,11 +89,12 @@ class Shards:
         if step != 1:
             raise ValueError("only slices of step 1")
         stop = max(start, stop)
-        parts, begin = [], 0
-        for shard, end in zip(self._shards, self._ends, strict=True):
-            if start < end and stop > begin:
-                parts.append(shard.read(max(start - begin, 0), min(stop, end) - begin))
-            begin = end
+        first = bisect_right(self._bounds, start, lo=1) - 1  # the first that ends after `start`
+        beyond = bisect_left(self._bounds, stop, hi=len(self._shards))
+        parts = []
+        for number in range(first, beyond):
+            begin, end = self._bounds[number : number + 2]
+            parts.append(self._shards[number].read(max(start - begin, 0), min(stop, end) - begin))
         return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
     @cached_property
@@ -158,7 +160,7 @@ class ShardFile:
                     f"{self.path} was changed while it was in use: restore it, and the same "
                     "command resumes"
                 )
-            data = os.pread(file.fileno(), (stop - start) * width, start * width)
+            data = read_at(file, (stop - start) * width, start * width)
         if len(data) != (stop - start) * width:
             raise UserError(f"{self.path} was cut short while it was in use: restore it")
         return np.frombuffer(data, self.kind)
@@ -174,8 +176,19 @@ def ends_of(file: FileIO) -> str:
     """sha256 of a file's first END bytes and its last."""
     size = os.fstat(file.fileno()).st_size
     last = max(size - END, 0)
-    data = os.pread(file.fileno(), END, 0) + os.pread(file.fileno(), END, last)
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(read_at(file, END, 0) + read_at(file, END, last)).hexdigest()
+
+
+def read_at(file: FileIO, count: int, start: int) -> bytes:
+    """The `count` bytes from `start` on, or all up to the file's end if there are fewer."""
+    parts: list[bytes] = []
+    while count > 0:  # Linux reads at most 2 GiB at once
+        part = os.pread(file.fileno(), count, start)
+        if not part:
+            break
+        parts.append(part)
+        count, start = count - len(part), start + len(part)
+    return b"".join(parts)
 
 
 def _identity(file: FileIO) -> Identity:

@@ -222,6 +222,7 @@ class Text:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self.tokenizer, self.prompt, self.stops = tokenizer, list(prompt), stops
         self.before = len(tokenizer.decode(self.prompt))
+        self.decoded: tuple[list[int], str] | None = None
 
     def whole(self, new: Sequence[int]) -> str:
         """The continuation, without a stop string and what follows it."""
@@ -246,8 +247,13 @@ class Text:
         return text[: len(text) - held]
 
     def _all(self, new: Sequence[int]) -> str:
-        # Decoded together: some tokenizers drop a leading space, and bytes may join at the seam.
-        return self.tokenizer.decode([*self.prompt, *new])[self.before :]
+        ids = list(new)  # a copy, because the caller's list grows
+        # The last text is kept: each token asks for it several times, and decoding takes long.
+        if self.decoded is None or self.decoded[0] != ids:
+            # Decoded together: some tokenizers drop a leading space, and bytes may join at the seam
+            text = self.tokenizer.decode([*self.prompt, *ids])[self.before :]
+            self.decoded = ids, text
+        return self.decoded[1]
 
     def _cut(self, text: str) -> int:
         found = (text.find(stop) for stop in self.stops)
@@ -263,7 +269,8 @@ class TextWatch:
 
     def __call__(self, row: int, new: list[int]) -> bool:
         """Whether the tokens `new` of a row hold a stop string."""
-        self._show(row, self.texts[row].certain(new))
+        if self.show is not None:
+            self._show(row, self.texts[row].certain(new))
         return self.texts[row].stops_in(new)
 
     def finish(self, drawn: Sequence[Sequence[int]]) -> None:

@@ -6,7 +6,7 @@ from checkpoints; a run in training takes those that say `live` (`inspection.liv
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
@@ -314,9 +314,3 @@ def inspect(subject: Subject, names: Iterable[str] = ()) -> dict[str, Values | s
         except DoesNotApply as reason:
             found[name] = str(reason)
     return found
-
-
-def described(name: str) -> dict[str, Any]:
-    """The description of a probe in a document, without its values."""
-    probe = PROBES[name]
-    return {"title": probe.title, "source": probe.source}

@@ -11,7 +11,7 @@ from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.chunked_loss import ChunkedCrossEntropy, chunk_rows
 from unitsphere.ops.dtensor import whole
 from unitsphere.ops.linear import product_dtype, scale_rows
-from unitsphere.ops.sharded_loss import IGNORE, is_sharded, sharded_cross_entropy
+from unitsphere.ops.sharded_loss import IGNORE, is_sharded, mean_over, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
 Path = Literal["auto", "plain", "chunked", "torch", "liger"]
@@ -146,11 +146,7 @@ def chunked(
         logit_gradient,
     )
     assert isinstance(total, Tensor)
-    if reduction == "sum":
-        return total
-    count = scored.sum()
-    # The mean over no tokens is NaN, but its gradient is 0, as in the plain loss.
-    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+    return total if reduction == "sum" else mean_over(total, scored.sum())
 
 
 def check_torch(compute: torch.dtype, label_smoothing: float, z_loss: float) -> None:

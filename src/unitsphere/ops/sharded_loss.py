@@ -78,7 +78,15 @@ def sharded_cross_entropy(
         None if logit_gradient is None else local(logit_gradient),
     )
     assert isinstance(total, Tensor)
-    return total if reduction == "sum" else total / scored.sum()
+    return total if reduction == "sum" else mean_over(total, scored.sum())
+
+
+def mean_over(total: Tensor, count: Tensor) -> Tensor:
+    """The mean over `count` scored targets whose losses have this sum.
+
+    The mean over none is NaN, but its gradient is 0, as in torch's plain loss.
+    """
+    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
 class ShardedCrossEntropy(torch.autograd.Function):

@@ -69,7 +69,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """`model.<name>` -> tensor, each tensor once however often it is tied."""
     named = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(list(named.items()))}
-    return {f"model.{name}": named[name].detach() for name in named if name in first.values()}
+    kept = set(first.values())
+    return {f"model.{name}": named[name].detach() for name in named if name in kept}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
