@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitsphere.config import did_you_mean, differences, from_dict, read_json, read_toml, to_dict
+from unitsphere.config import (
+    did_you_mean,
+    differences,
+    from_dict,
+    read_json,
+    read_object,
+    read_toml,
+    to_dict,
+)
 from unitsphere.errors import UserError
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -97,3 +105,23 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_no_near_name_lists_them_all():
     assert did_you_mean("zzz", ["gpt", "ngpt"]) == " (known: gpt, ngpt)"
+
+
+@pytest.mark.parametrize("data", [[1], None, 5, "text"])
+def test_a_document_that_is_no_table_is_refused(data):
+    with pytest.raises(UserError, match=r"^Outer must be a table, not "):
+        from_dict(Outer, data)
+    with pytest.raises(UserError, match=r"^a/b\.json must be a table, not "):
+        from_dict(Outer, data, "a/b.json: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("[]", "a list"), ("5", "an integer"), ("null", "null"), ('"a"', "a text")]
+)
+def test_only_an_object_is_read_as_an_object(tmp_path, text, kind):
+    path = tmp_path / "document.json"
+    path.write_text('{"a": 1}')
+    assert read_object(path) == {"a": 1}
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"must hold a JSON object, not {kind}$"):
+        read_object(path)

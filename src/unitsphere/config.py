@@ -60,6 +60,15 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a `UserError` for what `read_json` refuses, or another value."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        kind = NAMES.get(type(found), "null")
+        raise UserError(f"{path} must hold a JSON object, not {kind}")
+    return found
+
+
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
     """Field name -> resolved type of a config dataclass."""
@@ -69,6 +78,8 @@ def field_types(cls: type) -> dict[str, Any]:
 
 def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """Build `cls` from a nested mapping, strictly; `where` prefixes keys in errors ("model.")."""
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where.rstrip('.: ') or cls.__name__} must be a table, not {data!r}")
     kinds = field_types(cls)
     for key in data:
         if key not in kinds:

@@ -16,6 +16,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.inference.generate import generate, generate_text
 from unitsphere.report.model_card import origin, sample, without_folders
+from unitsphere.training.archive import pack
 from unitsphere.training.recipes import load_recipe
 
 pytest.importorskip("transformers")
@@ -558,7 +559,11 @@ def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
     assert main(["export", "run-angpt", "--out", str(tmp_path / "new"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["difference"] <= 1e-5 * max(1, document["largest_logit"])
+    (newest,) = Path("run-ngpt/checkpoints").glob("step-*")
+    pack(Path("run-ngpt"), tmp_path / "run.tar.gz")
     for argv, why in (
+        ([str(newest), "--out", str(tmp_path / "d")], "is one checkpoint, and export takes"),
+        ([str(tmp_path / "run.tar.gz"), "--out", str(tmp_path / "e")], "is an archive, which"),
         (["run-ngpt", "--out", "hf-gpt"], "is not empty"),
         (["hf-ngpt", "--out", str(tmp_path / "b")], "exported folder already"),
         (["cache", "--out", str(tmp_path / "c")], "is not a run folder"),
@@ -567,4 +572,4 @@ def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
         error = capsys.readouterr().err
         assert why in error
         assert error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run.tar.gz"]

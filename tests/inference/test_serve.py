@@ -16,6 +16,7 @@ from unitsphere.cli import main
 from unitsphere.cli.serve import check_causal, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
+from unitsphere.training.archive import pack
 
 SETTINGS = {
     "model.d_model": 32,
@@ -220,6 +221,12 @@ def test_refusals_are_one_line(folder, monkeypatch, capsys):
     Path("empty/checkpoints").mkdir(parents=True)
     assert "has no complete checkpoint: train it first" in refused("empty", "--port", "0")
     assert "is not a run folder" in refused("nowhere", "--port", "0")
+    newest = max(Path("runs/cat/checkpoints").glob("step-*"))
+    line = refused(str(newest), "--port", "0")
+    assert "is one checkpoint, and serve takes a run's newest" in line
+    assert f"give the run folder {Path('runs/cat').absolute()}" in line
+    pack(Path("runs/cat"), Path("cat.tar.gz"))
+    assert "cat.tar.gz is an archive, which serve does not" in refused("cat.tar.gz", "--port", "0")
     with pytest.raises(UserError, match="objective clm, and masked has mlm"):
         check_causal(Path("masked"), "mlm")
     found = importlib.util.find_spec

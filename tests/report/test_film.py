@@ -14,7 +14,7 @@ from unitsphere.cli.app import main
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
-from unitsphere.report.film import film
+from unitsphere.report.film import film, records_of
 from unitsphere.report.kinds.inspection import history_of, rows, shown
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
@@ -234,3 +234,42 @@ def test_each_step_is_compared_with_the_same_of_the_other_run(runs):
         assert ratios == pytest.approx([1.0] * len(ratios)), scene.step
     other = film(runs / "ngpt", ["gradient_ratio"], [4], runs / "gpt", "cpu").scenes[-1]
     assert other.found["gradient_ratio"]["W_q"]["values"][0] != pytest.approx(1, rel=1e-3)
+
+
+@pytest.fixture
+def own(runs, tmp_path):
+    """A copy of the run of ngpt."""
+    shutil.copytree(runs / "ngpt", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["[]", "null", "{", '{"processes": 5}', '{"processes": {"tp": []}}', '{"processes": [1]}'],
+)
+def test_an_odd_environment_leaves_out_the_start(runs, own, document):
+    found = json.loads((own / "environment.json").read_text())
+    odd = found | json.loads(document) if document.startswith('{"') else document
+    (own / "environment.json").write_text(odd if isinstance(odd, str) else json.dumps(odd))
+    scenes = film(own, ["group_norms"], device="cpu", data=str(runs / "text.txt")).scenes
+    assert [scene.step for scene in scenes] == [2, 4]
+
+
+def test_live_records_that_are_none_are_left_out(own):
+    metrics = own / "metrics.jsonl"
+    expected = records_of(own)
+    odd = {"probe/a/b": 1.0, "probe/a/b/c/d": 1.0, "probe/": 1.0}
+    odd |= {"probe/group_norms/x/0": "y", "probe/group_norms/x/1": [1.0], "probe/a/b/c": None}
+    lines = metrics.read_text().splitlines()
+    lines[-1] = json.dumps(json.loads(lines[-1]) | odd)
+    metrics.write_text("\n".join([*lines, "[1]", '{"st']))
+    assert records_of(own) == expected
+
+
+@pytest.mark.parametrize("context", [0, -1])
+def test_a_context_without_tokens_is_one_line(own, context):
+    config = json.loads((own / "config.json").read_text())
+    config["data"]["context"] = context
+    (own / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"data\.context must be at least 1: {context}"):
+        film(own, ["group_norms"], device="cpu")

@@ -1,6 +1,8 @@
 """Planned runs to records: reuse, divergence told from failure, and one failure alone."""
 
 import dataclasses
+import json
+import re
 import shutil
 
 import pytest
@@ -11,11 +13,19 @@ from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.report.runs import Run
-from unitsphere.studies.core.execute import Local, execute, is_settled, read_record
+from unitsphere.studies.core.execute import (
+    Local,
+    execute,
+    is_settled,
+    read_record,
+    runs_commit,
+    timing,
+)
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import plan
 from unitsphere.training.config import steps_for
 from unitsphere.training.guard import divergence
+from unitsphere.training.log import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +140,77 @@ def test_a_damaged_run_is_a_failed_one_among_others(runs, tmp_path):
     assert damaged.status == "failed"
     assert "give another --out" in damaged.error
     assert other == good
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A copy of the finished run."""
+    run = dataclasses.replace(runs[0][0], folder=tmp_path / "good")
+    shutil.copytree(runs[0][0].folder, run.folder)
+    return run
+
+
+def rewrite(run, change):
+    """Replace the run's records by what `change` makes of them."""
+    records = change(read_metrics(run.folder))
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (run.folder / "metrics.jsonl").write_text(lines)
+
+
+def without(record, *keys):
+    return {key: value for key, value in record.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda records: [], "holds no record"),
+        (lambda records: records[:-1], r"ends at step \d of 6"),
+        (lambda records: [without(r, "time") for r in records], "holds no record"),
+        (lambda records: [r | {"tokens_per_second": []} for r in records], "holds no record"),
+    ],
+    ids=["empty", "incomplete", "no time", "no rates"],
+)
+def test_a_finished_run_without_its_records_is_a_failed_one(copied, change, said):
+    rewrite(copied, change)
+    record = read_record(copied)
+    assert record.status == "failed"
+    assert re.search(said, record.error)
+
+
+def test_a_finished_run_without_its_metrics_is_a_failed_one(copied):
+    (copied.folder / "metrics.jsonl").unlink()
+    record = read_record(copied)
+    assert record.status == "failed"
+    assert "holds no record" in record.error
+
+
+def test_a_run_whose_records_have_no_rates_is_finished_without_one(copied, runs):
+    rewrite(copied, lambda records: [without(r, "tokens_per_second") for r in records])
+    record = read_record(copied)
+    assert record.status == "finished"
+    assert record.tokens_per_second is None
+    assert record.loss == runs[1][0].loss
+
+
+def test_a_last_record_without_a_validation_loss_is_a_diverged_run(copied):
+    rewrite(copied, lambda records: [*records[:-1], without(records[-1], "val_loss")])
+    assert read_record(copied).status == "diverged"
+
+
+@pytest.mark.parametrize("document", ["[]", "5", "null", '"text"'])
+def test_an_environment_that_is_no_object_fails_that_run_alone(copied, document):
+    (copied.folder / "environment.json").write_text(document)
+    record = read_record(copied)
+    assert record.status == "failed"
+    assert "must hold a JSON object" in record.error
+
+
+@pytest.mark.parametrize("resumed", [5, [5], {"step": 1}])
+def test_an_environment_whose_resumptions_are_odd_names_the_first_place(copied, resumed):
+    path = copied.folder / "environment.json"
+    first = read_json(path)
+    path.write_text(json.dumps(first | {"resumed": resumed}))
+    record = read_record(copied)
+    assert timing([record]) == ""
+    assert runs_commit([record]) == first.get("commit")

@@ -142,6 +142,13 @@ def test_tail_records_leaves_out_what_is_half_written(tmp_path):
     assert len(records) < 20_000
 
 
+@pytest.mark.parametrize("torn", ['{"st', "[1]", "null", "\x00\x00", '{"loss": 1}'])
+def test_tail_records_leaves_out_a_line_that_is_no_record(tmp_path, torn):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(f'{{"step": 1}}\n{torn}\n{{"step": 2}}\n')
+    assert tail_records(metrics) == [{"step": 1}, {"step": 2}]
+
+
 SAVES = """
 out.mkdir()
 def save(*_):

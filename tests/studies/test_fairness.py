@@ -9,9 +9,10 @@ from studies.tiny import recipes
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record, timing
 from unitsphere.studies.core.fairness import REFUSALS, check_fair, run_flags, setting_flags
-from unitsphere.studies.core.plan import size_of, wanted
+from unitsphere.studies.core.plan import wanted
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
+from unitsphere.training.forecast import size_of
 
 
 @pytest.fixture

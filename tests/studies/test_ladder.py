@@ -19,10 +19,10 @@ from unitsphere.studies import ladder as module
 from unitsphere.studies.core import tune
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.kind import write_study
-from unitsphere.studies.core.plan import size_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.ladder import LadderStudy, ladder
 from unitsphere.studies.ladder_results import KIND, document, findings
+from unitsphere.training.forecast import size_of
 
 BATCHES = [96, 192, 384]
 RATE = {"gpt": (1.0, -0.4), "ngpt": (4.0, -0.5)}

@@ -1,6 +1,7 @@
 """The quickstart with tiny arms, end to end: trains, reuses, resumes, fails loudly."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.studies.core import execute as module
 from unitsphere.studies.core.jobs import Interrupted, State
-from unitsphere.studies.core.plan import size_of, with_overrides
+from unitsphere.studies.core.plan import with_overrides
 from unitsphere.studies.quickstart import (
     KIND,
     PROMPT,
@@ -24,6 +25,7 @@ from unitsphere.studies.quickstart import (
     wrote,
 )
 from unitsphere.training.folder import locked
+from unitsphere.training.forecast import size_of
 from unitsphere.training.recipes import load_recipe
 
 
@@ -124,6 +126,27 @@ def test_a_failed_arm_is_shown_and_the_others_are_reported(copy, capsys):
     summary = read_json(out / "summary.json")
     assert [arm["name"] for arm in summary["arms"]] == ["gpt", "ngpt"]
     assert summary["failed"][0]["name"] == "angpt"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        (None, "holds no record"),
+        ("tokens_per_second", "no tokens_per_second"),
+        ("val_bits_per_byte", "no val_bits_per_byte"),
+    ],
+)
+def test_a_finished_arm_without_its_figures_is_shown_as_failed(copy, capsys, left_out, said):
+    out, arms = copy
+    metrics = out / "angpt" / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.open()] if left_out else []
+    kept = [{k: v for k, v in record.items() if k != left_out} for record in records]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    assert quickstart(out, arms) == 1
+    assert re.search(f"failed: angpt: .*{said}", capsys.readouterr().err)
+    summary = read_json(out / "summary.json")
+    assert [arm["name"] for arm in summary["arms"]] == ["gpt", "ngpt"]
+    assert [arm["name"] for arm in summary["failed"]] == ["angpt"]
 
 
 def test_without_the_baseline_nothing_is_compared_with_it(copy, capsys, monkeypatch):

@@ -124,3 +124,60 @@ def test_a_damaged_archive_is_one_line(run, tmp_path):
         (tmp_path / "model.tar.gz").write_bytes(content)
         with pytest.raises(UserError, match=r"model\.tar\.gz"):
             unitsphere.load(tmp_path / "model.tar.gz")
+
+
+def damaged_zip(path: Path, offset: int, byte: bytes, compression: int) -> Path:
+    """A zip whose member says another method, or has another byte where its content begins."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("config.json", b'{"a": 1}' * 100)
+    content = bytearray(path.read_bytes())
+    start = 30 + len("config.json")
+    if offset < 0:  # the method, in the member's own head and in the directory
+        for place in (8, content.index(b"PK\x01\x02") + 10):
+            content[place : place + 2] = byte * 2
+    else:
+        content[start + offset : start + offset + 20] = byte * 20
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte", "compression"),
+    [
+        (-1, b"\x63", zipfile.ZIP_DEFLATED),
+        (0, b"\xff", zipfile.ZIP_LZMA),
+        (9, b"\xff", zipfile.ZIP_LZMA),
+        (0, b"\xff", zipfile.ZIP_BZIP2),
+        (0, b"\xff", zipfile.ZIP_DEFLATED),
+    ],
+    ids=["unknown method", "lzma head", "lzma", "bzip2", "deflate"],
+)
+def test_a_damaged_zip_is_one_line(tmp_path, offset, byte, compression):
+    path = damaged_zip(tmp_path / "model.zip", offset, byte, compression)
+    with pytest.raises(UserError, match=r"cannot unpack .*model\.zip: .") as raised:
+        unitsphere.load(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "header", [b"25 GNU.sparse.map=abc,def\n", b"13 path=\xff\xfe\xfd\n", b"x size=1\n"]
+)
+def test_an_odd_pax_header_is_one_line(tmp_path, header):
+    path = tmp_path / "model.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.USTAR_FORMAT) as file:
+        odd = tarfile.TarInfo("head")
+        odd.type, odd.size = tarfile.XHDTYPE, len(header)
+        file.addfile(odd, io.BytesIO(header))
+        file.addfile(tarfile.TarInfo("config.json"))
+    with pytest.raises(UserError) as raised:
+        unitsphere.load(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_zip_name_that_is_no_utf_8_is_one_line(tmp_path):
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("é.json", "{}")
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xff\xff"))
+    with pytest.raises(UserError, match="cannot unpack"):
+        unitsphere.load(path)

@@ -48,6 +48,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_transformers()
+    check_is_folder(args.run, "export")
     loaded = load_run(args.run, args.device, weights=args.weights)
     if not (args.run / "checkpoints").is_dir():
         raise UserError(f"{args.run} is an exported folder already: give the run folder")
@@ -61,6 +62,26 @@ def run(argv: list[str]) -> int:
         f"(logits up to {made.largest_logit:.1f}, {made.compared} tokens)"
     )
     return 0
+
+
+def check_is_folder(run: Path, verb: str) -> None:
+    """Raise UserError for an archive or a checkpoint, which the verbs that only read a model take.
+
+    What is exported says of itself what its run folder says, up to the newest checkpoint.
+    """
+    from unitsphere.training.archive import is_archive
+    from unitsphere.training.folder import run_and_checkpoint
+
+    if is_archive(run):
+        raise UserError(
+            f"{run} is an archive, which {verb} does not read: unpack it, give its folder"
+        )
+    folder, wanted = run_and_checkpoint(run)
+    if wanted is not None and wanted.is_dir():
+        raise UserError(
+            f"{run} is one checkpoint, and {verb} takes a run's newest: "
+            f"give the run folder {folder}"
+        )
 
 
 def export(run: Path, loaded: "LoadedRun", out: Path, weights: "Weights" = "last") -> "Exported":

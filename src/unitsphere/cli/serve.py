@@ -129,9 +129,10 @@ def exported(run: Path, cache: Path) -> Path:
 
     An exported folder is served as it is. Raises UserError for a run that cannot be served.
     """
-    from unitsphere.cli.export import export
+    from unitsphere.cli.export import check_is_folder, export
     from unitsphere.training.load import load_run
 
+    check_is_folder(run, "serve")
     if not (run / "checkpoints").is_dir():
         check_causal(run, load_run(run, "cpu").config.objective)
         return run

@@ -1,8 +1,8 @@
 """What a model declares of its parameters: the role of each, and the constraint of each matrix.
 
 A module that owns parameters answers `declare()` with a `Declaration` for each of them by
-its local name. Optimizers form their groups by role, and `training.constrain` projects what
-is constrained; nothing is guessed from names or shapes.
+its local name. Optimizers form their groups by role, and `training.optim.constraint.constrain`
+projects what is constrained; nothing is guessed from names or shapes.
 """
 
 from dataclasses import dataclass

@@ -22,6 +22,7 @@ from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
+from unitsphere.report.runs import document, is_number
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
@@ -199,11 +200,12 @@ def copies(model: Transformer) -> dict[str, Tensor]:
 
 def starts_alike(run: Path, device: torch.device) -> bool:
     """Whether the run began in one process on a device of this kind: then so did its weights."""
-    path = run / ENVIRONMENT
-    found = read_json(path) if path.is_file() else {}
+    found = document(run / ENVIRONMENT)
+    processes = found.get("processes", {})
+    if not isinstance(processes, dict) or any(count != 1 for count in processes.values()):
+        return False
     on_cpu = found.get("device") == "cpu"
-    alone = set(found.get("processes", {}).values()) <= {1}
-    return alone and "device" in found and on_cpu == (device.type == "cpu")
+    return "device" in found and on_cpu == (device.type == "cpu")
 
 
 def moments_of(folder: Path, model: Transformer, config: RunConfig) -> dict[str, Tensor]:
@@ -221,9 +223,12 @@ def probed_batch(
 ) -> tuple[Batch | None, str]:
     """About TOKENS of `data`, or of the run's validation split; or none, and why there are none.
 
-    Raises UserError for `data` that cannot be used.
+    Raises UserError for `data` that cannot be used, and for a context without tokens.
     """
-    rows = max(TOKENS // config.data.context, 1)
+    context = config.data.context
+    if context < 1:
+        raise UserError(f"{run / CONFIG}: data.context must be at least 1: {context}")
+    rows = max(TOKENS // context, 1)
     if data is not None:
         check_scored(data)
         return given_rows(config, load_tokenizer(run / TOKENIZER, run), data, rows).to(device), ""
@@ -256,16 +261,20 @@ def bases_of(run: Path, data: str | None, device: torch.device) -> dict[int, Cal
 
 
 def records_of(run: Path) -> Recorded:
-    """The losses and live probes that the run recorded while it trained."""
+    """The losses and live probes that the run recorded while it trained.
+
+    Keys that do not name a figure of a probe (`probe/<probe>/<series>/<label>`) are left out.
+    """
     losses: dict[int, float] = {}
     found: dict[str, dict[int, Values]] = {}
     for record in read_metrics(run):
         if "loss" in record:
             losses[record["step"]] = record["loss"]
         for key, value in record.items():
-            if not key.startswith(PREFIX):
+            parts = key.removeprefix(PREFIX).split("/")
+            if not key.startswith(PREFIX) or len(parts) != 3 or not is_number(value):
                 continue
-            probe, name, label = key.removeprefix(PREFIX).split("/")
+            probe, name, label = parts
             at = found.setdefault(probe, {}).setdefault(record["step"], {})
             series: Series = at.setdefault(name, {"labels": [], "values": []})
             series["labels"].append("" if label == "all" else label)

@@ -15,10 +15,9 @@ from typing import Any
 from unitsphere.config import flatten, read_json
 from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
-from unitsphere.models.registry import build_from
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
-from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.forecast import Size, size_of
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
@@ -32,14 +31,6 @@ MOST_NAMED = 2
 """Data sets, and tokenizers, that the first screen names."""
 LONG = 48
 """Characters of a path that is shown in full."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model's parameters, and its operations a training token."""
-
-    parameters: int
-    flops_per_token: int
 
 
 @dataclass(frozen=True)
@@ -80,13 +71,9 @@ class Run:
         if config is None:
             return None
         try:
-            model = build_from(
-                config.architecture, config.model, "meta", objective=config.objective
-            )
+            return size_of(config)
         except UserError:  # of a vocabulary that is not known yet
             return None
-        count = sum(parameter.numel() for parameter in model.parameters())
-        return Size(count, flops_per_token(model, config.data.context))
 
     @cached_property
     def samples(self) -> list[tuple[int, str]]:

@@ -22,13 +22,14 @@ from unitsphere.studies.core.fairness import (
     setting_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
-from unitsphere.studies.core.plan import Planned, Size, at_budget, final_run, size_of, to_come
+from unitsphere.studies.core.plan import Planned, at_budget, final_run, to_come
 from unitsphere.studies.core.points import at_point, check_points, tuned_points
 from unitsphere.studies.core.space import space_of
 from unitsphere.studies.core.spec import Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig, steps_for
+from unitsphere.training.forecast import Size, size_of
 
 SHIPPED = Path(__file__).parent / "shipped"
 
@@ -64,8 +65,8 @@ class CompareStudy(Comparing):
 def compare(study: CompareStudy, out: Path, executor: Executor | None = None) -> Comparison:
     """Train what is missing of the study in the folder `out`; the results of all runs.
 
-    Raises UserError for an unfair study (see studies.fairness), a mistake in it or unusable data,
-    `Preempted` when stopped; the same call then resumes.
+    Raises UserError for an unfair study (see studies.core.fairness), a mistake in it or unusable
+    data, `Preempted` when stopped; the same call then resumes.
     """
     configs = checked(study)
     budgets = sorted(study.budgets)

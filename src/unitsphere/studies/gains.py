@@ -11,7 +11,6 @@ import numpy as np
 
 from unitsphere.studies.core.execute import Record, timing
 from unitsphere.studies.core.fairness import Finding
-from unitsphere.studies.core.plan import Size
 from unitsphere.studies.core.statistics import (
     NOWHERE,
     Difference,
@@ -24,6 +23,7 @@ from unitsphere.studies.core.statistics import (
 )
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig, steps_for
+from unitsphere.training.forecast import Size
 
 SIGNIFICANT = 0.05
 NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}

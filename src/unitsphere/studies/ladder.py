@@ -21,17 +21,12 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.fairness import Finding, check_fair
 from unitsphere.studies.core.kind import Part, searched, study_folder
-from unitsphere.studies.core.plan import (
-    Planned,
-    arm_config,
-    at_budget,
-    final_run,
-    size_of,
-)
+from unitsphere.studies.core.plan import Planned, arm_config, at_budget, final_run
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
 from unitsphere.training.config import steps_for
+from unitsphere.training.forecast import size_of
 from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3

@@ -3,12 +3,12 @@
 After anGPT (arXiv 2505.22014), §5.1, §5.3, Appendices G and I. With N parameters, D training tokens
 and C = 6·N·D operations of compute (Kaplan et al., arXiv 2001.08361):
 
-    lr(N), batch(N)       the optima of the sizes (optima.py), each trained on D = ratio·N tokens
+    lr(N), batch(N)       the optima of the sizes (`optimum`), each trained on D = ratio·N tokens
     L(C) = A0·C^−α        the lowest losses; the paper's form, without an irreducible loss
     N_opt(C), D_opt(C)    size and data of the lowest loss at a compute (Table I.1)
 
-All are power laws (powerlaw.py). An optimum at an edge of the grid is a bound and no optimum:
-the fits leave it out.
+All are power laws (`core.statistics.PowerLaw`). An optimum at an edge of the grid is a bound and no
+optimum: the fits leave it out.
 """
 
 import dataclasses

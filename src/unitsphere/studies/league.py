@@ -44,10 +44,11 @@ from unitsphere.studies.core.fairness import (
     version_flags,
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
-from unitsphere.studies.core.plan import at_budget, size_of, to_come
+from unitsphere.studies.core.plan import at_budget, to_come
 from unitsphere.studies.core.spec import ArmSpec, Comparing, as_table, study_from
 from unitsphere.studies.core.tune import Tuned, tuned_rates
 from unitsphere.training.config import RunConfig
+from unitsphere.training.forecast import size_of
 
 NAME: Final = "league"
 REFERENCE: Final = "the rules"

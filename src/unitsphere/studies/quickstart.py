@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unitsphere.errors import Preempted
+from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
 from unitsphere.inference.generate import generate_text
 from unitsphere.report.document import Page, Section, Text
@@ -28,13 +28,15 @@ from unitsphere.studies.core.execute import Executor, Local, Record, execute
 from unitsphere.studies.core.jobs import Interrupted
 from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_cores
-from unitsphere.studies.core.plan import Planned, is_finished, size_of, wanted
+from unitsphere.studies.core.plan import Planned, is_finished, wanted
 from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import locked
+from unitsphere.training.forecast import size_of
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
+from unitsphere.training.result import result
 
 # The first is the baseline that the others are measured against.
 RECIPES = (
@@ -122,8 +124,12 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
         except Interrupted as stopped:
             raise Preempted(f"{out}: {stopped}") from None
     records = dict(zip(study.arms, found, strict=True))
-    done = [name for name, record in records.items() if record.status == "finished"]
-    runs = [read_finished(name, study.recipes[name], out / name) for name in done]
+    runs = []
+    for name in [name for name, record in records.items() if record.status == "finished"]:
+        try:
+            runs.append(read_finished(name, study.recipes[name], out / name))
+        except UserError as error:  # its folder is damaged: the other arms still have a result
+            records[name] = dataclasses.replace(records[name], status="failed", error=str(error))
     baseline = runs[0] if runs and runs[0].arm.name == study.reference else None
     return Found(out, records, runs, baseline)
 
@@ -140,31 +146,44 @@ def planned_arm(study: QuickstartStudy, name: str, run: Path) -> Planned:
 
 
 def read_finished(name: str, recipe: str, run: Path) -> Finished:
-    """The figures of a finished run; `steps_to_baseline` is still open (see `against`)."""
+    """The figures of a finished run; `steps_to_baseline` is still open (see `against`).
+
+    Raises UserError if its records lack a figure.
+    """
     config = load_recipe(run / "config.json")
     records = read_metrics(run)
-    evaluations = [record for record in records if "val_bits_per_byte" in record]
-    last = evaluations[-1]
+    evaluations = having("val_bits_per_byte", records, run)
+    last = result(run, trained=False)
     arm = Arm(
         name=name,
         recipe=recipe,
         run=str(run),
         parameters=size_of(config).parameters,
         lr=config.optim.lr,
-        steps=last["step"],
-        tokens=last["tokens"],
-        bits_per_byte=last["val_bits_per_byte"],
+        steps=last.step,
+        tokens=last.tokens,
+        bits_per_byte=evaluations[-1]["val_bits_per_byte"],
         steps_to_baseline=None,
-        ms_per_step=milliseconds(config, records),
-        seconds=last["time"],
+        ms_per_step=milliseconds(config, having("tokens_per_second", records, run)),
+        seconds=last.seconds,
     )
     curve = {record["step"]: record["val_bits_per_byte"] for record in evaluations}
     return Finished(config, arm, curve, continued(run))
 
 
-def milliseconds(config: RunConfig, records: Sequence[dict[str, Any]]) -> float:
-    """Median milliseconds per step over a run's records; evaluations are not in it."""
-    rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+def having(key: str, records: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
+    """The records with a figure; a `UserError` if there are none."""
+    found = [record for record in records if key in record]
+    if not found:
+        raise UserError(
+            f"{run} is finished, but its metrics.jsonl has no {key}: delete {run} to train it again"
+        )
+    return found
+
+
+def milliseconds(config: RunConfig, timed: Sequence[dict[str, Any]]) -> float:
+    """Median milliseconds per step over the records that tell it; evaluations are not in it."""
+    rates = [record["tokens_per_second"] for record in timed]
     return 1000 * config.train.batch_tokens / statistics.median(rates)
 
 

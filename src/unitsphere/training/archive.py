@@ -7,7 +7,9 @@ out of the folder, a link or a device is refused, and so is an archive that unpa
 """
 
 import gzip
+import lzma
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -27,6 +29,13 @@ RATIO = 100
 """Weights hardly shrink, and JSON to a tenth: more is made to fill the disk."""
 MOST_MEMBERS = 10_000
 CHUNK = 1 << 20
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, OSError, OverflowError),
+    ValueError,  # a name that is not UTF-8, a number in a header that is none
+    NotImplementedError,  # a method that zipfile does not know
+)
+"""What the standard library raises for an archive that it cannot read."""
 
 
 class Member(NamedTuple):
@@ -53,7 +62,7 @@ def unpacked(path: Path) -> Iterator[Path]:
         folder = Path(name)
         try:
             unpack(path, folder)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
+        except DAMAGED as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             raise UserError(f"cannot unpack {path}: {why}") from error
         configs = sorted(folder.glob(CONFIG)) or sorted(folder.glob(f"*/{CONFIG}"))

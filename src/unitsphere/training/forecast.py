@@ -57,6 +57,21 @@ def flops_per_token(model: Transformer, context: int) -> int:
     return 6 * (weights - idle) + round(model.mixing_flops(context))
 
 
+@dataclass(frozen=True)
+class Size:
+    """A model's parameters, and its operations per training token."""
+
+    parameters: int
+    flops_per_token: int
+
+
+def size_of(config: RunConfig) -> Size:
+    """Counted without allocating the model; a `UserError` for a config that makes none."""
+    model = shapes_of(config)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return Size(count, flops_per_token(model, config.data.context))
+
+
 FP32 = 4
 
 

@@ -46,6 +46,8 @@ FIGURES = (
     "val_bits_per_byte",
     "val_accuracy",
     "val_text_lost",
+    "lr",
+    "tokens_per_second",
 )
 """Keys of a record that are numbers where they are there."""
 

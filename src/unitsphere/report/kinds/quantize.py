@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table, banded
@@ -55,7 +56,7 @@ def rows(found: Json) -> list[list[str]]:
     """Each arm as it is, then each format: bits, error, and the increase of the loss in nats."""
     cells = []
     for name, arm in found["arms"].items():
-        whole = mean([run["loss"] for run in arm["runs"]])
+        whole = fmean([run["loss"] for run in arm["runs"]])
         cells.append([name, "fp32", "32", "", f"{whole:.4f}", ""])
         for form in formats(arm):
             plain, again = (entries(arm, form, renormalized) for renormalized in (False, True))
@@ -64,7 +65,7 @@ def rows(found: Json) -> list[list[str]]:
                     name,
                     form,
                     f"{plain[0]['bits']:.2f}",
-                    f"{mean([entry['error'] for entry in plain]):.4f}",
+                    f"{fmean([entry['error'] for entry in plain]):.4f}",
                     increase(plain),
                     increase(again) if again else "–",
                 ]
@@ -90,12 +91,7 @@ def entries(arm: Mapping[str, Any], form: str, renormalized: bool) -> list[Json]
 def increase(found: Sequence[Json]) -> str:
     """The mean increase, and half of its range over the seeds."""
     values = [entry["increase"] for entry in found]
-    return f"{mean(values):+.4f}{half_range(values, '.4f')}"
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean."""
-    return sum(values) / len(values)
+    return f"{fmean(values):+.4f}{half_range(values, '.4f')}"
 
 
 def bits_figure(found: Json, groups: bool) -> Figure:
@@ -142,4 +138,4 @@ def arm_lines(name: str, arm: Json, groups: bool, colour: int) -> list[Series]:
 def point(arm: Mapping[str, Any], form: str, renormalized: bool) -> tuple[float, float]:
     """Bits, and the mean increase of the loss, at least LEAST."""
     found = entries(arm, form, renormalized)
-    return found[0]["bits"], max(mean([entry["increase"] for entry in found]), LEAST)
+    return found[0]["bits"], max(fmean([entry["increase"] for entry in found]), LEAST)

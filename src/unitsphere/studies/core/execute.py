@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unitsphere.config import read_json
+from unitsphere.config import read_object
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
@@ -27,6 +27,7 @@ from unitsphere.studies.core.spec import Execution
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
+from unitsphere.training.result import result
 
 OnProgress = Callable[[list[State]], None]
 Executor = Callable[[Sequence[Job]], JobExecutor]
@@ -70,7 +71,8 @@ class Record:
 
     `loss` (nats per token) and `bits_per_byte` are those of the validation split after the last
     step; `seconds` is the time of training, without validation; `tokens_per_second` the median of
-    the run's records. A run that did not finish has an `error` in their place.
+    the run's records, None where none has it. A run that did not finish has an `error` in their
+    place.
     """
 
     planned: Planned
@@ -164,9 +166,19 @@ def finished(folder: Path) -> bool:
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
-    """The result of a run; `error` is why it failed, if no file next to its folder says it."""
+    """The result of a run; `error` is why it failed, if no file next to its folder says it.
+
+    A run with a file that cannot be read is a failed one.
+    """
+    try:
+        return _read_record(run, error)
+    except UserError as unreadable:
+        return Record(run, "failed", error=error or str(unreadable))
+
+
+def _read_record(run: Planned, error: str | None) -> Record:
     where = run.folder / ENVIRONMENT
-    environment = read_json(where) if where.exists() else None
+    environment = read_object(where) if where.exists() else None
     if divergence(run.folder).exists():
         why = said(divergence(run.folder))
         return Record(run, "diverged", error=why, environment=environment)
@@ -174,19 +186,24 @@ def read_record(run: Planned, error: str | None = None) -> Record:
         return Record(run, "stopped", error=said(early_stop(run.folder)))
     if not finished(run.folder):
         return Record(run, "failed", error=error or "it was not run")
+    last, steps = result(run.folder, trained=False), run.config.train.steps
     records = read_metrics(run.folder)
-    last = records[-1]
-    if not math.isfinite(last.get("val_loss", math.nan)):
+    if last.step < steps and "diverged" not in records[-1]:
+        why = (
+            f"its metrics.jsonl ends at step {last.step} of {steps}: delete {run.folder} to repeat"
+        )
+        return Record(run, "failed", error=why, environment=environment)
+    if not math.isfinite(last.val_loss):
         why = "the validation loss is NaN or infinite"
         return Record(run, "diverged", error=why, environment=environment)
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return Record(
         run,
         "finished",
-        loss=last["val_loss"],
-        bits_per_byte=last.get("val_bits_per_byte"),
-        seconds=last["time"],
-        tokens_per_second=statistics.median(rates),
+        loss=last.val_loss,
+        bits_per_byte=last.val_bits_per_byte,
+        seconds=last.seconds,
+        tokens_per_second=statistics.median(rates) if rates else None,
         environment=environment,
     )
 
@@ -225,6 +242,10 @@ def values(records: Iterable[Record], key: str) -> list[str]:
 
 
 def places(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The environments in which runs started and resumed."""
-    known = [r.environment for r in records if r.environment is not None]
-    return [place for first in known for place in (first, *first.get("resumed", []))]
+    """The environments in which runs started and resumed; what is not one is left out."""
+    found = []
+    for first in (r.environment for r in records if r.environment is not None):
+        resumed = first.get("resumed")
+        later = resumed if isinstance(resumed, list) else []
+        found += [first, *(place for place in later if isinstance(place, dict))]
+    return found

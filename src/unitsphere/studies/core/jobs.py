@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from unitsphere.files import open_given, read_bytes
+from unitsphere.training.log import parse
 
 Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
 """interrupted: it has saved and stopped, by Ctrl-C or exit status 75; the same call resumes it"""
@@ -159,7 +159,10 @@ class Clock:
 
 
 def tail_records(metrics: Path) -> list[dict[str, Any]]:
-    """The last records of a metrics file, oldest first; none if it is not there yet."""
+    """The last records of a metrics file, oldest first; none if it is not there yet.
+
+    A torn line is left out.
+    """
     if not metrics.exists():
         return []
     with open_given(metrics, metrics.parent) as file:
@@ -167,7 +170,7 @@ def tail_records(metrics: Path) -> list[dict[str, Any]]:
         file.seek(start)
         lines = file.read().split(b"\n")
     # The first line may begin before the tail, the last one may still be being written.
-    return [json.loads(line) for line in lines[1 if start else 0 : -1]]
+    return [record for record in map(parse, lines[1 if start else 0 : -1]) if record is not None]
 
 
 def last_words(log: Path, code: int, begins: int = 0) -> str:

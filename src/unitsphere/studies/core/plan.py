@@ -15,13 +15,11 @@ from typing import Any
 
 from unitsphere.config import flatten, to_dict
 from unitsphere.errors import UserError
-from unitsphere.models.registry import build_from
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.spec import Study
 from unitsphere.training.by_size import sizes
 from unitsphere.training.config import RunConfig, read_config, steps_for
-from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, resolve, saved_config
 from unitsphere.training.resume import last_state
@@ -132,21 +130,6 @@ def is_finished(run: Path) -> bool:
     except UserError:
         return False
     return saved is not None and state is not None and state.over(saved.train.steps)
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model's parameters, and its operations per training token."""
-
-    parameters: int
-    flops_per_token: int
-
-
-def size_of(config: RunConfig) -> Size:
-    """Counted without allocating the model."""
-    model = build_from(config.architecture, config.model, "meta", objective=config.objective)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return Size(count, flops_per_token(model, config.data.context))
 
 
 def arm_config(study: Study, arm: str) -> RunConfig:

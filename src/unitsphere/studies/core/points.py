@@ -154,7 +154,7 @@ class PointSearch:
         self.trials: list[Trial] = []
 
     def next(self, turn: int) -> list[Params]:
-        """The points to try now; of Optuna `turn` at a time. None: the search is over."""
+        """The points to try now; of Optuna `turn` at a time. Empty: the search is over."""
         tune = self.study.tune
         left = (tune.trials or 0) - len(self.trials)
         if left < 1:

@@ -168,7 +168,8 @@ class Comparing(Study):
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*Study.CHANGEABLE, "allow:")
 
     allow: list[str] = field(default_factory=list)
-    """names of what would be refused as unfair (studies.fairness), to have it flagged instead"""
+    """names of what would be refused as unfair (studies.core.fairness), to have it flagged
+    instead"""
 
 
 def check_seeds(name: str, seeds: Sequence[int]) -> None:

@@ -1,12 +1,12 @@
 """Loss, perplexity, and bits per byte or accuracy of a model on text or on prepared shards.
 
 The text is one stream: a separator before each document. It is cut into windows as the objective
-asks (`data.windows.Form`), in their order; separators are context but are not scored.
+asks (`data.batch.Form`), in their order; separators are context but are not scored.
 
 - Causal: each token is predicted from those before it in its window, so the bytes are exactly the
   UTF-8 bytes of the text and a uniform model over bytes scores 8 bits per byte.
 - Masked: the hidden tokens are predicted from all the others. Each window hides the same tokens
-  each time (`data.masking.EVALUATION_SEED`). The losses do not add up to a likelihood of the text:
+  each time (`data.batch.EVALUATION_SEED`). The losses do not add up to a likelihood of the text:
   there are no bits per byte, and the perplexity is a pseudo-perplexity, to be compared only with
   that of models that hide as many tokens. Accuracy is the share of the hidden tokens whose
   likeliest guess is right.
@@ -96,7 +96,7 @@ def evaluate(
 ) -> Evaluation:
     """Score `documents` in the windows of `form`, `rows` of them at once.
 
-    A str is a whole document; a `Piece` (`data.sources.read_documents`) is a stretch of one, so
+    A str is a whole document; a `Piece` (`data.documents.read_documents`) is a stretch of one, so
     that a document of any size is never held as a whole. Raises UserError if there is no text.
     """
     size = 0
