@@ -84,6 +84,21 @@ def test_a_free_baseline_by_adamw_with_a_wide_start_is_refused(recipe):
     assert check_fair(pair(recipe, ball), "arm-1", ["tied-rates"], tuned=NOT_TUNED) == []
 
 
+@pytest.mark.parametrize("name", ["muonh", "adamh"])
+def test_an_arm_that_keeps_the_norms_of_a_narrow_start_is_refused(recipe, name):
+    """0.25 nats at the best of its rates: the head's norm bounds the logits (docs/log.md)."""
+    held = {"optim.name": name, "optim.weight_decay": 0.0}
+
+    def found(changes, tuned=NOT_TUNED):
+        return check_fair(pair(recipe, held | changes), "arm-0", ["tied-rates"], tuned=tuned)
+
+    with pytest.raises(UserError, match=rf"start: arm-1, by {name}, keeps the norms of .*0\.02"):
+        found({})
+    assert "start" not in [flag.name for flag in found({"model.init_std": 0.25})]
+    tuned = NOT_TUNED | {"arm-1": ("model.init_std",)}
+    assert "start" not in [flag.name for flag in found({}, tuned)]
+
+
 def test_another_vocabulary_is_another_tokenizer(recipe):
     with pytest.raises(UserError, match=r"tokenizer: .*model\.vocab_size 300 against 256"):
         check_fair(pair(recipe, {"model.vocab_size": 300}), "arm-0", [])

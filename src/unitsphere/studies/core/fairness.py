@@ -17,13 +17,14 @@ the refusal becomes a flag:
     un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
                 the run: such a loss has yet to fall
     start       compare: a free arm by Muon, or a free baseline by Adam or AdamW, starts its
-                matrices far wider than 0.02
+                matrices far wider than 0.02; one by MuonH or AdamH, which keep the norm of the
+                start, far narrower than 1/√d
     tied-rates  compare: such an arm gives embedding, head and scales the rate of the matrices, as
                 the papers' GPT does
 
 (The last two together are known to cost GPT+ with Muon 0.35 nats, and with AdamW 0.13; only the
-start costs AdamW 0.05: docs/results/baselines.md. They are not refused where the study tunes these
-keys.)
+start costs AdamW 0.05: docs/results/baselines.md. A narrow start costs MuonH 0.25: docs/log.md.
+They are not refused where the study tunes these keys.)
 
 Flagged, shown with the figures:
 
@@ -49,6 +50,7 @@ Flagged, shown with the figures:
     versions    runs are of different versions of the code or of torch
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -94,6 +96,8 @@ MUON = ("muon", "normuon")
 ADAM = ("adam", "adamw")
 WIDEST = 0.04
 """Spread of the start up to which no arm is known to lose: twice the best, 0.02."""
+NARROWEST = 0.5
+"""The start's spread times √d from which no arm whose norms stay is known to lose much."""
 RATES = ("optim.rates.", "optim.adam_lr")
 """Keys that give embedding, head and scales a rate of their own."""
 FLOOR = 0.1
@@ -179,12 +183,23 @@ def mis_set(
 ) -> Iterator[Finding]:
     """What is known to be wrong with a free arm by Muon or a free baseline, unless it is tuned."""
     start = free_start(config)
+    if start is not None and config.optim.brought == "hyperball":
+        yield from held_start(arm, config, start, tuned)
     if start is None or config.optim.name not in (MUON + ADAM if is_baseline else MUON):
         return
     if start > WIDEST and "model.init_std" not in tuned:
         text = f"{arm} starts its matrices at model.init_std {start:.3g}"
         yield Finding("start", f"{text}: 0.02, with rates by role, is known to be better")
     yield from tied_rates(arm, config, tuned)
+
+
+def held_start(
+    arm: str, config: RunConfig, start: float, tuned: Iterable[str]
+) -> Iterator[Finding]:
+    """A finding for an arm whose matrices and head keep the norm of a narrow start."""
+    if start * math.sqrt(config.model.d_model) < NARROWEST and "model.init_std" not in tuned:
+        text = f"{arm}, by {config.optim.name}, keeps the norms of model.init_std {start:.3g}"
+        yield Finding("start", f"{text}: a spread of 1/√d to 2/√d is known to be better")
 
 
 def free_start(config: RunConfig) -> float | None:
