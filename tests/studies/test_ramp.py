@@ -15,8 +15,9 @@ from unitsphere.cli.parse import parse
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
+from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.kind import write_study
-from unitsphere.studies.core.plan import arm_config
+from unitsphere.studies.core.plan import Planned, arm_config
 from unitsphere.studies.core.spec import load_study, study_from
 from unitsphere.studies.ramp import (
     KIND,
@@ -26,12 +27,21 @@ from unitsphere.studies.ramp import (
     document,
     median_rate,
     ramp,
+    read_climb,
 )
 from unitsphere.training.guard import Watch
 from unitsphere.training.log import read_metrics
+from unitsphere.training.recipes import load_recipe
 from unitsphere.training.run import train
 
 STEPS, PEAK, START = 70, 1e4, 1e-2
+
+
+def test_a_diverged_run_without_records_has_failed(tmp_path):
+    run = Planned("arm", "quickstart/ngpt", {}, tmp_path, load_recipe("quickstart/ngpt"))
+    climb = read_climb(Record(run, "diverged", error="the loss is NaN"))
+    assert (climb.step, climb.rates) == (None, [])
+    assert "delete it" in climb.error
 
 
 def nothing(jobs):

@@ -128,10 +128,14 @@ def read_climb(record: Record) -> Climb:
     seed = record.planned.seed
     if record.status == "failed":
         return Climb(seed, None, None, [], [], record.error, record)
-    records = read_metrics(record.planned.folder)
+    folder = record.planned.folder
+    records = read_metrics(folder)
+    if not records:
+        error = f"{folder} has no records of its steps: delete it to repeat the run"
+        return Climb(seed, None, None, [], [], error, record)
     step = records[-1].get("diverged")
-    lr = next((found["lr"] for found in records if found["step"] == step), None)
-    known = [found for found in records if "loss" in found]
+    lr = next((found.get("lr") for found in records if found.get("step") == step), None)
+    known = [found for found in records if "loss" in found and "lr" in found]
     rates, losses = ([found[key] for found in known] for key in ("lr", "loss"))
     return Climb(seed, step, lr, rates, losses, None, record)
 
