@@ -138,10 +138,13 @@ def append_to(path: Path) -> TextIOWrapper:
     return open(handle, "a", encoding="utf-8")
 
 
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or folder is still the one at `path`: it may have been replaced."""
+def is_at(descriptor: int, path: Path, *, follow: bool = False) -> bool:
+    """Whether an open file or folder is still the one at `path`: it may have been replaced.
+
+    follow: `path` may be a link to it.
+    """
     try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=follow))
     except FileNotFoundError:
         return False
 

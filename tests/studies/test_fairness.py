@@ -92,7 +92,7 @@ def test_an_arm_that_keeps_the_norms_of_a_narrow_start_is_refused(recipe, name):
     def found(changes, tuned=NOT_TUNED):
         return check_fair(pair(recipe, held | changes), "arm-0", ["tied-rates"], tuned=tuned)
 
-    with pytest.raises(UserError, match=rf"start: arm-1, by {name}, keeps the norms of .*0\.02"):
+    with pytest.raises(UserError, match=r"start: arm-1 keeps the norms of .*0\.02"):
         found({})
     assert "start" not in [flag.name for flag in found({"model.init_std": 0.25})]
     tuned = NOT_TUNED | {"arm-1": ("model.init_std",)}

@@ -34,6 +34,14 @@ def test_a_folder_is_held_once_and_removed_if_it_stays_empty(tmp_path):
     assert out.exists()
 
 
+def test_a_link_to_a_folder_is_held(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with locked(tmp_path / "link"):
+        pass
+    assert (tmp_path / "there").is_dir()
+
+
 def test_a_folder_that_is_removed_meanwhile_ends_no_run_in_a_traceback(tmp_path):
     out = tmp_path / "run"
     with locked(out):

@@ -137,7 +137,7 @@ def locked(out: Path) -> Iterator[None]:
     however it ends.
     """
     handle = _lock(out)
-    while not is_at(handle, out):  # the process before us has just removed it
+    while not is_at(handle, out, follow=True):  # the process before us has just removed it
         os.close(handle)
         handle = _lock(out)
     try:

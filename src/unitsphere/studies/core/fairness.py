@@ -16,15 +16,12 @@ the refusal becomes a flag:
     init        the weights of another run to start with: what it has learned is not in the count
     un-annealed the rate does not come down to a tenth of its peak, or only in the last twentieth of
                 the run: such a loss has yet to fall
-    start       compare: a free arm by Muon, or a free baseline by Adam or AdamW, starts its
-                matrices far wider than 0.02; one by MuonH or AdamH, which keep the norm of the
-                start, far narrower than 1/√d
-    tied-rates  compare: such an arm gives embedding, head and scales the rate of the matrices, as
-                the papers' GPT does
+    start       compare: a free arm by Muon, or a free baseline by Adam or AdamW, starts far wider
+                than 0.02; one by MuonH or AdamH, which keep its norm, far narrower than 1/√d
+    tied-rates  compare: such an arm gives embedding, head and scales the matrices' rate
 
-(The last two together are known to cost GPT+ with Muon 0.35 nats, and with AdamW 0.13; only the
-start costs AdamW 0.05: docs/results/baselines.md. A narrow start costs MuonH 0.25: docs/log.md.
-They are not refused where the study tunes these keys.)
+(The last two together cost GPT+ with Muon 0.35 nats, and with AdamW 0.13; only the start 0.05
+(docs/results/baselines.md), MuonH 0.25 (docs/log.md). A study may tune these keys.)
 
 Flagged, shown with the figures:
 
@@ -198,8 +195,8 @@ def held_start(
 ) -> Iterator[Finding]:
     """A finding for an arm whose matrices and head keep the norm of a narrow start."""
     if start * math.sqrt(config.model.d_model) < NARROWEST and "model.init_std" not in tuned:
-        text = f"{arm}, by {config.optim.name}, keeps the norms of model.init_std {start:.3g}"
-        yield Finding("start", f"{text}: a spread of 1/√d to 2/√d is known to be better")
+        text = f"{arm} keeps the norms of model.init_std {start:.3g}, and 1/√d to 2/√d is better"
+        yield Finding("start", text)
 
 
 def free_start(config: RunConfig) -> float | None:

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any, Literal
 
 from unitsphere.files import open_given, read_bytes
-from unitsphere.training.log import parse
 
 Status = Literal["waiting", "running", "done", "failed", "stopping", "interrupted"]
 """interrupted: it has saved and stopped, by Ctrl-C or exit status 75; the same call resumes it"""
@@ -163,6 +162,8 @@ def tail_records(metrics: Path) -> list[dict[str, Any]]:
 
     A torn line is left out.
     """
+    from unitsphere.training.log import parse  # it loads rich, which --help does without
+
     if not metrics.exists():
         return []
     with open_given(metrics, metrics.parent) as file:
