@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, OSError, OverflowError),
-    ValueError,  # a name that is not UTF-8, a number in a header that is none
+    ValueError,  # a name that is not UTF-8, or a header without its number
     NotImplementedError,  # a method that zipfile does not know
 )
 """What the standard library raises for an archive that it cannot read."""
