@@ -65,16 +65,16 @@ def run(argv: list[str]) -> int:
 
 
 def check_is_folder(run: Path, verb: str) -> None:
-    """Raise UserError for an archive or a checkpoint, which the verbs that only read a model take.
+    """Raise UserError for an archive or one checkpoint: `eval` and `generate` take these.
 
-    What is exported says of itself what its run folder says, up to the newest checkpoint.
+    An export's model card describes the run up to its newest checkpoint, so no other is exported.
     """
     from unitsphere.training.archive import is_archive
     from unitsphere.training.folder import run_and_checkpoint
 
     if is_archive(run):
         raise UserError(
-            f"{run} is an archive, which {verb} does not read: unpack it, give its folder"
+            f"{run} is an archive, which {verb} does not read: unpack it and give its folder"
         )
     folder, wanted = run_and_checkpoint(run)
     if wanted is not None and wanted.is_dir():
