@@ -2,12 +2,12 @@
 
 Runs in nanochat's folder and environment:
 
-    python nanochat_peer.py TOKENS CONTEXT OUT STEPS RATE  # trains on TOKENS/train.bin
-    python nanochat_peer.py TOKENS CONTEXT OUT             # the loss on all of TOKENS/val.bin
+    python nanochat_peer.py TOKENS CONTEXT OUT STEPS RATE [OPTIONS]  # trains on TOKENS/train.bin
+    python nanochat_peer.py TOKENS CONTEXT OUT                       # the loss on all of val.bin
 
 base_train tokenizes and packs documents of its own. Its tokenizer and its loader are replaced, so
 that it reads the tokens that every contender reads; all else but sizes, length, rates and precision
-is its own.
+is its own, but for OPTIONS of base_train.
 """
 
 import json
@@ -50,8 +50,8 @@ def batches(rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, torch
                 yield *pairs(rows[chosen]), state
 
 
-def train(tokens: Path, context: int, steps: int, rate: float) -> None:
-    """Run base_train with its own settings."""
+def train(tokens: Path, context: int, steps: int, rate: float, options: list[str]) -> None:
+    """Run base_train with its own settings but for the options."""
     import nanochat.dataloader
     import nanochat.tokenizer
 
@@ -66,7 +66,7 @@ def train(tokens: Path, context: int, steps: int, rate: float) -> None:
         "total-batch-size": ROWS * context, "num-iterations": steps, "eval-every": -1,
         "core-metric-every": -1, "sample-every": -1, "device-type": "cpu", "model-tag": "peer",
     } | {f"{role}-lr": rate / RATES["matrix"] * own for role, own in RATES.items()}  # fmt: skip
-    sys.argv[1:] = [f"--{name}={value}" for name, value in given.items()]
+    sys.argv[1:] = [f"--{name}={value}" for name, value in given.items()] + options
     runpy.run_module("scripts.base_train", run_name="__main__", alter_sys=True)
 
 
@@ -93,6 +93,6 @@ if __name__ == "__main__":
     os.environ["NANOCHAT_DTYPE"] = "bfloat16" if fast_bf16() else "float32"
     sys.path.insert(0, str(Path.cwd()))
     if rest:
-        train(Path(place), int(length), int(rest[0]), float(rest[1]))
+        train(Path(place), int(length), int(rest[0]), float(rest[1]), rest[2:])
     else:
         score(Path(place), int(length), Path(saved))
