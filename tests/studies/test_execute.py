@@ -76,6 +76,21 @@ def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(run
     assert "runs to train: 1 (1 finished earlier)\n" in capsys.readouterr().err
 
 
+def test_no_run_is_trained_beside_a_finished_one_of_other_text(tmp_path):
+    recipe, text = recipes(tmp_path)[0], tmp_path / "text.jsonl"
+    first, second = (
+        plan(f"seed {n}", recipe, {"train.seed": n}, tmp_path / str(n)) for n in (0, 1)
+    )
+    execute([first], InProcess())
+    before = text.read_text()
+    text.write_text(before.replace("foxes", "hares"))
+    with pytest.raises(UserError, match=r"text\.jsonl has changed since .*0 was trained on it"):
+        execute([first, second], nothing)
+    assert execute([first], nothing)[0].status == "finished"
+    text.write_text(before)
+    assert [record.status for record in execute([first, second], InProcess())] == ["finished"] * 2
+
+
 def test_a_study_asks_for_the_end_alone(runs):
     planned, _ = runs
     config = read_json(planned[0].folder / "config.json")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unitsphere.config import read_object
+from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
@@ -27,6 +28,7 @@ from unitsphere.studies.core.spec import Execution
 from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
+from unitsphere.training.resolve import input_of, last_data
 from unitsphere.training.result import result
 
 OnProgress = Callable[[list[State]], None]
@@ -96,12 +98,14 @@ def execute(
     `watch` sees the states as they are followed, and may set `stop` of one: that run is then never
     trained to its end. `later` are runs that are known to follow these: the time left counts them.
 
-    Progress goes to stderr. Raises UserError for unusable data, and whatever the executor does
-    when it is asked to stop.
+    Progress goes to stderr. Raises UserError for unusable data or data that have changed since
+    one of the runs was finished, and whatever the executor does when it is asked to stop.
     """
     missing = {run.folder: run for run in planned if not is_settled(run.folder)}
     for data, pairs in {(run.config.data, run.config.objective) for run in missing.values()}:
         prepared(data, pairs=pairs == "seq2seq")
+    if missing:
+        check_one_text([run for run in planned if run.folder not in missing])
     errors: dict[Path, str] = {}
     if missing:
         earlier = len({run.folder for run in planned}) - len(missing)
@@ -113,6 +117,34 @@ def execute(
             states = followed(jobs, chosen, [watch, mark, show])
         errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
     return [read_record(run, errors.get(run.folder)) for run in planned]
+
+
+def check_one_text(settled: Sequence[Planned]) -> None:
+    """Raise UserError for a run whose data have changed since: others would learn other text.
+
+    A run that has not recorded its data, or lost its record, is not known to differ.
+    """
+    inputs: dict[tuple[DataConfig, str], str] = {}
+    for run in settled:
+        recorded, key = recorded_data(run.folder), (run.config.data, run.config.objective)
+        if recorded is None:
+            continue
+        if key not in inputs:
+            inputs[key] = input_of(run.config)
+        if recorded != inputs[key]:
+            raise UserError(
+                f"{run.config.data.source} has changed since {run.folder} was trained on it, so "
+                "the study's other runs would learn other text: restore the data, or give another "
+                "--out"
+            )
+
+
+def recorded_data(folder: Path) -> str | None:
+    """The fingerprint of the data that a run has read; None if no record says it."""
+    try:
+        return last_data(folder)
+    except UserError:
+        return None
 
 
 def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress]) -> list[State]:
