@@ -132,6 +132,20 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     assert "b.txt: No such file" in line_of(tmp_path / "source", tmp_path / "out")
 
 
+def test_a_validation_file_that_is_trained_on_is_named(tmp_path: Path) -> None:
+    """In the folder of the source, under its own name or by a link; a glob can leave it out."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for name in ("a", "b", "valid"):
+        (source / f"{name}.txt").write_text(f"some text of {name}\n" * 9)
+    (tmp_path / "link.txt").symlink_to(source / "valid.txt")
+    for held_out in (source / "valid.txt", tmp_path / "link.txt", source):
+        said = line_of(source, out, validation=str(held_out))
+        assert "is in the source too: it would be scored on what it was trained on" in said
+    prepare(f"{source}/?.txt", "bytes", out, progress=False, validation=f"{source}/valid.txt")
+    assert texts(out).count("of valid") == 9
+
+
 @pytest.mark.parametrize("kept_time", [False, True])
 def test_an_edit_of_the_same_size_is_noticed(
     kept_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

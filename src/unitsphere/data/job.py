@@ -57,6 +57,7 @@ class Job:
         if not 0 <= self.val_fraction <= 1:
             raise UserError(f"val_fraction is a share from 0 to 1, not {self.val_fraction}")
         object.__setattr__(self, "_seen", self._look())
+        self._check_apart()
 
     def fingerprint(self) -> str:
         """Equal for equal contents and settings, wherever the files are."""
@@ -114,6 +115,17 @@ class Job:
         ):
             if now != before:
                 raise UserError(f"{path} changed while it was read: prepare it again")
+
+    def _check_apart(self) -> None:
+        """Raise UserError for a validation file that is one of the source's too."""
+        count = len(self.files)
+        trained_on = {(seen.device, seen.inode) for seen in self._seen[:count]}
+        for path, seen in zip(self.validation, self._seen[count:], strict=True):
+            if (seen.device, seen.inode) in trained_on:
+                raise UserError(
+                    f"the validation file {path} is in the source too: it would be scored on what "
+                    "it was trained on; name the other files by a glob, or move it"
+                )
 
     def _look(self) -> list[Seen]:
         return [Seen.of(path) for path in (*self.files, *self.validation)]
