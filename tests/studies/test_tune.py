@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from studies.tiny import recipes
+from tokenizers import Tokenizer, models
 
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
@@ -160,6 +161,16 @@ def test_it_is_made_once_for_the_same_data_and_share(tmp_path):
     assert tuning_data(config, 0.2) == first
     assert (first / "manifest.json").stat().st_mtime_ns == made
     assert tuning_data(config, 0.3) != first
+
+
+def test_what_a_tokenizer_loses_is_known_there_too(tmp_path):
+    """Bits per byte are void there too: a sweep is judged by the loss that it reports."""
+    lossy = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, "[UNK]"))
+    lossy.add_special_tokens(["</s>"])
+    lossy.save(str(tmp_path / "lossy.json"))
+    changes = {"data.tokenizer": str(tmp_path / "lossy.json"), "model.vocab_size": None}
+    config = with_overrides(load_recipe(recipes(tmp_path)[0]), changes)
+    assert Shards.open(tuning_data(config, 0.2), "val").text_lost == 1
 
 
 def test_a_single_document_is_cut_near_its_end(tmp_path):

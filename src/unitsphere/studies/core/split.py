@@ -80,6 +80,7 @@ def write_splits(source: Shards, fraction: float, fingerprint: str, folder: Path
         train=train_counts,
         val=val_counts,
         pairs=source.pairs,
+        text_lost=made_from.text_lost,
         files=(saved.entry("tokenizer", "all"), *train_files, *val_files),
     )
     write_file(folder / NAME, manifest_text(manifest).encode())
