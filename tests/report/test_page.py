@@ -280,6 +280,26 @@ def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_pa
     assert "--samples writes texts of one run" in capsys.readouterr().err
 
 
+def test_a_diverged_run_is_not_the_lowest(several, tmp_path):
+    """Its last validation was before it diverged; the table says "diverged" in its place."""
+    run = shutil.copytree(several["ngpt-rate"], tmp_path / "wild")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "val_loss": 0.1, "val_bits_per_byte": 0.1}\n')
+        file.write('{"step": 42, "diverged": 42}\n')
+    assert page_of([several["ngpt-s0"], run]).answer.startswith("Of 2 runs ngpt-s0 is lowest: ")
+    again = shutil.copytree(run, tmp_path / "again")
+    assert page_of([run, again]).answer == "2 runs, all of which diverged."
+
+
+def test_the_tokens_of_a_validation_are_those_it_was_made_after(several, tmp_path):
+    run = shutil.copytree(several["ngpt-s0"], tmp_path / "run")
+    before = [page_of(run).answer, page_of([run, several["gpt"]]).answer]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4000, "tokens": 8192000, "time": 1e3, "loss": 2.0}\n')
+    after = [page_of(run).answer, page_of([run, several["gpt"]]).answer]
+    assert after == before
+
+
 def test_losses_on_other_data_are_not_to_be_compared(several, tmp_path):
     other = make_run(tmp_path / "other", "quickstart/ngpt", steps=40)
     page = page_of([several["ngpt-s0"], change(other, "data.source", "books.jsonl")])

@@ -104,7 +104,11 @@ class Run:
 
     def last(self, key: str) -> float | None:
         """The last value of a key in the records, or None."""
-        return next((r[key] for r in reversed(self.records) if is_number(r.get(key))), None)
+        return self.last_with(key).get(key)
+
+    def last_with(self, key: str) -> Json:
+        """The last record that has a number under a key; empty if none has."""
+        return next((r for r in reversed(self.records) if is_number(r.get(key))), {})
 
     @property
     def command(self) -> str:

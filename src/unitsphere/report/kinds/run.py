@@ -59,26 +59,27 @@ def run_page(folder: Path) -> Page:
     )
 
 
+REACHED = {
+    "val_bits_per_byte": "{:.3f} bits per byte of text that it was not trained on",
+    "val_loss": "a validation loss of {:.4f} nats per token",
+    "loss": "a training loss of {:.4f} nats per token; it has not been validated yet",
+}
+"""What says how far a model came, the first that is on record."""
+
+
 def answer(run: Run) -> str:
     """How far the model came, in a sentence."""
     if not run.records:
         return f"{run.name} has no record yet: its first step is not finished."
-    tokens = run.last("tokens")
-    after = f"after {tokens:,} training tokens" if tokens else ""
-    after = after or f"after {run.step:,} steps"
-    bits, loss = run.last("val_bits_per_byte"), run.last("val_loss")
     if run.diverged:
         return f"{run.name} ended at step {run.step:,}: its loss diverged."
-    if bits is not None:
-        reached = f"{bits:.3f} bits per byte of text that it was not trained on"
-    elif loss is not None:
-        reached = f"a validation loss of {loss:.4f} nats per token"
-    elif (trained := run.last("loss")) is not None:
-        reached = f"a training loss of {trained:.4f} nats per token; it has not been validated yet"
-    else:
-        return f"{run.name} is at step {run.step:,}; no loss is on record."
-    verb = "reached" if run.done else "is at"
-    return f"{run.name} {verb} {reached}, {after}."
+    for key, reached in REACHED.items():
+        told = run.last_with(key)
+        if told:
+            tokens, verb = told.get("tokens"), "reached" if run.done else "is at"
+            after = f"{tokens:,} training tokens" if tokens else f"{told['step']:,} steps"
+            return f"{run.name} {verb} {reached.format(told[key])}, after {after}."
+    return f"{run.name} is at step {run.step:,}; no loss is on record."
 
 
 def caveats(run: Run) -> list[str]:
@@ -183,11 +184,14 @@ def lowest(runs: Sequence[Run]) -> str:
         return f"{len(runs)} runs, which cannot be compared: a tokenizer of theirs loses text."
     if len({scored_text(run) for run in runs if run.settings}) > 1:
         return f"{len(runs)} runs, which cannot be compared: they are validated on different texts."
+    kept = [run for run in runs if not run.diverged]
+    if not kept:
+        return f"{len(runs)} runs, all of which diverged."
     for key, said in (("val_bits_per_byte", "bits per byte"), ("val_loss", "nats per token")):
-        told = [(value, run) for run in runs if (value := run.last(key)) is not None]
-        if len(told) == len(runs):
+        told = [(value, run) for run in kept if (value := run.last(key)) is not None]
+        if len(told) == len(kept):
             value, best = min(told, key=lambda pair: pair[0])
-            after = best.last("tokens")
+            after = best.last_with(key).get("tokens")
             tokens = "" if after is None else f" after {after:,.0f} training tokens"
             return f"Of {len(runs)} runs {best.name} is lowest: {value:.4f} {said}{tokens}."
     return f"{len(runs)} runs; not all of them have been validated yet."
