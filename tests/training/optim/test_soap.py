@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from run_folders import check_resumed
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
+from unitsphere.training.guard import Guard
 from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
 from unitsphere.training.optim.adam import GatedAdamW, GatedConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, constrain
@@ -278,6 +280,19 @@ def test_constraints_hold_and_nothing_becomes_nan(name, kind):
         assert not torch.equal(p, q)
         if kind in ("frobenius", "hyperball") and "radius" in optimizer.state[p]:
             torch.testing.assert_close(p.detach().norm(), q.norm())
+
+
+@pytest.mark.parametrize("kind", [Soap, SoapMuon])
+def test_a_first_gradient_that_is_not_finite_is_left_to_the_guard(kind):
+    weight = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer, guard = kind([weight], lr=0.1), Guard("skip")
+    for step, value in enumerate((math.nan, math.inf, 1e30)):
+        weight.grad = torch.full((3, 4), value)
+        guard.counts(step, torch.tensor(math.nan), weight.grad.norm())
+        with guard.undoing_spikes(optimizer):
+            optimizer.step()
+        assert torch.equal(weight.detach(), torch.ones(3, 4))
+        assert not optimizer.state[weight]
 
 
 @pytest.mark.parametrize("name", ["soap-muon", "gated-adamw"])

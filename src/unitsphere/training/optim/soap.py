@@ -191,7 +191,9 @@ class Soap(ByWeight):
         state["exp_avg_sq"] = torch.zeros_like(weight)
         for side in sides(weight, group):
             state[side] = (1 - group["factor_beta"]) * covariance(side, G)
-            vectors = torch.linalg.eigh(state[side]).eigenvectors
+            # eigh raises for NaN or infinity; the guard decides what happens with such a step.
+            finite = state[side].nan_to_num(0.0, 0.0, 0.0)
+            vectors = torch.linalg.eigh(finite).eigenvectors
             state[f"{side}_basis"] = vectors.flip(1).contiguous()  # as a checkpoint stores it
 
 
