@@ -1,16 +1,22 @@
 """Runs with experts: resumed bit for bit, in micro-batches, and what a run refuses."""
 
 import dataclasses
+from math import nan as NAN
 
 import pytest
 import torch
 from run_folders import check_resumed, weights
 
 from unitsphere.errors import UserError
+from unitsphere.models.experts import experts_of
+from unitsphere.training.corpus import open_corpus
 from unitsphere.training.distributed.layout import SINGLE
 from unitsphere.training.forecast import forecast, shapes_of
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.plan import build_trainer
+from unitsphere.training.resolve import resolve
 from unitsphere.training.run import train
+from unitsphere.training.step import update
 
 EXPERTS = {"n_experts": 4, "top_k": 2, "d_ff": 40, "balance": 0.01}
 
@@ -48,6 +54,24 @@ def test_the_bias_counts_all_micro_batches_of_a_step(config, tmp_path):
         found.append(weights(out)["model.blocks.0.mlp.router.expert_bias"])
     assert found[0].any()
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("how", ["skip", "dropped"])
+def test_a_step_that_is_left_out_moves_no_bias(how, config, tmp_path):
+    run = resolve(config(), None)
+    trainer = build_trainer(run, open_corpus(run).batches)
+    trainer.guard.load([], 0, trainer.model.device)
+    biases = [experts.router.expert_bias for experts in experts_of(trainer.model)]
+    update(trainer, 0)
+    before = [bias.clone() for bias in biases]
+    assert all(bias.any() for bias in before)
+    if how == "dropped":
+        trainer.guard.dropped.add(1)
+    else:
+        trainer.guard.on_spike = "skip"
+        trainer = dataclasses.replace(trainer, loss=lambda *a, **k: trainer.model.loss(*a) * NAN)
+    update(trainer, 1)
+    assert all(torch.equal(bias, old) for bias, old in zip(biases, before, strict=True))
 
 
 def test_recomputed_blocks_train_alike(config, tmp_path):

@@ -155,11 +155,14 @@ class Experts(nn.Module):
         self.tokens_per_expert.zero_()
 
     @torch.no_grad()
-    def balance_(self, sum_: Callable[[Tensor], Tensor]) -> None:
-        """Moves b by what was counted, and counts from 0 again."""
+    def balance_(self, sum_: Callable[[Tensor], Tensor], left_out: Tensor | None = None) -> None:
+        """Moves b by what was counted, unless the step is `left_out`, and counts from 0 again."""
         n = sum_(self.tokens_per_expert.clone()).to(torch.float64)
         b = self.router.expert_bias
+        before = b.clone()
         b.add_((n.mean() - n).sign().to(b.dtype), alpha=self.rate).sub_(b.mean())
+        if left_out is not None:
+            b.copy_(torch.where(left_out, before, b))
         self.tokens_per_expert.zero_()
 
     @property
@@ -200,14 +203,18 @@ def start_counting_(model: nn.Module) -> None:
         experts.tokens_per_expert.zero_()
 
 
-def balance_(model: nn.Module, sum_: Callable[[Tensor], Tensor] = lambda count: count) -> None:
+def balance_(
+    model: nn.Module,
+    sum_: Callable[[Tensor], Tensor] = lambda count: count,
+    left_out: Tensor | None = None,
+) -> None:
     """Move each layer's bias toward even loads, by the tokens since the last call.
 
-    Call it after every step of the optimizer; `sum_` adds up counts over processes. A model without
-    experts stays as it is.
+    Call it after every step of the optimizer; `sum_` adds up counts over processes, and a step that
+    is `left_out` (a bool on the device) moves nothing. A model without experts stays as it is.
     """
     for experts in experts_of(model):
-        experts.balance_(sum_)
+        experts.balance_(sum_, left_out)
 
 
 def active_parameters(model: nn.Module) -> int:

@@ -122,6 +122,10 @@ class Guard:
             self.losses = self.losses.add(loss, self.spike)
         return step not in self.dropped
 
+    def left_out(self, step: int) -> Tensor:
+        """Whether update number `step`, the last one judged, does not count; on the device."""
+        return self.spike | (step in self.dropped)
+
     def handle(self, step: int, loss: float, grad_norm: float, limit: float, advice: str) -> str:
         """Count step number `step`, from 1 on, as a spike; what to say of it if it is left out.
 

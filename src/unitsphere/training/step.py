@@ -169,7 +169,7 @@ def update(
         trainer.live.updating(step + 1, model),
         cooled,
     )
-    balance_(model, trainer.plan.layout.sum_)
+    balance_(model, trainer.plan.layout.sum_, trainer.guard.left_out(step))
     return loss, grad_norm, config.optim.lr * scheduled
 
 
