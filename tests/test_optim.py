@@ -144,7 +144,7 @@ def test_mistakes_are_one_line():
         optim.build(model, "muom")
     with pytest.raises(UserError, match=r"unknown key 'optim\.rate'"):
         optim.build(model, "adam", rate=1.0)
-    for key in ("clip", "average", "head_by_frequency", "logit_power"):
+    for key in ("clip", "average", "head_by_frequency", "logit_power", "transfer", "base"):
         with pytest.raises(UserError, match=f"{key} is the training loop's work"):
             optim.build(model, "adam", **{key: 1})
     for kind, bad in ((optim.AdamH, torch.ones(3)), (optim.MuonH, torch.zeros(3, 2))):

@@ -81,6 +81,8 @@ OF_THE_LOOP = {
     "logit_power": "give it to the model's loss",
     "average": "call unitsphere.optim.average",
     "head_by_frequency": "it counts the training data of `unitsphere train`",
+    "transfer": "it needs the sizes of a whole run: give the rates themselves",
+    "base": "optim.transfer needs the sizes of a whole run: give the rates themselves",
 }
 """Keys of `optim.*` that an optimizer by itself does not serve, and what to do."""
 
