@@ -18,6 +18,7 @@ from unitsphere.training.optim import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import constrain
 from unitsphere.training.optim.registry import OPTIMIZERS
 from unitsphere.training.optim.schedule import with_decay
+from unitsphere.training.optim.state import state_spec as optim_state
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
 FOR_MATRICES = [
@@ -101,6 +102,32 @@ def test_build_is_what_train_has(name):
             optimizer.zero_grad()
     for p, q in zip(*(m.parameters() for m in models), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", [optim.AdamH, optim.MuonH])
+def test_a_group_that_is_added_later_keeps_its_norms_too(kind):
+    torch.manual_seed(0)
+    first, later = (nn.Parameter(torch.randn(4, 3)) for _ in range(2))
+    optimizer = kind([first], lr=0.1)
+    optimizer.add_param_group({"params": [later], "lr": 0.3})
+    with pytest.raises(UserError, match="matrices that are not zero"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(4, 3))]})
+    before = [first.detach().clone(), later.detach().clone()]
+    (first**3 + later**3).sum().backward()
+    optimizer.step()
+    for weight, old in zip((first, later), before, strict=True):
+        assert not torch.equal(weight, old)
+        torch.testing.assert_close(weight.detach().norm(), old.norm())
+        assert {*optimizer.state[weight]} == {*optim_state(optimizer, weight)}
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_combined_optimizer_refuses_a_group_that_none_of_its_parts_would_step():
+    weights = [nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
+    both = optim.Combined(optim.Muon(weights[:1]), optim.AdamW(weights[1:2]))
+    with pytest.raises(UserError, match="before Combined is made"):
+        both.add_param_group({"params": weights[2:], "lr": 0.1})
+    assert len(both.param_groups) == 2
 
 
 def test_parameters_by_role_are_all_of_them_once():

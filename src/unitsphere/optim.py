@@ -47,7 +47,7 @@ from unitsphere.training.optim.projection import Hyperball
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule
 from unitsphere.training.optim.schedule import area, factor, with_decay
 from unitsphere.training.optim.soap import Soap, SoapMuon
-from unitsphere.training.optim.state import Combined, attach
+from unitsphere.training.optim.state import Combined, attach, attached
 
 __all__ = [
     "Adam",
@@ -87,7 +87,22 @@ OF_THE_LOOP = {
 """Keys of `optim.*` that an optimizer by itself does not serve, and what to do."""
 
 
-class AdamH(Adam):
+class KeepsNorms(Optimizer):
+    """An optimizer whose later groups keep their matrices' norms as the first ones do."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; UserError, and no group, for what cannot keep its norm."""
+        super().add_param_group(param_group)
+        if not attached(self):  # while the optimizer is made: its `keep_norms` comes last
+            return
+        try:
+            keep_norms(self, self.param_groups[-1:])
+        except UserError:
+            self.param_groups.pop()
+            raise
+
+
+class AdamH(KeepsNorms, Adam):
     """Adam on matrices that keep their Frobenius norm R: W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F.
 
     D is Adam's step, of which only the direction counts: `lr` is the step's length as a share of
@@ -97,10 +112,10 @@ class AdamH(Adam):
 
     def __init__(self, params: Any, lr: float = 0.018, **numbers: Any) -> None:
         super().__init__(params, lr=lr, **numbers)
-        keep_norms(self)
+        keep_norms(self, self.param_groups)
 
 
-class MuonH(Muon):
+class MuonH(KeepsNorms, Muon):
     """Muon on matrices that keep their Frobenius norm R: W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F.
 
     D is Muon's step, of which only the direction counts: `lr` is the step's length as a share of
@@ -110,13 +125,13 @@ class MuonH(Muon):
 
     def __init__(self, params: Any, lr: float = 0.018, **numbers: Any) -> None:
         super().__init__(params, lr=lr, **({"weight_decay": 0.0} | numbers))
-        keep_norms(self)
+        keep_norms(self, self.param_groups)
 
 
-def keep_norms(optimizer: Optimizer) -> None:
-    """Let every matrix that the optimizer holds keep its Frobenius norm."""
+def keep_norms(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Let every matrix in `groups` of the optimizer keep its Frobenius norm."""
     weights: list[Tensor] = []
-    for group in optimizer.param_groups:
+    for group in groups:
         if group["weight_decay"]:
             raise UserError("a constant norm takes the place of weight_decay: set it to 0")
         if group.get("turns", 1) > 1:

@@ -174,6 +174,15 @@ class Combined(Eager):
         self.kinds = [(type(part), len(part.param_groups)) for part in parts]
         self._share()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """UserError once it is made: none of the parts would step the group."""
+        if hasattr(self, "kinds"):
+            raise UserError(
+                "Combined does not know which of its optimizers a new group is for: give each its "
+                "groups before Combined is made"
+            )
+        super().add_param_group(param_group)
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of every part."""
