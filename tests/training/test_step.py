@@ -65,6 +65,15 @@ def test_the_rate_follows_the_schedule_in_every_group(trainer):
         assert rates == pytest.approx([expected] * len(rates))
 
 
+def test_a_group_with_its_own_cool_down_follows_the_one_schedule_of_another_loop(trainer):
+    found = trainer()
+    peaks = [group["initial_lr"] for group in found.optimizer.param_groups]
+    found.optimizer.param_groups[0]["cooldown"] = 0.6
+    train_step(found.model, found.optimizer, lambda: backward(found, batch()), 0, 0.5)
+    rates = [group["lr"] for group in found.optimizer.param_groups]
+    assert rates == [0.5 * peak for peak in peaks]
+
+
 def test_a_step_without_a_guard_is_clip_rate_and_optimizer(trainer):
     here, twin, whole = trainer(), trainer(), batch()
     twin.model.load_state_dict(here.model.state_dict())

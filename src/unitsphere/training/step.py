@@ -86,7 +86,8 @@ def train_step(
     step: its number, from 0 on. scheduled: the schedule's factor of the peak rates.
     clip: the largest norm of the whole gradient. guard: leaves spikes out; none: every step counts.
     watched: entered with the gradients as they came, left when the weights have moved.
-    cooled: cool-down -> the schedule's factor, for groups that have their own cool-down.
+    cooled: cool-down -> the schedule's factor, for groups that have their own cool-down; none:
+    those follow `scheduled` too.
     """
     loss = gradients()
     with watched or nullcontext():
@@ -132,10 +133,14 @@ def all_finite(model: nn.Module, layout: Layout) -> bool:
 def set_rates(
     optimizer: Optimizer, scheduled: float, cooled: Mapping[float, float] | None = None
 ) -> None:
-    """Set each group's learning rate: its peak times the schedule's factor."""
+    """Set each group's learning rate: its peak times the schedule's factor.
+
+    Without `cooled`, in fine-tuning, groups with their own cool-down follow `scheduled` too.
+    """
     for group in optimizer.param_groups:
         own = group.get("cooldown")
-        group["lr"] = group["initial_lr"] * (scheduled if own is None else (cooled or {})[own])
+        follows = scheduled if own is None or cooled is None else cooled[own]
+        group["lr"] = group["initial_lr"] * follows
 
 
 def update(
