@@ -163,6 +163,37 @@ def test_generation_from_a_state_is_generation_without_one(mixers, settings):
         assert torch.equal(made.generate(alone, **settings)[0, -8:], found[row, -8:])
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("switch", ["key_offset"])
+@torch.no_grad()
+def test_a_prompt_read_in_pieces_is_the_prompt(switch, cache):
+    """Pieces end within the padding, right after it, and in the text."""
+    model = scattered(make("gpt+", **{switch: True})).float()
+    made, *_ = exported("gpt+", fold_(model))
+    x, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.int64)
+    mask[0, :4], mask[1, :5] = 0, 0
+    settings = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
+    whole = made.generate(x, attention_mask=mask, **settings).logits
+    settings |= {"cache_implementation": cache, "disable_compile": True}
+    for size in (2, 4):
+        found = made.generate(x, attention_mask=mask, prefill_chunk_size=size, **settings).logits
+        torch.testing.assert_close(found, whole)
+
+
+@torch.no_grad()
+def test_padding_fed_token_by_token_leaves_no_offset_key():
+    model = scattered(make("gpt+", key_offset=True)).float()
+    made, *_ = exported("gpt+", fold_(model))
+    x, mask = tokens(1, 7), torch.ones(1, 7, dtype=torch.int64)
+    mask[0, :3] = 0
+    cache, parts = None, []
+    for end in range(1, 8):
+        out = made(x[:, end - 1 : end], attention_mask=mask[:, :end], past_key_values=cache)
+        cache, parts = out.past_key_values, [*parts, out.logits]
+    torch.testing.assert_close(torch.cat(parts[3:], 1), made(x[:, 3:]).logits)
+
+
 @pytest.mark.parametrize("mixers", PATTERNS)
 @torch.no_grad()
 def test_a_state_takes_a_text_up_at_every_split(mixers):

@@ -299,10 +299,13 @@ class Attention(nn.Module):
         return self.o_proj(y.flatten(-2)), weights
 
     def ended(self, k: Tensor, position_ids: Tensor) -> Tensor:
-        """k with 0 from rotary_dim on where the next token is at position 0: none is before it."""
-        ends = F.pad(position_ids[:, 1:] == 0, (0, 1))[:, None, :, None]
+        """k with 0 from rotary_dim on where the next token is at position 0: none is before it.
+
+        Padding is known by its position -1: the next token may be in the next part of a prompt.
+        """
+        ends = F.pad(position_ids[:, 1:] == 0, (0, 1)) | (position_ids < 0)
         late = torch.arange(k.shape[-1], device=k.device) >= self.config.rotary_dim
-        return k.masked_fill(ends & late, 0.0)
+        return k.masked_fill(ends[:, None, :, None] & late, 0.0)
 
 
 CHUNK = 16  # tokens; D below is as large as a chunk squared, for each row of S
@@ -857,11 +860,14 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         return torch.zeros_like(h[:, :1])
 
     def positions(self, h: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """[batch or 1, time]: after what is cached, and after the padding that the mask shows."""
+        """[batch or 1, time]: after what is cached, and after the padding that the mask shows.
+
+        Padding on the left is at -1.
+        """
         past = 0 if cache is None else cache.get_seq_length()
         time = h.shape[1]
         if attention_mask is not None and attention_mask.shape[1:] == (past + time,):
-            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+            return (attention_mask.long().cumsum(-1) - 1)[:, -time:]
         return torch.arange(past, past + time, device=h.device)[None]
 
     def masks(
@@ -898,7 +904,9 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         """h and what is added for its positions; nothing if RoPE carries them."""
         if self.config.positions == "sinusoidal":
             return h + sinusoid(position_ids, h.shape[-1]).to(h.dtype)
-        return h + self.embed_positions(position_ids) if self.config.positions == "learned" else h
+        if self.config.positions == "learned":
+            return h + self.embed_positions(position_ids.clamp(min=0))
+        return h
 
 
 class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
@@ -922,7 +930,8 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """transformers' own, with the token before those that are new.
+        """transformers' own, with padding at position -1 for key_offset, and with the token before
+        those that are new for token_shift.
 
         Its arguments are named, so that `generate` takes them.
         """
@@ -934,6 +943,10 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
+        positions, mask = found.get("position_ids"), attention_mask
+        if self.config.key_offset and positions is not None and mask is not None:
+            real = mask[:, -positions.shape[1] :] != 0
+            found["position_ids"] = torch.where(real, positions, -1)
         new = next_sequence_length or input_ids.shape[1]
         if self.config.token_shift and input_ids.shape[1] > new:
             found["previous_ids"] = input_ids[:, -new - 1 : -new]
