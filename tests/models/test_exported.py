@@ -164,7 +164,7 @@ def test_generation_from_a_state_is_generation_without_one(mixers, settings):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("switch", ["key_offset"])
+@pytest.mark.parametrize("switch", ["key_offset", "token_shift"])
 @torch.no_grad()
 def test_a_prompt_read_in_pieces_is_the_prompt(switch, cache):
     """Pieces end within the padding, right after it, and in the text."""
@@ -179,6 +179,17 @@ def test_a_prompt_read_in_pieces_is_the_prompt(switch, cache):
     for size in (2, 4):
         found = made.generate(x, attention_mask=mask, prefill_chunk_size=size, **settings).logits
         torch.testing.assert_close(found, whole)
+
+
+@torch.no_grad()
+def test_new_ids_for_a_cache_of_an_earlier_text_still_need_the_token_before():
+    made, *_ = exported("gpt+", fold_(scattered(make("gpt+", token_shift=True)).float()))
+    settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    found = made.generate(tokens(1, 6), **settings, return_dict_in_generate=True)
+    settings |= {"past_key_values": found.past_key_values}
+    settings |= {"attention_mask": torch.ones(1, 12, dtype=torch.int64)}
+    with pytest.raises(ValueError, match="needs previous_ids with a cache"):
+        made.generate(tokens(1, 4), **settings)
 
 
 @torch.no_grad()

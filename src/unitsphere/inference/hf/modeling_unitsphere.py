@@ -947,10 +947,26 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         if self.config.key_offset and positions is not None and mask is not None:
             real = mask[:, -positions.shape[1] :] != 0
             found["position_ids"] = torch.where(real, positions, -1)
-        new = next_sequence_length or input_ids.shape[1]
-        if self.config.token_shift and input_ids.shape[1] > new:
-            found["previous_ids"] = input_ids[:, -new - 1 : -new]
+        if self.config.token_shift:
+            found |= self.previous(input_ids, next_sequence_length, past_key_values)
         return found
+
+    def previous(
+        self, input_ids: Tensor, new: int | None, cache: Cache | None
+    ) -> dict[str, Tensor]:
+        """`previous_ids`, if there are some, where the last `new` of these ids, or all, are new.
+
+        A prompt that is read in pieces (prefill_chunk_size) comes without the pieces before.
+        """
+        time = input_ids.shape[1]
+        new = new or time
+        if time > new:
+            return {"previous_ids": input_ids[:, -new - 1 : -new]}
+        if cache is None:
+            return {}
+        past, last = int(cache.get_seq_length()), getattr(cache, "last_ids", None)
+        cache.last_ids = past + time, input_ids[:, -1:]  # pyright: ignore[reportAttributeAccessIssue]
+        return {"previous_ids": last[1]} if last and last[0] == past else {}
 
     @can_return_tuple
     def forward(
