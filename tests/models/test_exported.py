@@ -55,6 +55,15 @@ def test_a_key_offset_is_not_exported_beside_a_window():
         exported_tensors("gpt", fold_(model))
 
 
+def test_a_window_of_one_token_is_not_exported_with_a_cache():
+    with pytest.raises(UserError, match=r"cannot export model.window 1"):
+        exported_tensors("gpt", fold_(make("gpt", window=1)))
+    model = scattered(make("gpt", "mlm", window=1)).float()  # an encoder has no cache
+    x = tokens(2, 7)
+    expected = model(x)
+    torch.testing.assert_close(exported("gpt", fold_(model))[0](x).logits, expected)
+
+
 @pytest.mark.parametrize(("design", "objective", "name"), CASES)
 @torch.no_grad()
 def test_the_exported_form_has_the_same_logits_and_comes_back(design, objective, name):

@@ -122,6 +122,7 @@ def not_exportable(model: Transformer) -> str:
         "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
         "offset": "model.key_offset beside model.window: transformers' cache has no key from "
         "before the window",
+        "window": "model.window 1: transformers' cache keeps every token for it",
         "ungated": "GPT's activation 'relu2': its exported form has SwiGLU in pre-norm blocks",
     }
     config = model.config
@@ -138,6 +139,8 @@ def not_exportable(model: Transformer) -> str:
         wrong.append("ungated")
     if getattr(config, "key_offset", False) and config.window is not None:
         wrong.append("offset")
+    if config.window == 1 and model.objective == "clm":  # its cache keeps the last 1 - 1 = all
+        wrong.append("window")
     if not {*mixer_names(config)} <= MIXERS:
         wrong.insert(0, "mixers")
     if model.objective == "seq2seq":
