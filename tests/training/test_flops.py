@@ -40,6 +40,21 @@ def test_a_token_costs_what_the_matrix_products_of_a_step_cost(architecture, tie
     assert flops_per_token(model, T) == 3 * forward
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "settings", "plain"),
+    [
+        ("gpt", {"value_embeddings": True}, {}),
+        ("ngpt", {"value_embeddings": True}, {}),
+        ("normformer", {"positions": "learned"}, {"positions": "sinusoidal"}),
+    ],
+)
+def test_an_embedding_that_is_only_looked_up_costs_no_product(architecture, settings, plain, tied):
+    sizes = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 2, "tied": tied}
+    more, less = (build(architecture, **sizes, **each) for each in (settings, plain))
+    assert flops_per_token(more, 16) == flops_per_token(less, 16)
+
+
 def test_shared_heads_of_keys_have_smaller_products_and_the_same_scores():
     d, layers, T = 32, 3, 16
     sizes = {"vocab_size": 64, "d_model": d, "n_layers": layers, "n_heads": 4}

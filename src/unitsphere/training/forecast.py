@@ -50,9 +50,10 @@ def flops_per_token(model: Transformer, context: int) -> int:
     those that a token is given to count.
     """
     role = roles(model)
-    tied = "head" not in role.values()
-    multiplied = {"matrix", "head", "router"} | ({"embedding"} if tied else set())
+    multiplied = {"matrix", "head", "router"}
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
+    if "head" not in role.values():  # tied; other embeddings are only looked up
+        weights += model.config.vocab_size * model.config.d_model
     idle = sum(experts.idle for experts in experts_of(model))
     return 6 * (weights - idle) + round(model.mixing_flops(context))
 
