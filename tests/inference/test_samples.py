@@ -34,3 +34,13 @@ def test_a_sample_of_compiled_blocks_compiles_nothing(objective):
     assert counters["stats"]["unique_graphs"] == before
     model(tokens)
     assert counters["stats"]["unique_graphs"] > before
+
+
+@pytest.mark.parametrize("objective", ["clm", "seq2seq"])
+def test_a_sample_ends_where_the_learned_positions_end(objective):
+    sizes = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_positions": 6}
+    sizes |= {"positions": "learned", "tied": False, "objective": objective}
+    model = build("normformer", **sizes)
+    tokens = torch.arange(12).view(2, 6)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    write_sample(model, Bytes(), Batch(tokens, tokens + 1, source=tokens, source_mask=mask))

@@ -34,6 +34,7 @@ def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200)
 
     It has its own generator, so sampling during training does not change the run.
     """
+    max_tokens = min(max_tokens, model.max_length or max_tokens)
     return generate_text(model, tokenizer, [""], max_tokens, temperature=0.8)[0].text
 
 
@@ -47,7 +48,9 @@ def show_targets(model: Transformer, tokenizer: Tokenizer, example: Batch) -> st
         for row, real in zip(example.source, example.source_mask, strict=True)
     ]
     references = [row[row != IGNORED].tolist() for row in example.targets]
-    found = Search(max_tokens=example.targets.shape[1])(model, tokenizer, sources)
+    longest = example.targets.shape[1]
+    longest = min(longest, (model.max_length or longest + 1) - 1)  # the separator is before them
+    found = Search(max_tokens=longest)(model, tokenizer, sources)
     lines = []
     for source, hypothesis, reference in zip(sources, found, references, strict=True):
         lines += [
