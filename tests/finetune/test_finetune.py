@@ -195,6 +195,12 @@ def test_results_are_those_on_the_disk(run, files, tmp_path):
     assert {"commit", "command", "packages"} <= found["environment"].keys()
 
 
+def test_an_exported_folder_is_refused(files, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "unitsphere", "unitsphere": {}}')
+    with pytest.raises(UserError, match="is an exported folder: its scales are part of its"):
+        finetune(config(str(tmp_path), files), tmp_path / "out")
+
+
 def test_the_training_file_is_no_test(run, files, tmp_path):
     with pytest.raises(UserError, match="training file itself"):
         finetune(config(run, files | {"test": files["data"]}), tmp_path / "out")

@@ -41,7 +41,7 @@ def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
     out = Path(out)
     fields = fields_of(config.task, config.text, config.text2, config.label)
     with locked(out), disk_errors(out):
-        run = load_run(config.run, config.device)
+        run = load_run(config.run, config.device, trainable=True)  # an exported folder is not
         pool, length = pooling(config, run), sequence_length(run)
         parts = open_parts(config.data, config.test, fields, run.tokenizer, length)
         settings = settings_of(config, run, fields, parts, pool, length)
