@@ -31,9 +31,10 @@ def write_results(found: Json, folder: Path) -> tuple[Page, list[Path]]:
     `found` names its kind, which `registry.KINDS` knows.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    page = study_page(found, folder)
     files = [folder / RESULTS, folder / MARKDOWN]
+    # before the page: what fails there must not lose the figures
     write_text(files[0], json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    page = study_page(found, folder)
     write_text(files[1], markdown(page))
     return page, [*files, *write_page_pictures(page, folder)]
 
