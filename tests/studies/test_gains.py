@@ -34,6 +34,20 @@ def test_a_larger_model_and_a_larger_batch_change_flops_and_steps(tmp_path):
     assert "parameters" in [flag["name"] for flag in found["flags"]]
 
 
+def test_losses_of_different_tokenizers_are_not_compared(tmp_path):
+    found = played(
+        tmp_path, {"gpt": 1.0, "ngpt": 1.5}, changes={"ngpt": {"data.tokenizer": "bpe:300"}}
+    )
+    (row,) = found["speedups"]
+    for key in ("tokens", "steps", "flops", "time"):
+        assert row[key]["median"] is None
+        assert "another tokenizer" in row[key]["reason"]
+    for row in found["differences"]:
+        assert row["loss"] is None
+        assert row["statement"].endswith("read bits per byte")
+    assert found["arms"]["ngpt"]["budgets"][-1]["bits_per_byte"] is not None
+
+
 def test_a_slower_arm_is_not_reached_and_how_far_behind_is_said(tmp_path):
     (row,) = played(tmp_path, {"gpt": 1.0, "slow": 1 / 1.4})["speedups"]
     for key in ("tokens", "steps", "flops", "time"):

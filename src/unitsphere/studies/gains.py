@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from unitsphere.data.prepare import tokenizer_spec
 from unitsphere.studies.core.execute import Record, timing
 from unitsphere.studies.core.fairness import Finding
 from unitsphere.studies.core.statistics import (
@@ -26,6 +27,7 @@ from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.forecast import Size
 
 SIGNIFICANT = 0.05
+OTHER_TOKENS = "another tokenizer, so nats per token do not compare: read bits per byte"
 NOTHING: dict[str, Any] = {"median": None, "low": None, "high": None}
 
 
@@ -60,6 +62,11 @@ class Comparison:
         batch = self.configs[arm].train.batch_tokens
         return steps_for(budget, batch) * batch
 
+    def other_tokens(self, arm: str) -> str:
+        """Why an arm's nats per token do not compare with the baseline's; empty if they do."""
+        specs = {tokenizer_spec(self.configs[name].data) for name in (self.baseline, arm)}
+        return "" if len(specs) == 1 else OTHER_TOKENS
+
     def losses(self, arm: str, tokens: int, seeds: Sequence[int]) -> list[float]:
         """The losses of finished runs."""
         found = [self.finished(arm, tokens, seed) for seed in seeds]
@@ -73,7 +80,7 @@ def differences(found: Comparison, others: Sequence[str]) -> list[dict[str, Any]
         tests: dict[str, Difference] = {}
         for arm in others:
             seeds = found.common(arm, [budget])
-            if seeds:
+            if seeds and not found.other_tokens(arm):
                 pair = (found.losses(name, budget, seeds) for name in (found.baseline, arm))
                 tests[arm] = paired(*pair)
         known = {arm: test.p for arm, test in tests.items() if test.p is not None}
@@ -103,6 +110,8 @@ def statement(
 ) -> str:
     """The difference in plain words."""
     place = f"{arm} against {found.baseline} at {found.tokens(arm, budget):,} tokens"
+    if why := found.other_tokens(arm):
+        return f"{place}: {why}"
     if test is None:
         return f"{place}: no seed of which both finished, nothing can be said"
     side, p = "lower" if test.mean < 0 else "higher", corrected.get(arm)
@@ -134,8 +143,9 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[s
         "baseline": found.baseline,
         "seeds": len(seeds),
     }
-    if not seeds:
-        reason = {"reason": "no seed of which both finished at every budget"}
+    why = found.other_tokens(arm)
+    if why or not seeds:
+        reason = {"reason": why or "no seed of which both finished at every budget"}
         return row | dict.fromkeys(("tokens", "steps", "flops", "time"), NOTHING | reason)
     base, own = (losses_of(found, name, seeds) for name in (found.baseline, arm))
     ratio = speedups(base, own)
