@@ -201,10 +201,13 @@ def drift(first: Ceilings, last: Ceilings) -> float:
 
 def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
     """Bytes of a model's parameters and buffers, and of its optimizer's state."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    for state in optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers())) + state_bytes(optimizer)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of an optimizer's state."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> int:

@@ -20,9 +20,9 @@ from unitsphere.bench.measure import (
     COPY,
     against_baseline,
     clock_name,
-    held_bytes,
     ratio_cells,
     size,
+    state_bytes,
     take_turns,
     timed,
 )
@@ -71,7 +71,6 @@ def bench_optimizers(
         tell=True,
     )
     noise, found = against_baseline({name: times[name] for name in arms}, times[names[-1]])
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return {
         "environment": environment(device)
         | {
@@ -84,7 +83,7 @@ def bench_optimizers(
         "optimizers": {
             name: {
                 "ms": statistics.median(times[name]),
-                "state_bytes": held_bytes(*made[name]) - weights,
+                "state_bytes": state_bytes(made[name][1]),
             }
             for name in arms
         },
