@@ -22,6 +22,7 @@ class Table(torch.nn.Module):
     """Logits that depend on the source and on all tokens before, in no simple way."""
 
     device = torch.device("cpu")
+    max_length = None
 
     def __init__(self, vocabulary: int, seed: int = 0, spread: float = 2.0) -> None:
         super().__init__()

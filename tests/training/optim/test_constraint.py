@@ -167,11 +167,6 @@ def test_riemannian_gradients_need_spheres(kind):
         ConstraintConfig(kind=kind, riemannian=True)
 
 
-def test_numbers_of_cpr_are_refused_under_another_kind():
-    with pytest.raises(UserError, match=r"constraint\.cpr\.\* is for constraint\.kind 'cpr'"):
-        ConstraintConfig(cpr=CPRConfig(value=0.5))
-
-
 @pytest.mark.parametrize("name", ["gpt", "angpt"])
 def test_riemannian_gradients_need_an_architecture_with_spheres(name):
     model = unitsphere.build(name, **SMALL)

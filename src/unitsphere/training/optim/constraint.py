@@ -78,10 +78,6 @@ class ConstraintConfig:
                 f"riemannian needs weights on spheres, and constraint '{self.kind}' has none: "
                 "take declared, sphere, frobenius or hyperball"
             )
-        if self.kind != "cpr" and self.cpr != CPRConfig():
-            raise UserError(
-                f"constraint.cpr.* is for constraint.kind 'cpr', not '{self.kind}': leave it out"
-            )
 
 
 def constrain(
