@@ -17,6 +17,7 @@ from unitsphere.bench.measure import (
     kernels_of,
     matmul_rate,
     peak_of,
+    state_bytes,
     timed,
 )
 from unitsphere.bench.steps import RandomBatches, Stepper, check_arm, compare_losses, first_losses
@@ -200,6 +201,9 @@ def test_what_is_held_is_weights_and_state():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     assert held_bytes(model, optimizer) == 2 * size
+    model.register_buffer("counts", torch.zeros(3))
+    assert held_bytes(model, optimizer) == 2 * size + 12
+    assert state_bytes(optimizer) == size
 
 
 def test_ceilings_are_rates():

@@ -5,6 +5,7 @@ import copy
 import pytest
 from studies.documents import played
 
+from unitsphere.config import read_json
 from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
 from unitsphere.report.render.markdown import markdown
 from unitsphere.report.render.picture import picture
@@ -89,6 +90,24 @@ def test_one_call_writes_the_results_of_a_study(found, tmp_path):
     assert page.kind == "Comparison"
     assert files == [out / "results.json", out / "results.md", out / "loss.png"]
     assert files[2].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_page_that_fails_loses_no_figures(found, tmp_path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr("unitsphere.report.write.study_page", fails)
+    with pytest.raises(RuntimeError, match="no page"):
+        write_results({"kind": "compare", **found}, tmp_path)
+    assert read_json(tmp_path / "results.json")["arms"] == found["arms"]
+
+
+def test_arms_of_two_tokenizers_have_bits_per_byte_and_no_speedup(tmp_path):
+    other = {"ngpt": {"data.tokenizer": "bpe:300"}}
+    found = played(tmp_path, {"gpt": 1.0, "ngpt": 1.5}, changes=other)
+    page = compare_page(found, tmp_path)
+    assert page.answer.endswith("so nats per token do not compare: read bits per byte.")
+    assert "| ngpt | – | – | – | – |" in markdown(page)
 
 
 def test_the_picture_shows_what_finished(found):
