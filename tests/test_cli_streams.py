@@ -15,7 +15,7 @@ RECIPE = tiny_recipe("ngpt", model={"d_model": 16}, steps=3, batch_tokens=32, lo
 SAYS = """
 import contextlib, os, sys
 from unitsphere.cli import output
-output.settle()
+output.secure_streams()
 file = open(sys.argv[1], "w")
 assert file.fileno() > 2
 print("said", file=sys.stderr, flush=True)

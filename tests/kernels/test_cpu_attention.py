@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.kernels import attention, using_kernels
-from unitsphere.kernels.cpu_attention import BLOCK, LONGEST, CausalAttention
+from unitsphere.kernels.cpu_attention import BLOCK, LONGEST_SEQUENCE, CausalAttention
 from unitsphere.models.registry import build
 from unitsphere.ops import attention as ops
 
@@ -30,7 +30,7 @@ def errors(found, exact):
     return [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
 
 
-@pytest.mark.parametrize("time", [BLOCK, BLOCK + 1, 256, LONGEST])
+@pytest.mark.parametrize("time", [BLOCK, BLOCK + 1, 256, LONGEST_SEQUENCE])
 def test_it_is_as_exact_as_sdpa_in_bf16(time):
     given = heads(time)
     exact = results(ops.attention, *(x.double() for x in given))
@@ -55,7 +55,7 @@ def test_a_query_sees_no_later_key():
         ({}, True),
         ({"dtype": torch.float32}, False),
         ({"time": BLOCK - 1}, False),
-        ({"time": LONGEST + 1}, False),
+        ({"time": LONGEST_SEQUENCE + 1}, False),
         ({"H_kv": 1}, False),
         ({"causal": False}, False),
         ({"dropout": 0.1}, False),

@@ -8,8 +8,8 @@ import pytest
 from unitsphere.studies.core.statistics import z_test
 from unitsphere.studies.laws import (
     Allocation,
+    LadderSize,
     Laws,
-    Size,
     Trained,
     Trial,
     allocation,
@@ -54,7 +54,7 @@ def draws() -> list[Laws]:
     """The laws from 300 draws of the runs of a whole ladder: 5 sizes × 3 batches × 5 rates."""
     rng = np.random.default_rng(0)
     return [
-        fit_laws([Size(int(n), 20 * n, optimum(grid_of(n, rng))) for n in SIZES])
+        fit_laws([LadderSize(int(n), 20 * n, optimum(grid_of(n, rng))) for n in SIZES])
         for _ in range(DRAWS)
     ]
 
@@ -128,10 +128,10 @@ def test_an_allocation_spends_its_compute():
 
 def test_the_fits_leave_out_what_lies_at_an_edge():
     rng = np.random.default_rng(2)
-    sizes = [Size(int(n), 20 * n, optimum(grid_of(n, rng))) for n in SIZES]
+    sizes = [LadderSize(int(n), 20 * n, optimum(grid_of(n, rng))) for n in SIZES]
     beyond = optimum([t for t in grid_of(1e9, rng) if t.batch > BATCH * 1e9**BATCH_EXPONENT])
     assert beyond.batch_edge == "low"
-    assert fit_laws([*sizes, Size(10**9, 2e10, beyond)]).batch == fit_laws(sizes).batch
+    assert fit_laws([*sizes, LadderSize(10**9, 2e10, beyond)]).batch == fit_laws(sizes).batch
     best = [spent(c, rng) for c in COMPUTES]
     smallest = allocation(1e21, [Trained(n, 1e21 / 6 / n, n / 1e6) for n in (10, 20, 30)])
     assert smallest.edge == "low"
@@ -139,7 +139,7 @@ def test_the_fits_leave_out_what_lies_at_an_edge():
 
 
 def test_too_few_sizes_have_no_law_and_no_suggestion():
-    one = Size(32_000_000, 64e7, optimum(grid_of(32e6, np.random.default_rng(3))))
+    one = LadderSize(32_000_000, 64e7, optimum(grid_of(32e6, np.random.default_rng(3))))
     laws = fit_laws([one])
     assert laws == Laws(None, None, None, None, None)
     assert suggest(laws, 1e9) is None

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         argv = sys.argv[1:]
-        output.settle()
+        output.secure_streams()
         end_with_parent()
     argv = list(argv)
     try:

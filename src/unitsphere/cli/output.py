@@ -81,7 +81,7 @@ def progress(what: str) -> Callable[[int], None]:
     return say
 
 
-def settle() -> None:
+def secure_streams() -> None:
     """Give the program three standard streams, of which stderr never fails.
 
     One that is closed would be None, and its number would go to the next file that is opened: what

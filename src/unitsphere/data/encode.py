@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unitsphere.data.documents import Piece
-from unitsphere.data.job import Job, place_to_cut, share_of
+from unitsphere.data.job import ShardsJob, place_to_cut, share_of
 from unitsphere.data.manifest import (
     NAME,
     Counts,
@@ -49,7 +49,7 @@ BATCH_CHARACTERS, BATCH_PIECES = 1 << 20, 1 << 12
 """A batch for the tokenizer is full with either: a few long pieces, or very many short ones."""
 
 
-def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> None:
+def write_shards(job: ShardsJob, fingerprint: str, folder: Path, progress: bool) -> None:
     """Fill an empty folder with all that a prepared folder holds, the manifest last."""
     size, cut = job.whole_size(), place_to_cut(job)
     tokenizer = _tokenizer(job, cut, progress)
@@ -87,7 +87,7 @@ def write_shards(job: Job, fingerprint: str, folder: Path, progress: bool) -> No
 class _Split:
     """Hands a split's pieces to its writer, and counts what the writer does not know of."""
 
-    def __init__(self, job: Job, writer: SplitWriter) -> None:
+    def __init__(self, job: ShardsJob, writer: SplitWriter) -> None:
         self._job, self._writer = job, writer
         self._last = -1
         self._target_bytes = 0
@@ -136,7 +136,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _tokenizer(job: Job, cut: int | None, progress: bool) -> Tokenizer:
+def _tokenizer(job: ShardsJob, cut: int | None, progress: bool) -> Tokenizer:
     size = bpe_size(job.tokenizer)
     if size is None:
         return load_tokenizer(job.tokenizer)

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardsJob:
     """Everything that shapes the shards."""
 
     source: str
@@ -147,7 +147,7 @@ def share_of(what: str, index: int) -> float:
     return int.from_bytes(digest, "little") / 2**64
 
 
-def place_to_cut(job: Job) -> int | None:
+def place_to_cut(job: ShardsJob) -> int | None:
     """Where to cut a source of one document in two, in characters; None if it has several."""
     length = 0
     for document, text in job.pieces():

@@ -11,7 +11,7 @@ from pathlib import Path
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
 from unitsphere.data.documents import PairFields
 from unitsphere.data.encode import write_shards
-from unitsphere.data.job import Job
+from unitsphere.data.job import ShardsJob
 from unitsphere.data.manifest import SPLITS, Manifest, TokenizerEntry, is_prepared, read_manifest
 from unitsphere.data.shards import Shards
 from unitsphere.data.sources import STANDARD_INPUT, find_files, source_files
@@ -53,7 +53,9 @@ def prepare(
     if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
         raise UserError(f"{out} is inside the source {source}: choose another --out")
     with source_files(source) as files:
-        job = Job(source, files, field, tokenizer, val_fraction, _validation_files(validation))
+        job = ShardsJob(
+            source, files, field, tokenizer, val_fraction, _validation_files(validation)
+        )
         made = _make(job, job.fingerprint(), out, progress)
     if not made:
         for split in SPLITS:
@@ -149,7 +151,7 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     return out
 
 
-def _job(config: DataConfig, pairs: bool) -> Job:
+def _job(config: DataConfig, pairs: bool) -> ShardsJob:
     """What a config asks to be prepared of a source that is not."""
     if config.source in STANDARD_INPUT:
         raise UserError(
@@ -159,7 +161,9 @@ def _job(config: DataConfig, pairs: bool) -> Job:
     files = find_files(config.source)
     field = PairFields(config.source_field, config.target_field) if pairs else config.field
     held_out = _validation_files(config.validation)
-    return Job(config.source, files, field, tokenizer_spec(config), config.val_fraction, held_out)
+    return ShardsJob(
+        config.source, files, field, tokenizer_spec(config), config.val_fraction, held_out
+    )
 
 
 def source_text_lost(config: DataConfig, pairs: bool = False) -> float:
@@ -234,7 +238,7 @@ def _check_prepared_with(made_with: TokenizerEntry, folder: Path, spec: str) -> 
         )
 
 
-def _make(job: Job, wanted: str, out: Path, progress: bool) -> bool:
+def _make(job: ShardsJob, wanted: str, out: Path, progress: bool) -> bool:
     """Makes the shards `wanted` in `out`; False if they are there already."""
     if _holds(out, wanted):
         return False

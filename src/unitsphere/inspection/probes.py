@@ -14,7 +14,7 @@ from unitsphere.inspection import states, updates, weights
 from unitsphere.inspection.subject import Subject
 from unitsphere.inspection.values import DoesNotApply, Values
 
-Form = Literal["layers", "distribution"]
+ProbeForm = Literal["layers", "distribution"]
 Axis = Literal["layer", "step"]
 Reads = Literal["weights", "moments", "gradients", "update", "states", "records"]
 """What a probe reads in addition to the model: a live one is taken when that is there."""
@@ -32,7 +32,7 @@ class Probe:
     source: str
     unit: str
     look: Callable[[Subject], Values]
-    form: Form = "layers"
+    form: ProbeForm = "layers"
     axis: Axis = "layer"
     log: bool = False
     relative: bool = False

@@ -22,7 +22,7 @@ from unitsphere.ops import attention as ops
 
 BLOCK = 64
 """Queries at once: their products with 256 keys of 16 heads stay in the cache."""
-LONGEST = 1024
+LONGEST_SEQUENCE = 1024
 """Of the sequences: the weights of longer ones take too much memory."""
 softmax_gradient = torch.ops.aten._softmax_backward_data
 
@@ -49,7 +49,7 @@ def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.device.type == "cpu"
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
         and q.shape == k.shape == v.shape
-        and BLOCK <= q.shape[-2] <= LONGEST
+        and BLOCK <= q.shape[-2] <= LONGEST_SEQUENCE
         and not hasattr(q, "placements")
     )
 

@@ -16,7 +16,7 @@ from unitsphere.ops.project import PROJECTIONS, project_sphere_
 Role = Literal["matrix", "embedding", "head", "router", "gain", "scale", "bias"]
 MATRICES: tuple[Role, ...] = ("matrix", "embedding", "head", "router")
 """Roles of what has vectors to constrain; all else are gains, scales and biases."""
-Kind = Literal["sphere", "ball"]
+BoundKind = Literal["sphere", "ball"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Bound:
     """
 
     dim: int
-    kind: Kind = "sphere"
+    kind: BoundKind = "sphere"
     radius: float = 1.0
     in_forward: bool = False
 
@@ -46,7 +46,7 @@ class Constraint:
 
     parameter: str
     dim: int
-    kind: Kind = "sphere"
+    kind: BoundKind = "sphere"
     radius: float = 1.0
 
     def project_(self, weight: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def constraints(model: nn.Module) -> list[Constraint]:
     ]
 
 
-def overridden(model: nn.Module, kind: Kind) -> list[Constraint]:
+def overridden(model: nn.Module, kind: BoundKind) -> list[Constraint]:
     """Every matrix, embedding and head under `kind`, whatever the model declares of it.
 
     Along the axis that the model declares; where it declares none, along the in axis (dim 1), as

@@ -41,7 +41,7 @@ from unitsphere.models.config import (
     rotary_size,
     vocabulary,
 )
-from unitsphere.models.constraint import Bound, Kind
+from unitsphere.models.constraint import Bound, BoundKind
 from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
@@ -75,7 +75,7 @@ class NGPTConfig(ModelConfig):
     Norm(h + α ⊙ h_A) without Norm(h_A) (this project's), or so with h_A times 2σ(⟨w_A, h⟩)"""
     qk_norm: bool = True
     """normalise q and k (eq. 15, 16); off leaves s_qk and √d_k as they are (Table 6)"""
-    bound: Kind = "sphere"
+    bound: BoundKind = "sphere"
     """‖w‖ = 1, or ‖w‖ ≤ 1 ("ball": the anGPT paper's nGPT with parameter bounding)"""
     normalize_in_forward: bool = False
     """normalise the weights in the forward pass too (optional in §2.6, step 2)"""

@@ -137,14 +137,14 @@ class Embedding(nn.Module):
         return {"weight": Declaration("embedding", self.bound)}
 
 
-Form = Literal["vector", "scalar", "fixed"]
+ScaleForm = Literal["vector", "scalar", "fixed"]
 
 
 @dataclass(frozen=True)
 class ScaleConfig:
     """A scaling parameter: its form, and where it and its stored tensor start (nGPT §2.5)."""
 
-    form: Form = "vector"
+    form: ScaleForm = "vector"
     """vector: one value an element; scalar: one for all; fixed: the constant init, not learned"""
     init: float = 1.0
     """s_init: the value that the forward pass starts with"""
@@ -227,7 +227,7 @@ def logit_gain(form: LogitGain, start: float | None, n_heads: int, d_k: int) -> 
 
     It starts at √d_k, which gives the logits unit variance, unless `start` says otherwise.
     """
-    forms: dict[LogitGain, Form] = {"head": "vector", "layer": "scalar", "fixed": "fixed"}
+    forms: dict[LogitGain, ScaleForm] = {"head": "vector", "layer": "scalar", "fixed": "fixed"}
     value = math.sqrt(d_k) if start is None else start
     return Scale(ScaleConfig(forms[form], value, value), (n_heads, 1, 1), d_k)
 

@@ -85,18 +85,18 @@ def of_class(table: Mapping[type[nn.Module], Entry], module: nn.Module) -> Entry
     return next((table[kind] for kind in type(module).__mro__ if kind in table), None)
 
 
-LONGEST = 4.0
+LONGEST_H = 4.0
 """How long h was seen to become in training where ν(α) replaces Norm (at most 3.98)."""
 
 
 def _longest_ngpt(config: ngpt.NGPTConfig) -> float | None:
     if config.value_embeddings:  # s_v has no bound
         return None
-    return LONGEST if config.residual == "lerp_nu" else 1.0
+    return LONGEST_H if config.residual == "lerp_nu" else 1.0
 
 
 def _longest_angpt(config: angpt.ANGPTConfig) -> float | None:
-    return LONGEST if config.nu_alpha and not config.token_shift else None  # s has no bound
+    return LONGEST_H if config.nu_alpha and not config.token_shift else None  # s has no bound
 
 
 INPUT_BOUNDS: dict[type[nn.Module], tuple[Callable[[Any], float | None], tuple[str, ...]]] = {

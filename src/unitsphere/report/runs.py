@@ -17,7 +17,7 @@ from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
-from unitsphere.training.forecast import Size, size_of
+from unitsphere.training.forecast import ModelSize, size_of
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
@@ -65,7 +65,7 @@ class Run:
             return None
 
     @cached_property
-    def size(self) -> Size | None:
+    def size(self) -> ModelSize | None:
         """Counted without allocating the model; None without a config that makes one."""
         config = self.config
         if config is None:

@@ -29,7 +29,7 @@ from unitsphere.studies.core.spec import Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
 from unitsphere.training.config import RunConfig, steps_for
-from unitsphere.training.forecast import Size, size_of
+from unitsphere.training.forecast import ModelSize, size_of
 
 SHIPPED = Path(__file__).parent / "shipped"
 
@@ -169,7 +169,7 @@ def document(
     }
 
 
-def arm_figures(found: Comparison, arm: str, recipe: str, size: Size) -> dict[str, Any]:
+def arm_figures(found: Comparison, arm: str, recipe: str, size: ModelSize) -> dict[str, Any]:
     """One arm: what it is, and the results of it at each budget."""
     rate = found.rates[arm, found.budgets[-1]]
     return {

@@ -24,7 +24,7 @@ from unitsphere.studies.core.statistics import (
 )
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig, steps_for
-from unitsphere.training.forecast import Size
+from unitsphere.training.forecast import ModelSize
 
 SIGNIFICANT = 0.05
 OTHER_TOKENS = "another tokenizer, so nats per token do not compare: read bits per byte"
@@ -131,7 +131,7 @@ def statement(
     )
 
 
-def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, Size]) -> dict[str, Any]:
+def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, ModelSize]) -> dict[str, Any]:
     """How many times fewer tokens, steps, FLOPs and seconds to the baseline's last loss.
 
     Where the arm does not come to it, `behind` is the baseline's speedup to the arm's last loss.

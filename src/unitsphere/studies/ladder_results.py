@@ -15,9 +15,9 @@ from unitsphere.studies.core.statistics import PowerLaw
 from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder, ladder_findings, parts
 from unitsphere.studies.laws import (
     Allocation,
+    LadderSize,
     Laws,
     Optimum,
-    Size,
     Trained,
     allocation,
     fit_laws,
@@ -93,9 +93,9 @@ def arm_figures(found: Findings, arm: str) -> dict[str, Any]:
     }
 
 
-def sizes(rungs: Sequence[Rung]) -> list[Size]:
+def sizes(rungs: Sequence[Rung]) -> list[LadderSize]:
     """Those that have an optimum."""
-    return [Size(r.parameters, r.tokens, r.optimum) for r in rungs if r.optimum is not None]
+    return [LadderSize(r.parameters, r.tokens, r.optimum) for r in rungs if r.optimum is not None]
 
 
 def allocations(spent: Sequence[Spent]) -> list[Allocation]:

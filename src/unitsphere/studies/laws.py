@@ -134,7 +134,7 @@ def flops(parameters: float, tokens: float) -> float:
 
 
 @dataclass(frozen=True)
-class Size:
+class LadderSize:
     """A size of the ladder: its parameters, the tokens of each of its runs, its optimum."""
 
     parameters: int
@@ -191,7 +191,7 @@ class Laws:
     """of compute: D_opt"""
 
 
-def fit_laws(sizes: Sequence[Size], allocations: Sequence[Allocation] = ()) -> Laws:
+def fit_laws(sizes: Sequence[LadderSize], allocations: Sequence[Allocation] = ()) -> Laws:
     """The laws through what lies within its grid.
 
     The loss is the allocations' if there are any, else the one of the sizes' optima.

@@ -110,7 +110,7 @@ class ForArchitecture:
 
 
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """A size to train a table at."""
 
     about: str
@@ -150,13 +150,13 @@ def load_table(name: str) -> PaperTable:
     return from_dict(PaperTable, read_toml(FOLDER / f"{name}.toml"))
 
 
-def load_sizes() -> dict[str, Size]:
+def load_sizes() -> dict[str, TableSize]:
     """Every size but the paper's own, by name."""
     found = read_toml(FOLDER / f"{SIZES}.toml")
-    return {name: from_dict(Size, table) for name, table in found.items()}
+    return {name: from_dict(TableSize, table) for name, table in found.items()}
 
 
-def load_size(name: str) -> Size | None:
+def load_size(name: str) -> TableSize | None:
     """A size by its name, None for the paper's own; a `UserError` for an unknown one."""
     sizes = load_sizes()
     if name not in sizes and name != PAPER:

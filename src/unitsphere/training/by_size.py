@@ -95,7 +95,7 @@ def sizes(model: Any) -> tuple[int, int]:
     return model.d_model, model.n_layers
 
 
-def settled(model: Config, saved: Any) -> Config:
+def without_forms(model: Config, saved: Any) -> Config:
     """A model's config in which numbers have forms no longer, for good.
 
     Where `saved`, a run's model or None, has such a number to some of its digits, these stay:

@@ -32,8 +32,8 @@ from unitsphere.training.evaluate.text import (
     Evaluation,
     evaluate_shards,
     evaluating,
+    evenly_spread,
     scoring_form,
-    spread,
     stream_windows,
 )
 from unitsphere.training.folder import check_own_data
@@ -118,7 +118,7 @@ def open_stream(config: RunConfig) -> Corpus:
         validation_rows=lambda n: scored.batch(
             [
                 window(validation, scored, i)
-                for i in spread(count_windows(validation.n_tokens, scored), n)
+                for i in evenly_spread(count_windows(validation.n_tokens, scored), n)
             ]
         ),
         tokenizer=tokenizer,
@@ -152,7 +152,7 @@ def open_pairs(config: RunConfig) -> Corpus:
         ),
         example=cut_batch(list(islice(held_out, EXAMPLES)), training.separator, data.context),
         validation_rows=lambda n: cut_batch(
-            [held_out[i] for i in spread(len(held_out), n)], training.separator, data.context
+            [held_out[i] for i in evenly_spread(len(held_out), n)], training.separator, data.context
         ),
         tokenizer=training.tokenizer(),
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
@@ -221,7 +221,7 @@ def given_rows(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -
     shards = scored_split(data, config.data)
     if shards is not None:
         shards.check_tokenizer(tokenizer)
-        places = spread(count_windows(shards.n_tokens, form), count)
+        places = evenly_spread(count_windows(shards.n_tokens, form), count)
         return form.batch([window(shards, form, place) for place in places])
     with source_files(data) as files:
         documents = read_documents(files, config.data.field)
@@ -234,7 +234,7 @@ def given_pairs(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) 
     if shards is not None:
         shards.check_tokenizer(tokenizer)
         split = Pairs(shards)
-        chosen = [split[place] for place in spread(len(split), count)]
+        chosen = [split[place] for place in evenly_spread(len(split), count)]
     else:
         fields = PairFields(config.data.source_field, config.data.target_field)
         with source_files(data) as files:

@@ -205,7 +205,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
     context = config.data.context
     rows = config.train.batch_tokens // context
     with pretended(world):
-        layout = Layout(0, world).spread(config.parallel, spent.parameters, rows, context, "cpu")
+        layout = Layout(0, world).for_model(config.parallel, spent.parameters, rows, context, "cpu")
         if layout.shards_weights:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
         return DryRun(

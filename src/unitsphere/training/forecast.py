@@ -59,18 +59,18 @@ def flops_per_token(model: Transformer, context: int) -> int:
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """A model's parameters, and its operations per training token."""
 
     parameters: int
     flops_per_token: int
 
 
-def size_of(config: RunConfig) -> Size:
+def size_of(config: RunConfig) -> ModelSize:
     """Counted without allocating the model; a `UserError` for a config that makes none."""
     model = shapes_of(config)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return Size(count, flops_per_token(model, config.data.context))
+    return ModelSize(count, flops_per_token(model, config.data.context))
 
 
 FP32 = 4

@@ -41,7 +41,7 @@ MOST = 10
 """Spikes that are tolerated within WINDOW steps."""
 
 
-Slot = tuple[Tensor, str]
+Held = tuple[Tensor, str]
 """A weight, and the name of a tensor of its state or "" for the weight itself."""
 
 
@@ -93,7 +93,7 @@ class Guard:
         self.limit = torch.tensor(torch.inf, dtype=torch.float64)
         self.losses: Losses | None = None
         self.dropped: set[int] = set()
-        self.kept: dict[Slot, Tensor] = {}
+        self.kept: dict[Held, Tensor] = {}
         self.spike = torch.tensor(False)
         self.spikes: list[int] = []
 
@@ -161,7 +161,7 @@ class Guard:
         self.take_back(optimizer, before)
 
     @torch.no_grad()
-    def take_back(self, optimizer: Optimizer, before: dict[Slot, Tensor]) -> None:
+    def take_back(self, optimizer: Optimizer, before: dict[Held, Tensor]) -> None:
         """Give weights and state their values from before the step, if it was a spike."""
         spike, after = self.spike, held_by(optimizer)
         for place in before:
@@ -172,7 +172,7 @@ class Guard:
                 del optimizer.state[weight][key]
 
 
-def held_by(optimizer: Optimizer) -> dict[Slot, Tensor]:
+def held_by(optimizer: Optimizer) -> dict[Held, Tensor]:
     """This process's part of the weights and of the state of an optimizer."""
     found = {}
     for group in optimizer.param_groups:

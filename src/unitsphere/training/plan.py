@@ -39,7 +39,7 @@ from unitsphere.training.distributed.straggler import LocalTime
 from unitsphere.training.forecast import fitting_rows, shapes_of
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer
-from unitsphere.training.optim.constraint import Kind, bounds_of, constrain
+from unitsphere.training.optim.constraint import ConstraintKind, bounds_of, constrain
 from unitsphere.training.optim.frequency import weigh_head
 from unitsphere.training.optim.schedule import warmup_steps
 
@@ -97,7 +97,7 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
     device, context = plan.device.type, config.data.context
     check_memory(count, layout.world, device)
     rows = config.train.batch_tokens // context
-    return replace(plan, layout=layout.spread(config.parallel, count, rows, context, device))
+    return replace(plan, layout=layout.for_model(config.parallel, count, rows, context, device))
 
 
 def rows_at_once(config: RunConfig, plan: Plan) -> int | None:
@@ -169,7 +169,7 @@ def build_trainer(
     return Trainer(config, plan, model, loss, optimizer, batches, guard, local_time, live)
 
 
-def use_fp8(model: Transformer, kind: Kind = "declared") -> None:
+def use_fp8(model: Transformer, kind: ConstraintKind = "declared") -> None:
     """Let every `Linear` of the blocks multiply in FP8 from now on (`ops.fp8`).
 
     `kind` is the constraint that training keeps. Weights that it bounds have a static scale, and

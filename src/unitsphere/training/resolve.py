@@ -14,7 +14,7 @@ from unitsphere.data.prepare import absolute, input_fingerprint, located, tokeni
 from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
-from unitsphere.training.by_size import BaseConfig, settled
+from unitsphere.training.by_size import BaseConfig, without_forms
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout, ParallelConfig
@@ -144,7 +144,7 @@ def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
     before = None if saved is None else saved.train.precision
     device = pick_device(config.train.device)
     precision = resolve_precision(config.train.precision, before, device)
-    model = settled(config.model, None if saved is None else saved.model)
+    model = without_forms(config.model, None if saved is None else saved.model)
     resolved = replace(
         config,
         model=replace(model, vocab_size=model_vocabulary(config)),

@@ -136,10 +136,10 @@ class ChatAsked(Asked):
         return self.max_completion_tokens or self.max_tokens
 
 
-Form = TypeVar("Form", bound=Asked)
+Body = TypeVar("Body", bound=Asked)
 
 
-def parsed(form: type[Form], body: bytes) -> Form:
+def parsed(form: type[Body], body: bytes) -> Body:
     """The request in a body of JSON; null is as if the field were not there. Raises Refused."""
     try:
         document = json.loads(body)

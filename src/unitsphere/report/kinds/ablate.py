@@ -79,7 +79,7 @@ def changes_table(found: Json) -> Table:
             ours(row, measure),
             interval(row["change"]),
             SIGNS[row["sign"]][0] if row["sign"] in SIGNS else "",
-            spread(row, measure),
+            mean_and_seeds(row, measure),
             printed(row["bits_per_byte"]),
             "" if row["lr"] is None else f"{row['lr']:g}",
             f"{row['tokens']:,}",
@@ -119,7 +119,7 @@ def printed(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.3f}"
 
 
-def spread(row: Mapping[str, Any], measure: str) -> str:
+def mean_and_seeds(row: Mapping[str, Any], measure: str) -> str:
     """The mean, and each seed's figure."""
     losses = [run["loss"] for run in row["runs"].values() if run["loss"] is not None]
     each = [math.exp(loss) if measure == "perplexity" else loss for loss in losses]

@@ -170,7 +170,7 @@ def panel_lines(name: str, panel: str, history: History) -> list[Series]:
         return histograms(name, history) if history.single(panel) else boxes(name, end, history)
     if history.over_steps:
         return over_steps(name, end, history)
-    places = spread(len(history.scenes))
+    places = some_of(len(history.scenes))
     return [
         layer_line(step_name(history, place), series["values"], shade, end)
         for shade, place in zip(shades(len(places)), places, strict=True)
@@ -178,7 +178,7 @@ def panel_lines(name: str, panel: str, history: History) -> list[Series]:
     ]
 
 
-def spread(count: int) -> list[int]:
+def some_of(count: int) -> list[int]:
     """At most LINES of the numbers below `count`, evenly spaced, with the first and the last."""
     if count <= LINES:
         return list(range(count))
@@ -205,7 +205,7 @@ def layer_line(name: str, values: Sequence[Number], shade: float, end: str) -> S
 def over_steps(name: str, end: str, history: History) -> list[Series]:
     """A line per layer, over steps."""
     labels = history.scenes[-1][name]["labels"]
-    chosen = spread(len(labels))
+    chosen = some_of(len(labels))
     lines = []
     for shade, place in zip(shades(len(chosen)), chosen, strict=True):
         values = history.lines()[name, labels[place]]
@@ -247,7 +247,7 @@ def box(name: str, series: Mapping[str, Any], shift: float, shade: float) -> Ser
 
 def histograms(name: str, history: History) -> list[Series]:
     """The outline of a histogram per step, each up to the same height: steps have other bins."""
-    places = spread(len(history.scenes))
+    places = some_of(len(history.scenes))
     if history.boxed:
         places = sorted({places[0], places[-1]})
     lines = []

@@ -166,7 +166,7 @@ class Layout:
         data = init_device_mesh(device, (found.data, found.tp), mesh_dim_names=("dp", "tp"))
         return replace(self, degrees=found, mesh=mesh, data_mesh=data)
 
-    def spread(
+    def for_model(
         self, parallel: ParallelConfig, parameters: int, rows: int, context: int, device: str
     ) -> "Layout":
         """This place with the degrees that `parallel` asks for, or that suit a model's size.

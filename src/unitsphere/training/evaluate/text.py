@@ -274,7 +274,7 @@ def evaluating(model: Transformer) -> Iterator[None]:
         model.train(training)
 
 
-def spread(count: int, wanted: int) -> list[int]:
+def evenly_spread(count: int, wanted: int) -> list[int]:
     """`wanted` of the numbers below `count`, evenly spread; all of them if there are fewer."""
     wanted = min(wanted, count)
     return [i * count // wanted for i in range(wanted)]

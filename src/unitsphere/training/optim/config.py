@@ -14,7 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.training.by_size import BaseConfig, Transfer
 from unitsphere.training.optim.average import AverageConfig
-from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, Kind
+from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, ConstraintKind
 from unitsphere.training.optim.registry import (
     OPTIMIZERS,
     definition,
@@ -201,7 +201,9 @@ class OptimConfig:
         """The constraint to keep: `constraint`, or the one that belongs to the optimizer's name."""
         if self.brought is None:
             return self.constraint
-        return dataclasses.replace(self.constraint, kind=cast(Kind, self.brought), head=True)
+        return dataclasses.replace(
+            self.constraint, kind=cast(ConstraintKind, self.brought), head=True
+        )
 
     @property
     def brought(self) -> str | None:

@@ -39,14 +39,14 @@ that a sphere acts on (its control); Muon's matrices; linear layers, as CPR's au
 FROBENIUS = ("frobenius", "hyperball")
 """Those that keep each matrix's norm."""
 
-Kind = Literal["declared", "none", "sphere", "ball", "frobenius", "hyperball", "cpr"]
+ConstraintKind = Literal["declared", "none", "sphere", "ball", "frobenius", "hyperball", "cpr"]
 
 
 @dataclass(frozen=True)
 class ConstraintConfig:
     """What is kept of the weights in training."""
 
-    kind: Kind = "declared"
+    kind: ConstraintKind = "declared"
     """declared: what the architecture declares (nGPT sphere, anGPT ball, GPT and NormFormer
     nothing); none: nothing; sphere, ball: vectors of length 1, or at most 1, in every matrix, along
     the axis that is declared or else the in axis; frobenius: every matrix at its initial
@@ -146,7 +146,7 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     return innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
-def bounds_of(model: nn.Module, kind: Kind) -> list[Constraint]:
+def bounds_of(model: nn.Module, kind: ConstraintKind) -> list[Constraint]:
     """The constraints on vectors that `kind` puts on a model; none for those on whole matrices."""
     if kind == "declared":
         return constraints(model)
@@ -207,7 +207,7 @@ def check_held(weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimiz
             )
 
 
-def check_width(weights: Mapping[str, nn.Parameter], kind: Kind) -> None:
+def check_width(weights: Mapping[str, nn.Parameter], kind: ConstraintKind) -> None:
     """Raise UserError for weights in 16 bits: loading would round to that what is remembered."""
     for name, weight in weights.items():
         if torch.finfo(weight.dtype).bits < 32:
