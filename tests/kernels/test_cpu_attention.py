@@ -74,10 +74,10 @@ def test_it_serves_what_it_can(change, expected, monkeypatch):
     assert bool(served) is expected
 
 
-def test_a_mask_is_not_ignored():
+def test_a_mask_takes_the_place_of_causality():
     q, k, v, _ = heads(BLOCK)
     itself = torch.eye(BLOCK).bool()
-    torch.testing.assert_close(attention(q, k, v, SCALE, itself, True), v)
+    torch.testing.assert_close(attention(q, k, v, SCALE, itself, False), v)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -62,9 +62,10 @@ def attention(
 
     q is [batch, H, queries, d_k]; k and v are [batch, H_kv, keys, d_k], H_kv a divisor of H: head
     i of the queries looks at head i // (H/H_kv) of the keys. `mask` is true where a query may
-    look, broadcast to [batch, H, queries, keys], or is that in blocks. `causal` needs no mask:
-    query i looks at keys 0..i. `dropout` is the share of the softmax's weights that is dropped, the
-    others growing by 1/(1 − dropout); blocks go without: a `UserError`.
+    look, broadcast to [batch, H, queries, keys], or is that in blocks. `causal` is for no mask
+    (torch 2.14 refuses both): query i looks at keys 0..i. `dropout` is the share of the softmax's
+    weights that is dropped, the others growing by 1/(1 − dropout); blocks go without: a
+    `UserError`.
 
     Groups are left to the kernels, which read a key once for its group. Only under a mask on a
     GPU are k and v repeated: not in every version of torch does SDPA's kernel for masks take
