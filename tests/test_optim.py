@@ -1,6 +1,7 @@
 """`unitsphere.optim` in anyone's loop: any module, groups by role, schedules of torch's."""
 
 import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from unitsphere.training.optim import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import constrain
 from unitsphere.training.optim.registry import OPTIMIZERS
 from unitsphere.training.optim.schedule import with_decay
+from unitsphere.training.optim.state import attached
 from unitsphere.training.optim.state import state_spec as optim_state
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -120,6 +122,26 @@ def test_a_group_that_is_added_later_keeps_its_norms_too(kind):
         torch.testing.assert_close(weight.detach().norm(), old.norm())
         assert {*optimizer.state[weight]} == {*optim_state(optimizer, weight)}
     assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("kind", [optim.AdamH, optim.MuonH])
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+def test_a_copy_of_it_keeps_its_norms_in_the_same_steps(kind, copied):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(4, 3))
+    optimizer = kind([weight], lr=0.1)
+    started = weight.detach().norm()
+    twins = [(weight, optimizer), copied((weight, optimizer))]
+    for n in range(3):
+        for p, held in twins:
+            p.grad = torch.full_like(p, 1.0 + n) * p.detach() ** 2
+            held.step()
+        if n == 1:
+            twins.append(copied(twins[0]))
+    for p, held in twins:
+        assert torch.equal(p, weight)
+        torch.testing.assert_close(p.detach().norm(), started)
+        assert len(attached(held)) == 1
 
 
 def test_a_combined_optimizer_refuses_a_group_that_none_of_its_parts_would_step():

@@ -101,6 +101,12 @@ class KeepsNorms(Optimizer):
             self.param_groups.pop()
             raise
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by torch with what was loaded, copied or unpickled; a pickle has no hooks."""
+        super().__setstate__(state)
+        if not attached(self):
+            keep_norms(self, self.param_groups)
+
 
 class AdamH(KeepsNorms, Adam):
     """Adam on matrices that keep their Frobenius norm R: W ← R·N(W + lr·R·N(D)), N(X) = X/‖X‖_F.

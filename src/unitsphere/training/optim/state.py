@@ -6,6 +6,7 @@ it up, and probes find moments by it. A `StepHook` declares what it adds to that
 
 torch keeps step hooks through `load_state_dict`, but drops them from copies and pickles
 (`Optimizer.__getstate__`). A copy with `copy.deepcopy` keeps these; after unpickling, attach again.
+Those that an optimizer's class attaches itself (`AdamH`, `MuonH`) come back with it.
 """
 
 import copy
@@ -109,6 +110,8 @@ def _deep_copy(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     twin = type(optimizer).__new__(type(optimizer))
     memo[id(optimizer)] = twin
     twin.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+    twin._optimizer_step_pre_hooks.clear()  # those that the class attaches are copied too
+    twin._optimizer_step_post_hooks.clear()
     for hook in attached(optimizer):
         attach(twin, copy.deepcopy(hook, memo))
     return twin
