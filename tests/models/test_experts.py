@@ -109,6 +109,20 @@ def test_the_bias_is_the_oracle_s_and_changes_the_choice_only():
     torch.testing.assert_close(gates.square().sum(-1), torch.ones(50))
 
 
+@pytest.mark.parametrize("logits", [[-200.0, -201.0, -300.0, -300.0], [3.0, -200.0, -300.0, -9.0]])
+def test_gates_are_finite_where_the_scores_are_zero_in_fp32(logits):
+    router = build("gpt", **EXPERTS).blocks[0].mlp.router
+    router.expert_bias.copy_(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    with torch.no_grad():
+        router.W_r.weight.copy_(torch.tensor(logits)[:, None].expand(E, D) / D)
+    x = torch.ones(1, D, requires_grad=True)
+    chosen, gates = router(x)
+    of_chosen = torch.tensor(logits, dtype=torch.float64)[chosen].sigmoid()
+    torch.testing.assert_close(gates.double(), (of_chosen / of_chosen.sum()).sqrt())
+    for gradient in torch.autograd.grad(gates.sum(), [x, router.W_r.weight]):
+        assert gradient.isfinite().all()
+
+
 def test_only_training_counts_and_counts_of_processes_are_added():
     model = build("gpt", **EXPERTS)
     layer = model.blocks[0].mlp

@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
@@ -101,10 +102,10 @@ class Router(nn.Module):
         """[n, d] -> the experts chosen, int64 [n, k], and their gates, [n, k] in fp32 or wider."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):
-            p = self.W_r(wide, self.s_r()).sigmoid()
-        chosen = (p + self.expert_bias).topk(self.top_k).indices
-        of_chosen = p.gather(-1, chosen)
-        return chosen, (of_chosen / of_chosen.sum(-1, keepdim=True)).sqrt()
+            logits = self.W_r(wide, self.s_r())
+        chosen = (logits.sigmoid() + self.expert_bias).topk(self.top_k).indices
+        log_p = F.logsigmoid(logits.gather(-1, chosen))  # finite where p is 0, below -104 in fp32
+        return chosen, (log_p.log_softmax(-1) / 2).exp()
 
     def reset(self, generator: torch.Generator) -> None:
         """b starts at 0."""

@@ -598,10 +598,10 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[n, d] -> experts [n, top_k] and gates [n, top_k], in fp32 or wider."""
         with torch.autocast(x.device.type, enabled=False):
-            p = wide_linear(self.proj, x).sigmoid()
-        chosen = (p + self.expert_bias).topk(self.top_k).indices
-        of_chosen = p.gather(-1, chosen)
-        return chosen, (of_chosen / of_chosen.sum(-1, keepdim=True)).sqrt()
+            logits = wide_linear(self.proj, x)
+        chosen = (logits.sigmoid() + self.expert_bias).topk(self.top_k).indices
+        log_p = F.logsigmoid(logits.gather(-1, chosen))
+        return chosen, (log_p.log_softmax(-1) / 2).exp()
 
 
 class Experts(nn.Module):
