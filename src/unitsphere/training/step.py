@@ -211,11 +211,13 @@ def backward(trainer: Trainer, batch: Batch, between: Callable[[], None] = lambd
     scored = scored_targets(trainer, batch)
     total = torch.zeros((), device=device)
     parts = list(batch.split(plan.micro_batch or len(batch)))
+    # DDP sums all that has accumulated: what was summed after an earlier part would count twice.
+    each = trainer.config.parallel.reduce == "part" and as_fsdp(trainer.model) is not None
     for number, part in enumerate(parts, 1):
         if number > 1:
             between()
         part = part.to(device)
-        reduce_now = number == len(parts) or trainer.config.parallel.reduce == "part"
+        reduce_now = each or number == len(parts)
         with reducing(trainer.model, trainer.loss, reduce_now):
             with trainer.local_time.computing(device), autocast(device, plan.precision):
                 loss = trainer.loss(part.inputs, part.targets, "sum", **part.keywords()) / scored

@@ -80,12 +80,22 @@ def reduced_once_a_batch(rank: int) -> None:
     for layout in (DDP, FSDP2):
         once = reductions(trainer_with("gpt", layout, rank))
         assert 0 < once == reductions(trainer_with("gpt", layout, rank, micro_batch=1))
-    trainer = trainer_with("gpt", FSDP2, rank, micro_batch=1)
+    assert reductions(by_part(FSDP2, rank)) > once
+
+
+def by_part(layout: Degrees, rank: int) -> Trainer:
+    """A run that is to sum gradients after each of its micro-batches, of a row."""
+    trainer = trainer_with("gpt", layout, rank, micro_batch=1)
     parts = dataclasses.replace(trainer.config.parallel, reduce="part")
-    trainer = dataclasses.replace(
-        trainer, config=dataclasses.replace(trainer.config, parallel=parts)
-    )
-    assert reductions(trainer) > once
+    config = dataclasses.replace(trainer.config, parallel=parts)
+    return dataclasses.replace(trainer, config=config)
+
+
+def reduced_alike(rank: int) -> None:
+    """The sum of a batch's gradients does not depend on when they are summed over processes."""
+    for layout in (DDP, FSDP2):
+        once = losses(trainer_with("gpt", layout, rank, micro_batch=1), range(2))
+        assert torch.allclose(losses(by_part(layout, rank), range(2)), once, rtol=1e-4), layout
 
 
 def spike_of_one(rank: int) -> None:
@@ -128,6 +138,7 @@ def run_all(rank: int, folder: Path) -> None:
     """Everything that needs two processes."""
     gathered_in_bf16(rank)
     reduced_once_a_batch(rank)
+    reduced_alike(rank)
     spike_of_one(rank)
     blocks_in_one_graph(rank)
 
