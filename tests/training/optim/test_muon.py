@@ -8,6 +8,7 @@ import torch
 from run_folders import check_resumed
 
 import unitsphere
+from unitsphere import optim
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
@@ -236,3 +237,15 @@ def test_resuming_with_muon_is_bitwise_the_uninterrupted_run(architecture, tiny,
 def test_a_rate_for_adam_without_muon_is_refused():
     with pytest.raises(UserError, match=r"adam_lr is for optim\.name 'muon'"):
         OptimConfig(name="adamw", adam_lr=1e-3)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "soap-muon"])
+def test_a_floor_leaves_a_matrix_without_a_gradient_where_it_is(name):
+    """As the MLP's first matrices are in the first step, where branches start at zero."""
+    W = torch.nn.Parameter(torch.full((6, 4), 2.0))
+    kind = {"muon": optim.Muon, "normuon": optim.NorMuon, "soap-muon": optim.SoapMuon}[name]
+    optimizer = kind([W], lr=0.1, weight_decay=0.0, floor=0.35)
+    for _ in range(2):
+        W.grad = torch.zeros_like(W)
+        optimizer.step()
+    assert torch.equal(W, torch.full((6, 4), 2.0))

@@ -221,11 +221,12 @@ def warm_momentum(momentum: float, group: dict[str, Any], step: float) -> float:
 def lengthening(weight: Tensor, direction: Tensor, least: float, dims: tuple[int, ...]) -> Tensor:
     """max(1, least·‖W‖/‖O‖), shaped as the whole of O; norms are over `dims`.
 
-    Plain tensors or DTensors whose terms are summed. Of zeros it is 1 or any other number.
+    Plain tensors or DTensors whose terms are summed. It is finite, so zeros stay zeros.
     """
     dtype = torch.promote_types(weight.dtype, torch.float32)
     held, own = (whole(x.to(dtype).square().sum(dims, keepdim=True)) for x in (weight, direction))
-    factor = least * (held / own.clamp(min=torch.finfo(dtype).tiny)).sqrt()
+    limits = torch.finfo(dtype)
+    factor = least * (held / own.clamp(min=limits.tiny)).clamp(max=limits.max).sqrt()
     return factor.clamp(min=1).to(direction.dtype).expand(direction.shape)
 
 
