@@ -8,6 +8,7 @@ import torch
 from run_folders import KilledError, die, figures, weights
 
 from unitsphere.errors import UserError
+from unitsphere.training import guard
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
 from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.resume import last_state
@@ -118,6 +119,32 @@ def test_a_gradient_that_is_not_finite_ends_it_too_and_without_the_switch_is_an_
     calls = iter(range(1000))
     with pytest.raises(UserError, match="step 5: loss"):
         train(ramp(tiny, stop_at_divergence=False), tmp_path / "other")
+
+
+@pytest.mark.parametrize("on_spike", ["skip", "rollback"])
+def test_a_step_that_is_left_out_does_not_end_it_but_too_many_do(
+    on_spike, tiny, tmp_path, monkeypatch
+):
+    from unitsphere.training import step as training_step
+
+    clip, broken = training_step.clip_gradients, {4}
+    number = training_step.train_step
+
+    def counted(model, optimizer, gradients, step, *rest):
+        def harmed(*arguments):
+            return clip(*arguments) * (math.nan if step in broken else 1)
+
+        monkeypatch.setattr(training_step, "clip_gradients", harmed)
+        return number(model, optimizer, gradients, step, *rest)
+
+    monkeypatch.setattr(training_step, "train_step", counted)
+    config = tiny(stop_at_divergence=True, on_spike=on_spike)
+    assert train(config, tmp_path / "run").step == 8
+    assert [r["step"] for r in figures(tmp_path / "run") if "spike" in r] == [5]
+    monkeypatch.setattr(guard, "MOST", 2)
+    broken |= {5, 6}
+    assert train(config, tmp_path / "other").step == 7
+    assert figures(tmp_path / "other")[-1]["diverged"] == 7
 
 
 def test_a_run_that_does_not_diverge_ends_as_ever(tiny, tmp_path):

@@ -126,6 +126,14 @@ class Guard:
         """Whether update number `step`, the last one judged, does not count; on the device."""
         return self.spike | (step in self.dropped)
 
+    def recent(self, step: int) -> list[int]:
+        """The spikes within WINDOW steps before step number `step`."""
+        return [s for s in self.spikes if s > step - WINDOW]
+
+    def bears(self, step: int) -> bool:
+        """Whether step number `step`, a spike, is left out, instead of ending the run."""
+        return self.on_spike != "stop" and len(self.recent(step)) < MOST
+
     def handle(self, step: int, loss: float, grad_norm: float, limit: float, advice: str) -> str:
         """Count step number `step`, from 1 on, as a spike; what to say of it if it is left out.
 
@@ -135,9 +143,9 @@ class Guard:
         why = f"step {step}: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
         if loss > limit:
             why += f", a spike above {limit:.6g}"
-        self.spikes = [s for s in self.spikes if s > step - WINDOW] + [step]
-        stops = self.on_spike == "stop"
-        if stops or len(self.spikes) > MOST:
+        stops, borne = self.on_spike == "stop", self.bears(step)
+        self.spikes = [*self.recent(step), step]
+        if not borne:
             many = "" if stops else f", the last of {len(self.spikes)} recent ones"
             raise RunFailed(f"{why}{many}; {advice}")
         if self.on_spike == "rollback" and step - 1 not in self.dropped:

@@ -228,7 +228,8 @@ class RunMonitor:
             found = {name: value for name, value in values.items() if math.isfinite(value)}
             if self.trainer.config.train.stop_at_divergence:
                 known = loss if math.isfinite(grad_norm) else math.nan
-                self.divergence = self.divergence.after(step, known)
+                if math.isfinite(known) or not self.trainer.guard.bears(step):
+                    self.divergence = self.divergence.after(step, known)
             dropped = step - 1 in self.trainer.guard.dropped
             if dropped or len(found) < len(values) or loss > limit:
                 found["spike"] = 1.0
