@@ -89,6 +89,35 @@ def test_each_trains_a_module_of_torch_s_and_resumes(kind):
     assert steps(twin, again, 3) == steps(model, optimizer, 3)
 
 
+@pytest.mark.parametrize("kind", FOR_MATRICES, ids=lambda kind: kind.__name__)
+def test_with_weights_in_bf16_each_goes_on_as_if_it_had_not_been_saved(kind):
+    torch.manual_seed(0)
+
+    def made(weight):
+        held = nn.Parameter(weight)
+        optimizer = optim.Combined(kind([held], lr=0.02))
+        optim.average(optimizer, decay=None)
+        return held, optimizer
+
+    def steps(count, *given):
+        for n in range(count):
+            for weight, optimizer in given:
+                generator = torch.Generator().manual_seed(n)
+                weight.grad = torch.randn(6, 4, generator=generator).bfloat16()
+                optimizer.step()
+
+    one = made(torch.randn(6, 4).bfloat16())
+    steps(260, one)  # bf16 cannot count further than 256
+    two = made(one[0].detach().clone())
+    two[1].load_state_dict(copy.deepcopy(one[1].state_dict()))
+    steps(3, one, two)
+    assert torch.equal(one[0], two[0])
+    for key, value in one[1].state[one[0]].items():
+        found = two[1].state[two[0]][key]
+        assert found.dtype == value.dtype, key
+        assert torch.equal(found, value), key
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_build_is_what_train_has(name):
     models = [build("ngpt", **SMALL) for _ in range(2)]

@@ -134,6 +134,22 @@ class Eager(Optimizer):
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch's, but what is declared wider than its weight is not rounded to the weight's type.
+
+        With weights in bf16, counts, radii, averages and covariances are kept in fp32.
+        """
+        super().load_state_dict(state_dict)
+        saved = [at for group in state_dict["param_groups"] for at in group["params"]]
+        own = [weight for group in self.param_groups for weight in group["params"]]
+        for at, weight in zip(saved, own, strict=True):
+            for key, value in state_dict["state"].get(at, {}).items():
+                held = self.state[weight][key]
+                if isinstance(value, Tensor) and held.dtype != value.dtype:
+                    slot = state_spec(self, weight).get(key)
+                    if slot is not None and slot.dtype != held.dtype:
+                        self.state[weight][key] = value.detach().clone().to(held.device, slot.dtype)
+
 
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
     """The loss of a closure that is given to an optimizer's `step`; None without one."""
