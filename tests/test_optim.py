@@ -181,6 +181,43 @@ def test_a_combined_optimizer_refuses_a_group_that_none_of_its_parts_would_step(
     assert len(both.param_groups) == 2
 
 
+def test_a_combined_optimizer_takes_over_what_its_parts_have_kept():
+    torch.manual_seed(0)
+    started = [torch.randn(3, 2), torch.randn(3, 2), torch.randn(3)]
+
+    def made(combined_first):
+        weights = [nn.Parameter(weight.clone()) for weight in started]
+        parts = [optim.MuonH(weights[:1]), optim.Muon(weights[1:2]), optim.AdamW(weights[2:])]
+        if combined_first:
+            parts = [optim.Combined(optim.Combined(*parts[:2]), parts[2])]
+        for n in range(4):
+            if n == 2:
+                parts = [optim.Combined(*parts)]
+            for weight in weights:
+                weight.grad = (1.0 + n) * weight.detach() ** 2
+            for part in parts:
+                part.step()
+        return weights
+
+    for one, two in zip(made(False), made(True), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_combined_optimizer_refuses_a_part_whose_average_would_be_lost():
+    averaged = optim.Muon([nn.Parameter(torch.ones(2, 2))])
+    optim.average(averaged, decay=None)
+    with pytest.raises(UserError, match="give them to Combined"):
+        optim.Combined(averaged)
+
+
+@pytest.mark.parametrize("kind", [optim.Muon, optim.NorMuon, optim.Soap, optim.SoapMuon])
+def test_a_vector_in_a_later_group_is_refused(kind):
+    optimizer = kind([nn.Parameter(torch.ones(2, 2))])
+    with pytest.raises((UserError, ValueError), match="matrices"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_parameters_by_role_are_all_of_them_once():
     model = build("ngpt", tied=False, **SMALL)
     held = optim.by_role(model)

@@ -124,9 +124,14 @@ class Muon(Eager, torch.optim.Muon):
         Optimizer.__init__(self, params, self.defaults | own)
         for group in self.param_groups:
             check_steps(group["coefficients"], group["ns_steps"])
-            for p in group["params"]:
-                if p.dim() not in (2, 3):
-                    raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; ValueError, and no group, for a vector in it."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if p.dim() not in (2, 3):
+                self.param_groups.pop()
+                raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

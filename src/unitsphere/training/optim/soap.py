@@ -137,13 +137,17 @@ class Soap(ByWeight):
         numbers = {"lr": lr, "betas": betas, "factor_beta": factor_beta, "eps": eps}
         numbers |= {"weight_decay": weight_decay, "every": every, "max_side": max_side}
         super().__init__(params, numbers | more)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.dim() != 2:
-                    raise UserError(
-                        f"SOAP trains matrices of two axes, not {tuple(weight.shape)}: "
-                        "choose another optim.name"
-                    )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; UserError, and no group, for what is not a matrix."""
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            if weight.dim() != 2:
+                self.param_groups.pop()
+                raise UserError(
+                    f"SOAP trains matrices of two axes, not {tuple(weight.shape)}: "
+                    "choose another optim.name"
+                )
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The count of steps, both moments; the covariance and the eigenbasis of each side."""

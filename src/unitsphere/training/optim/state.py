@@ -185,13 +185,26 @@ class Combined(Eager):
     """Several optimizers behind one `step`, one state and one list of groups.
 
     So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
-    must be a class that can be made again from its own groups, as torch's optimizers can.
+    must be a class that can be made again from its own groups, as torch's optimizers can. What the
+    parts have kept of their parameters is taken over.
+
+    Raises UserError for a part with a constraint or an average of weights: they belong here.
     """
 
     def __init__(self, *parts: Optimizer) -> None:
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self.kinds = [(type(part), len(part.param_groups)) for part in parts]
+        flat = [p for part in parts for p in (part.parts if isinstance(part, Combined) else [part])]
+        super().__init__([group for part in flat for group in part.param_groups], {})
+        self.kinds = [(type(part), len(part.param_groups)) for part in flat]
+        for part in flat:
+            self.state.update(part.state)
         self._share()
+        given, kept = (
+            {type(hook) for part in some for hook in attached(part)} for some in (parts, self.parts)
+        )
+        if given - kept:
+            raise UserError(
+                "Combined would lose its parts' constraints and averages: give them to Combined"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """UserError once it is made: none of the parts would step the group."""
