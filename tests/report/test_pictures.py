@@ -14,7 +14,7 @@ from unitsphere.report.kinds.quickstart import limits, validation_figures
 from unitsphere.report.numbers import compact
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import apart, colour_of, draw_ticks, plain_ticks
-from unitsphere.report.render.picture import draw, write_picture
+from unitsphere.report.render.picture import draw, picture, write_picture
 
 
 def curve(name: str, last: float, colour: int) -> Series:
@@ -138,3 +138,9 @@ def test_ticks_that_were_set_stay():
     plain_ticks(axes)
     drawn.canvas.draw()
     assert [label.get_text() for label in axes.get_xticklabels()] == ["246k", "492k", "983k"]
+
+
+@pytest.mark.parametrize("y", [[None, None], [0.0, 0.0]])
+def test_a_logarithmic_picture_of_nothing_above_0_is_drawn(y):
+    line = Series("ngpt", {"step": [1, 2]}, y)
+    assert picture(figure_of(line, log_x=True, log_y=True), "png")

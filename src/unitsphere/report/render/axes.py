@@ -45,7 +45,7 @@ def draw_panel(axes: "Axes", panel: Panel, figure: Figure, small: bool) -> None:
         draw_series(axes, series, axis, figure.log_y, label)
         named.add(series.legend)
     axes.set_xscale("log" if figure.log_x and all_positive(figure, axis) else "linear")
-    axes.set_yscale("log" if figure.log_y else "linear")
+    axes.set_yscale("log" if figure.log_y and any_positive(panel) else "linear")
     if figure.limits is not None:
         axes.set_ylim(*figure.limits)
     for place in figure.guides:
@@ -60,6 +60,12 @@ def draw_panel(axes: "Axes", panel: Panel, figure: Figure, small: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if figure.ends:
         name_ends(axes, panel.series, axis)
+
+
+def any_positive(panel: Panel) -> bool:
+    """Whether a line has a value above 0: matplotlib has no ticks for a log axis without one."""
+    lines = (*panel.behind, *panel.series)
+    return any(value is not None and value > 0 for line in lines for value in line.y)
 
 
 def draw_pale(axes: "Axes", series: Series, axis: str) -> None:
