@@ -97,6 +97,26 @@ def test_a_point_is_the_mean_loss_with_the_lowest_and_highest():
     assert rows(found) == [["x", "4", "20.09 ± 23.60"]]
 
 
+def test_a_loss_whose_perplexity_no_float_holds(capsys, tmp_path):
+    huge = ["--model.init_std", "1000", "--train.steps", "1", "--train.batch_tokens", "64"]
+    recipe = tiny_recipe("gpt", model={"d_model": 16}, lr=1e-6, steps=1)
+    Path("huge.toml").write_text(recipe)
+    assert main(["train", "huge.toml", *huge, "--out", "huge"]) == 0
+    capsys.readouterr()
+    for argv in (
+        ["eval", "huge", *DATA, "--by-position"],
+        ["context", "huge", *DATA, "--out", str(tmp_path / "out")],
+    ):
+        assert main(argv) == 0
+        assert " inf" in capsys.readouterr().out
+        assert main([*argv, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        if argv[0] == "eval":
+            assert found["loss"] > 700
+            assert found["perplexity"] is None
+    assert main(["report", str(tmp_path / "out")]) == 0
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -1,3 +1,5 @@
+import json
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +11,7 @@ from unitsphere.config import (
     did_you_mean,
     differences,
     from_dict,
+    json_text,
     read_json,
     read_object,
     read_toml,
@@ -125,3 +128,14 @@ def test_only_an_object_is_read_as_an_object(tmp_path, text, kind):
     path.write_text(text)
     with pytest.raises(UserError, match=f"must hold a JSON object, not {kind}$"):
         read_object(path)
+
+
+def test_json_has_no_nan_and_no_infinity():
+    document = {"a": math.inf, "b": [1.5, -math.inf, (math.nan,)], "c": {"d": 3, "e": "Infinity"}}
+    text = json_text(document)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [1.5, None, [None]],
+        "c": {"d": 3, "e": "Infinity"},
+    }
+    assert json_text({"é": 1}, indent=None) == '{"é": 1}'

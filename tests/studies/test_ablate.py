@@ -244,6 +244,18 @@ def test_changes_pair_the_seeds_that_finished_both(case):
     assert interval(change) == ""
 
 
+def test_a_perplexity_that_no_float_holds(case, tmp_path):
+    records = {name: dict(found) for name, found in case.found.records.items()}
+    (row,) = (name for name in records if name.startswith("06-"))
+    lost = {s: dataclasses.replace(r, loss=2e4 + s) for s, r in records[row].items()}
+    found = dataclasses.replace(case.found, records=records | {row: lost})
+    written = write_study(KIND, case.study, found, tmp_path)
+    (shown,) = (r for r in written.document["rows"] if r["name"] == row)
+    assert shown["perplexity"] == math.inf
+    assert shown["change"]["low"] > 1e300
+    assert page_of(tmp_path).answer == written.page.answer
+
+
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = ablation_study("ngpt-table6", "tiny")

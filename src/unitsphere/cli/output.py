@@ -5,7 +5,6 @@ written, the command fails. Progress goes to stderr: if it cannot be written it 
 work continues.
 """
 
-import json
 import os
 import re
 import select
@@ -15,12 +14,13 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from unitsphere.config import json_text
 from unitsphere.report.render.terminal import rich_table
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
+    text = json_text(document)
     # JSON escapes only control characters up to 0x1f; some terminals obey those from 0x7f too.
     print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 

@@ -1,13 +1,13 @@
 """What is written: a study's results, and the HTML page of a run or a study."""
 
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from unitsphere.config import json_text
 from unitsphere.errors import UserError
 from unitsphere.files import own_folder, write_text
 from unitsphere.report.document import Figures, Page
@@ -33,7 +33,7 @@ def write_results(found: Json, folder: Path) -> tuple[Page, list[Path]]:
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / RESULTS, folder / MARKDOWN]
     # before the page: what fails there must not lose the figures
-    write_text(files[0], json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_text(files[0], json_text(found) + "\n")
     page = study_page(found, folder)
     write_text(files[1], markdown(page))
     return page, [*files, *write_page_pictures(page, folder)]
@@ -59,7 +59,7 @@ def write_inspection(
     """
     folder = own_folder(run / FOLDER)
     page, document, moved = inspection_page(found, run.name), folder / "inspect.json", []
-    write_text(document, json.dumps(found, ensure_ascii=False) + "\n")
+    write_text(document, json_text(found, indent=None) + "\n")
     for name, form in itertools.product(found["probes"], ("svg", "png")):
         (folder / f"{name}.{form}").unlink(missing_ok=True)
     write_page_pictures(page, run)

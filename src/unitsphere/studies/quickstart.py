@@ -6,7 +6,6 @@ that were interrupted, and reuses those that finished.
 """
 
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unitsphere.config import json_text
 from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
 from unitsphere.inference.generate import generate_text
@@ -244,7 +244,7 @@ def write(document: dict[str, Any], out: Path) -> tuple[Page, list[Path]]:
 
     The page for the terminal has the beginning of what each arm wrote.
     """
-    write_text(out / SUMMARY, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_text(out / SUMMARY, json_text(document) + "\n")
     written = write_page(out)
     curves = validation_figures(written.page)
     if curves is not None:

@@ -15,6 +15,7 @@ from unitsphere.models.parts import Scale
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.statistics import paired
+from unitsphere.training.evaluate.text import perplexity
 from unitsphere.training.load import load_run
 
 FOLDER = Path(__file__).parent / "ablations"
@@ -225,7 +226,7 @@ def figures(records: Mapping[int, Record], measure: str) -> dict[str, Any]:
     batch = next(iter(records.values())).planned.config.train.batch_tokens if records else 0
     return {
         "loss": loss,
-        "perplexity": None if loss is None else math.exp(loss),
+        "perplexity": None if loss is None else perplexity(loss),
         "bits_per_byte": statistics.mean(bits) if bits else None,
         "seconds_a_step": batch / statistics.median(speeds) if speeds else None,
         "runs": {
@@ -268,8 +269,9 @@ def change_of(own: Mapping[int, Record], base: Mapping[int, Record], measure: st
     def percent(difference: float | None) -> float | None:
         if difference is None:
             return None
-        relative = math.expm1(difference) if measure == "perplexity" else difference / level
-        return 100 * relative
+        if measure == "perplexity":
+            return 100 * math.expm1(min(difference, 700.0))  # a float holds no more
+        return 100 * difference / level
 
     means = {"mean": percent(gap.mean), "low": percent(gap.low), "high": percent(gap.high)}
     return {**means, "seeds": gap.n}

@@ -1,6 +1,5 @@
 """The page of an ablation: our change of each row and the paper's."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from unitsphere.report.document import Block, Figure, Figures, Page, Section, Ta
 from unitsphere.report.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
+from unitsphere.training.evaluate.text import perplexity
 
 SIGNS = {
     "same": ("same sign", "had the paper's sign"),
@@ -122,7 +122,7 @@ def printed(figure: float | None) -> str:
 def mean_and_seeds(row: Mapping[str, Any], measure: str) -> str:
     """The mean, and each seed's figure."""
     losses = [run["loss"] for run in row["runs"].values() if run["loss"] is not None]
-    each = [math.exp(loss) if measure == "perplexity" else loss for loss in losses]
+    each = [perplexity(loss) if measure == "perplexity" else loss for loss in losses]
     return f"{printed(row[measure])} ({', '.join(map(printed, each))})" if each else ""
 
 

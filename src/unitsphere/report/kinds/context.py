@@ -4,7 +4,6 @@ Of several seeds the line is the geometric mean (the mean loss), and the band is
 the highest.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from unitsphere.report.document import Figure, Figures, Page, Section, Series, T
 from unitsphere.report.numbers import half_range
 from unitsphere.report.runs import Json
 from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.training.evaluate.text import perplexity
 
 FIRST = 16
 """Positions before it are left out of the picture: few tokens, and the same for every arm."""
@@ -91,7 +91,7 @@ def at_contexts(run: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 def point(x: float, losses: Sequence[float]) -> tuple[float, float, float, float]:
     """x, and the perplexity of the mean, of the lowest and of the highest loss."""
     mean = sum(losses) / len(losses)
-    return x, math.exp(mean), math.exp(min(losses)), math.exp(max(losses))
+    return x, perplexity(mean), perplexity(min(losses)), perplexity(max(losses))
 
 
 def context_figures(found: Json) -> list[Figure]:
