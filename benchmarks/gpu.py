@@ -99,7 +99,7 @@ BENCHES = {
         2,
         "generate --arms gpt-plus ngpt angpt llama ngpt:train.compile=true --batch 1 16",
         "--context 512 --rounds 4",
-        "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --context 8 --new 2 --rounds 2",
+        "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --context 8 --new 16 --rounds 2",
     ),
     "optimizers": Part(
         0.7,

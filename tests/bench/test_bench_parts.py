@@ -9,7 +9,15 @@ import torch
 from unitsphere.bench import kernels, optimizers
 from unitsphere.bench.arms import ON_CPU
 from unitsphere.bench.data import bench_data
-from unitsphere.bench.generate import Load, bench_generation, built, llama, random_prompts
+from unitsphere.bench.generate import (
+    Load,
+    Times,
+    bench_generation,
+    built,
+    check_longer,
+    llama,
+    random_prompts,
+)
 from unitsphere.bench.kernels import CASES, Shape, bench_kernels
 from unitsphere.bench.loss import Head, bench_loss
 from unitsphere.bench.optimizers import bench_optimizers
@@ -66,7 +74,7 @@ def test_the_loss_in_chunks_needs_less_memory_than_the_plain_one():
 
 def test_generation_is_reported_by_load():
     loads = [Load(1, 4), Load(3, 4)]
-    report = bench_generation(["gpt-plus", "ngpt"], TINY, loads, tokens=2, rounds=2)
+    report = bench_generation(["gpt-plus", "ngpt"], TINY, loads, tokens=16, rounds=2)
     json.dumps(report)
     assert [(load["batch"], load["context"]) for load in report["loads"]] == [(1, 4), (3, 4)]
     for load in report["loads"]:
@@ -77,6 +85,14 @@ def test_generation_is_reported_by_load():
     assert (len(prompts), len(prompts[0])) == (3, 4)
     assert prompts != random_prompts(Load(3, 4), 32, 1)
     assert not built("ngpt", TINY, torch.device("cpu")).training
+
+
+def test_tokens_that_take_no_time_have_no_rate():
+    times = {"ngpt": Times([2.0, 2.0, 2.0], [-0.1, 0.1, 0.2])}
+    check_longer(times, 4)
+    times["gpt"] = Times([2.0, 2.0, 2.0], [-0.2, -0.1, 0.2])
+    with pytest.raises(UserError, match=r"gpt: 4 tokens after the first .* give --new more"):
+        check_longer(times, 4)
 
 
 def test_each_optimizer_s_step_is_reported_beside_the_first():
@@ -108,7 +124,7 @@ def test_data_is_reported_as_a_share_of_a_step(tmp_path):
         "bench loss --tokens 64 --d_model 16 --vocab 512 --rounds 1 --device cpu",
         "bench kernels --tokens 32 --d_model 64 --rounds 1 --device cpu",
         "bench generate --d_model 16 --layers 1 --heads 2 --vocab 32 --batch 1 --context 4 "
-        "--new 1 --rounds 1 --device cpu --arms gpt-plus ngpt",
+        "--new 16 --rounds 1 --device cpu --arms gpt-plus ngpt",
         "bench data --source TEXT --tokenizer bytes --tokens 16 --context 8 --batches 2 --steps 1 "
         "--device cpu",
     ],
@@ -135,5 +151,5 @@ def test_llama_is_of_the_arms_shape_and_writes_as_many_tokens():
     found = write([[1, 2, 3], [4, 5, 6]], 5)
     assert found.shape == (2, 8)
     assert found[:, :3].tolist() == [[1, 2, 3], [4, 5, 6]]
-    report = bench_generation(["llama", "ngpt"], TINY, [Load(2, 3)], tokens=2, rounds=2)
+    report = bench_generation(["llama", "ngpt"], TINY, [Load(2, 3)], tokens=16, rounds=2)
     assert set(report["loads"][0]["ratios"]) == {"ngpt/llama"}

@@ -71,6 +71,7 @@ def bench_generation(
     for load in loads:
         say(f"batch {load.batch}, context {load.context}")
         times = measure(models, load, sizes.vocab_size, tokens, rounds, device)
+        check_longer(times, tokens)
         found.append(report_of(load, times, names))
     return {
         "environment": environment(device)
@@ -122,6 +123,16 @@ def one_round(
     (first,) = timed(lambda: write(prompts, 1), 1, device)
     (whole,) = timed(lambda: write(prompts, tokens + 1), 1, device)
     return first, (whole - first) / tokens
+
+
+def check_longer(times: Mapping[str, Times], tokens: int) -> None:
+    """Raise UserError if an arm took no longer for more tokens: noise was all that was measured."""
+    for name, found in times.items():
+        if statistics.median(found.token) <= 0:
+            raise UserError(
+                f"{name}: {tokens} tokens after the first took no time that could be measured: "
+                "give --new more tokens"
+            )
 
 
 def random_prompts(load: Load, vocabulary: int, seed: int) -> list[list[int]]:
