@@ -117,6 +117,21 @@ def test_a_loss_whose_perplexity_no_float_holds(capsys, tmp_path):
     assert main(["report", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.parametrize("verb", ["context", "quantize"])
+def test_a_folder_of_something_else_stays_as_it_is(capsys, tmp_path, verb):
+    (tmp_path / "study").mkdir()
+    results = tmp_path / "study" / "results.json"
+    results.write_text('{"kind": "compare"}')
+    for out, said in (
+        (results, "is a file"),
+        (results.parent, "holds no results of"),
+        ("run-1", "holds no"),
+    ):
+        assert said in refused(capsys, verb, "run-1", "--out", str(out))
+    assert results.read_text() == '{"kind": "compare"}'
+    assert not Path("run-1", "results.json").exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind, provenance
+from unitsphere.studies.core.kind import Kind, check_results, provenance
 from unitsphere.training.by_position import (
     ContextLoss,
     check_contexts,
@@ -107,6 +107,7 @@ def run_figures(run: LoadedRun, path: Path, losses: Mapping[int, ContextLoss]) -
 
 def train(study: ContextStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
     """Score every run; progress goes to stderr."""
+    check_results(out, KIND.name)
     return context_study(study)
 
 

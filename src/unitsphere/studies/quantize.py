@@ -16,7 +16,7 @@ from unitsphere.inference.quantize import quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Executor
-from unitsphere.studies.core.kind import Kind, provenance
+from unitsphere.studies.core.kind import Kind, check_results, provenance
 from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
@@ -131,6 +131,7 @@ def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
 
 def train(study: QuantizationStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
     """Score every run; a line on stderr for each format."""
+    check_results(out, KIND.name)
     return quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
 
 

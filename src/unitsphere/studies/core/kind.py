@@ -33,11 +33,12 @@ from typing import Any, Generic, TypeVar
 import torch
 
 import unitsphere
-from unitsphere.config import differences, to_dict
+from unitsphere.config import differences, read_object, to_dict
 from unitsphere.errors import Preempted, UserError
 from unitsphere.files import write_text
 from unitsphere.report.document import Page
 from unitsphere.report.numbers import short
+from unitsphere.report.registry import RESULTS
 from unitsphere.report.write import write_results
 from unitsphere.studies.core.execute import Executor, Record, is_settled, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
@@ -110,6 +111,23 @@ def write_study(kind: Kind[S, F], study: S, found: F, out: Path) -> Outcome:
     document = {"kind": kind.name, **kind.document(study, found)}
     page, files = kind.write(document, out)
     return Outcome(document, page, [*files, *kind.more(study, found, out)], kind.failures(found))
+
+
+def check_results(out: Path, kind: str) -> None:
+    """Raise UserError if a study that trains nothing would write into a folder of something else.
+
+    A folder of this kind's earlier results is taken: they are replaced.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is a file: give --out a folder")
+    results = out / RESULTS
+    earlier = results.is_file() and read_object(results).get("kind") == kind
+    if not earlier and any(out.iterdir()):
+        raise UserError(
+            f"{out} is not empty and holds no results of {kind}: give --out another folder"
+        )
 
 
 RECORD = "study.toml"
