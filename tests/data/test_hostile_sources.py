@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from unitsphere.cli import main
 from unitsphere.data import DataConfig, Shards, encode, prepare
 from unitsphere.data.config import MOST_AHEAD
+from unitsphere.data.prepare import check_scored
 from unitsphere.data.sources import find_files
 from unitsphere.data.tokenizer import LARGEST_BPE, bpe_size, vocab_size_of
 from unitsphere.errors import UserError
@@ -367,3 +368,11 @@ def test_whatever_is_named(source: str, tokenizer: str) -> None:
             given_source, spec, out, validation = arguments
             with contextlib.suppress(UserError):  # any other error is a traceback
                 prepare(given_source, spec, out, validation=validation, progress=False)
+
+
+@pytest.mark.parametrize("name", ["source", "validation", "tokenizer", "cache"])
+def test_an_empty_name_is_not_the_working_directory(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^data\.{name} is empty"):
+        DataConfig(**{name: ""})
+    with pytest.raises(UserError, match="is empty: give a file"):
+        check_scored("")

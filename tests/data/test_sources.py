@@ -103,7 +103,12 @@ def test_fingerprint_follows_contents_not_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("no.txt", "no such file"), ("*.none", "no file matches"), (".", "holds no files")],
+    [
+        ("no.txt", "no such file"),
+        ("*.none", "no file matches"),
+        (".", "holds no files"),
+        ("", "is empty: give a file"),
+    ],
 )
 def test_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)

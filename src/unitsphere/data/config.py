@@ -67,3 +67,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= MOST_AHEAD:
             raise UserError(f"data.prefetch must be from 0 to {MOST_AHEAD}: {self.prefetch}")
+        for name in ("source", "validation", "tokenizer", "cache"):
+            if getattr(self, name) == "":  # as a path it would be the working directory
+                raise UserError(f"data.{name} is empty: give a name, or leave it out")

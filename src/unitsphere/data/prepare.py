@@ -198,7 +198,7 @@ def check_scored(data: str | None) -> None:
     """Raise UserError if `data` is neither a prepared folder nor files of text that can be read."""
     if data is None or data in STANDARD_INPUT:
         return
-    if is_prepared(data):
+    if data and is_prepared(data):
         read_manifest(Path(expanduser(data)))
     else:
         find_files(data)

@@ -64,6 +64,8 @@ def find_files(source: str) -> list[Path]:
     Raises UserError if there are none, one begins with what is not text or is a table, or a file
     or folder cannot be read.
     """
+    if not source:  # as a path it would be the working directory
+        raise UserError("the name of the text is empty: give a file, a glob or a folder")
     try:
         files = _files(source)
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
