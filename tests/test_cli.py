@@ -18,6 +18,7 @@ from unitsphere.cli.parse import describe, options, parse
 from unitsphere.cli.settings import split_recipe
 from unitsphere.cli.train import Train
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
 
 HEAVY = ["torch", "numpy", "tokenizers", "matplotlib", "rich", "tensorboard", "safetensors"]
 
@@ -148,6 +149,15 @@ def run_with_stdout(stdout, *argv: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+def test_a_file_that_cannot_be_replaced_has_its_own_name(monkeypatch, tmp_path, capsys):
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr("unitsphere.cli.doctor.run", lambda argv: write_text(place, "a page"))
+    assert main(["doctor"]) == 2
+    assert one_error(capsys) == f"cannot use {place}: Is a directory"
+    assert list(tmp_path.iterdir()) == [place]
 
 
 def test_an_interrupted_verb_ends_with_status_130(monkeypatch, capsys):

@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()
             return EXIT_OK  # the reader has all that it needs, as in `… | head`
         _drop_output()
-        return _fail(f"cannot use {error.filename or 'the output'}: {error.strerror}")
+        path = error.filename2 or error.filename  # of a renaming the place that was asked for
+        return _fail(f"cannot use {path or 'the output'}: {error.strerror}")
     except KeyboardInterrupt:
         print("unitsphere: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
