@@ -38,9 +38,20 @@ class Outer:
     inner: Inner = Inner(rate=0.5, limit=7)
 
 
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int
+
+
 def test_unknown_key_names_the_nearest():
     with pytest.raises(UserError, match=r"unknown key 'inner\.rat' \(did you mean 'rate'\?\)"):
         from_dict(Outer, {"inner": {"rat": 1}})
+
+
+def test_a_key_that_must_be_given_is_named():
+    with pytest.raises(UserError, match=r"^'point\.y' is missing$"):
+        from_dict(Point, {"x": 1}, "point.")
 
 
 def test_a_table_keeps_the_default_of_the_keys_it_does_not_name():

@@ -100,6 +100,10 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
             raise UserError(f"unknown key '{where}{key}'{did_you_mean(key, kinds)}")
     start = _nested_defaults(cls)
     values = {k: _convert(kinds[k], v, where + k, start.get(k)) for k, v in data.items()}
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in values:
+            raise UserError(f"'{where}{field.name}' is missing")
     try:
         return cls(**values)
     except TypeError as error:

@@ -12,7 +12,6 @@ points = 5
 workers = 2
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -201,13 +200,8 @@ def study_from(kind: type[S], table: Mapping[str, object]) -> S:
     for key in table:
         if key not in field_types(kind):
             raise UserError(f"unknown key '{key}'{did_you_mean(key, field_types(kind))}")
-    missing = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is f.default_factory is dataclasses.MISSING and f.name not in table
-    ]
-    if missing:
-        raise UserError(f"'{missing[0]}' is missing")
+    if "arms" not in table:
+        raise UserError("'arms' is missing")
     arms = as_table(table["arms"], "arms")
     changed: dict[str, object] = {"arms": {name: _arm(name, arm) for name, arm in arms.items()}}
     if "set" in table:
