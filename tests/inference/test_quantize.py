@@ -34,6 +34,16 @@ def back(weight: torch.Tensor, name: str, bound: Bound | None = None) -> torch.T
     return dequantised(weight, read_format(name), bound)
 
 
+@pytest.mark.parametrize("name", ["int8", "int8:32", "int4"])
+def test_small_weights_lose_no_more_than_large_ones(name):
+    weight = drawn(16, 64)
+    error = float((back(weight, name) - weight).norm() / weight.norm())
+    for size in (2e-2, 2e-3, 2e-4):  # the scales of the last two are below fp16's normal numbers
+        small = weight * size
+        found = float((back(small, name) - small).norm() / small.norm())
+        assert found == pytest.approx(error, rel=0.3)
+
+
 @given(st.integers(2, 8), st.floats(1e-3, 1e3), st.sampled_from(["", ":4", ":2"]))
 def test_integers_times_a_scale_come_back_as_they_are(bits, scale, group):
     scale = float(torch.tensor(scale).half())

@@ -26,6 +26,8 @@ from unitsphere.ops.fp8 import X_TYPE, rounded
 
 SCALE_BITS = 16
 """Of a scale of integers: fp16."""
+SMALLEST = 2.0**-24
+"""The smallest number above 0 that fp16 can hold."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes that FP4 can hold."""
 NVFP4_BLOCK = 16
@@ -154,7 +156,7 @@ def codes(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The integers q and their scale along the last axis, as floats; see `integers`."""
     largest = 2 ** (bits - 1) - 1
     scale = half(groups.abs().amax(-1, keepdim=True) / largest)
-    q = (groups / scale.clamp(min=torch.finfo(torch.float16).tiny)).round()
+    q = (groups / scale.clamp(min=SMALLEST)).round()
     return q.clamp(-largest, largest), scale
 
 
