@@ -86,6 +86,21 @@ def test_a_plain_task_file_is_evaluated(task):
     assert found["mine"]["items"] == 1
 
 
+FILTERS = """
+filter_list:
+  - {name: whole, filter: [{function: take_first}]}
+  - {name: word, filter: [{function: regex, regex_pattern: "(answer)"}, {function: take_first}]}
+"""
+
+
+def test_a_metric_has_a_figure_for_each_filter_of_the_answers():
+    Path("mine.yaml").write_text(WRITTEN + FILTERS)
+    write_items(ITEM | {"answer": "an answer"})
+    found = figures(run_tasks(Rehearsal(), ["mine.yaml"]))["mine"]["metrics"]
+    values = {name: one["value"] for name, one in found.items()}
+    assert values == {"exact_match,whole": 1.0, "exact_match,word": 0.0}
+
+
 BAD_ITEMS = {
     "no label": (CHOICE, {"label": None}, "its label None is neither"),
     "a label that is none": (CHOICE, {"label": ""}, "field 'label' is of another type"),

@@ -88,8 +88,9 @@ def rehearse(task: Any, shots: int | None, trusted: bool) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         found = harness(Rehearsal(), [task], num_fewshot=shots, limit=REHEARSED)
     (figured,) = figures(found).values()
+    names = {key.partition(",")[0] for key in figured["metrics"]}
     for name in task.aggregation():
-        if name not in figured["metrics"] and not trusted:
+        if name not in names and not trusted:
             raise UserError(f"metric '{name}' has no figure with output_type {task.OUTPUT_TYPE}")
 
 
@@ -150,14 +151,18 @@ def figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Metric -> value and standard error, from the harness's "acc,none" and "acc_stderr,none"."""
+    """Metric -> value and standard error, from the harness's "acc,none" and "acc_stderr,none".
+
+    Of a task with several filters each metric keeps the filter's name: "exact_match,strict".
+    """
     named: dict[str, dict[str, float | None]] = {}
+    filters = {key.partition(",")[2] for key in values if "," in key}
     for key, value in values.items():
         name, comma, _ = key.partition(",")
         if not comma or name.endswith("_stderr"):
             continue
         error = values.get(key.replace(name, f"{name}_stderr", 1))
-        named[name] = {
+        named[key if len(filters) > 1 else name] = {
             "value": value,
             "standard_error": error if isinstance(error, float) else None,
         }
