@@ -104,6 +104,14 @@ def test_a_stream_is_the_completion_in_pieces(client, expected):
     assert "".join(pieces) == expected
 
 
+def test_a_stream_has_the_bytes_of_a_last_character_that_is_not_complete(client):
+    first_byte = {"195": 100}  # of two
+    whole = completion(client, logit_bias=first_byte, max_tokens=1).choices[0].text
+    assert whole == "\ufffd"
+    chunks = completion(client, logit_bias=first_byte, max_tokens=1, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole
+
+
 def test_a_chat_continues_its_messages_as_one_text(client, expected):
     found = chat(client, "The", " cat")
     assert found.choices[0].message.content == expected

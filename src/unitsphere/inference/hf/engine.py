@@ -55,7 +55,7 @@ class Work:
         self.ids: list[int] = []
         self.left = threading.Event()
         self.stopped = False
-        self.tail = ""
+        self.tail, self.given = "", 0
         self.decoder = DecodeStream([], skip_special_tokens=True)
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         self.loop: asyncio.AbstractEventLoop
@@ -70,8 +70,13 @@ class Work:
         for token in ids.tolist():
             self.ids.append(token)
             if piece := self.decoder.step(self.backend, token):
-                self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
+                self.give(piece)
                 self.look_for_stop(piece)
+
+    def give(self, piece: str) -> None:
+        """Add a piece to those that the event loop takes."""
+        self.given += len(piece)
+        self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
 
     def look_for_stop(self, piece: str) -> None:
         """Raise Ended if a stop string ends in this piece.
@@ -87,8 +92,10 @@ class Work:
         """As transformers' `generate` asks it of a streamer; `close` ends the pieces."""
 
     def close(self) -> None:
-        """Mark the end of the pieces, if anybody listens."""
+        """Give the bytes of an incomplete character, and mark the end, if anybody listens."""
         if not self.left.is_set():
+            if rest := self.text[self.given :]:
+                self.give(rest)
             self.loop.call_soon_threadsafe(self.queue.put_nowait, None)
 
     async def pieces(self) -> AsyncIterator[str]:
