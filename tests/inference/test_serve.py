@@ -112,6 +112,12 @@ def test_a_stream_has_the_bytes_of_a_last_character_that_is_not_complete(client)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_text_that_the_model_ends_has_stopped_at_whatever_length(client, most):
+    found = completion(client, logit_bias={"0": 100}, max_tokens=most).choices[0]
+    assert (found.text, found.finish_reason) == ("", "stop")
+
+
 def test_a_chat_continues_its_messages_as_one_text(client, expected):
     found = chat(client, "The", " cat")
     assert found.choices[0].message.content == expected

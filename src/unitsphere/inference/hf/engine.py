@@ -117,7 +117,8 @@ class Work:
     @property
     def finish_reason(self) -> str:
         """Why it ended."""
-        return "length" if len(self.ids) >= self.most and not self.stopped else "stop"
+        ended = self.stopped or self.ids[-1:] == self.prompt[:1]  # the separator begins a prompt
+        return "length" if len(self.ids) >= self.most and not ended else "stop"
 
 
 class Engine:
