@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_recipe import tiny_recipe
+from typed import refused
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -214,3 +215,12 @@ def test_a_table_of_a_text_with_the_embeddings(folder, monkeypatch, capsys):
     assert table[1][-1] == "–"  # nothing of GPT is constrained
     assert main(["quantize", "gpt", "--formats", "int1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_scored(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    monkeypatch.setattr("unitsphere.studies.quantize.evaluate_shards", None)
+    argv = ["quantize", "gpt", "--out", "out-odd"]
+    assert "gpt: int4:24 has 24 weights" in refused(capsys, *argv, "--formats", "int8", "int4:24")
+    assert "no-run is not a run folder" in refused(capsys, *argv, "no-run", "--formats", "int8")

@@ -105,6 +105,14 @@ def quantize_(
     return Quantized(weights, bits / weights, math.sqrt(change / size))
 
 
+def check_group(model: nn.Module, form: Format, roles: Collection[Role] = ("matrix",)) -> None:
+    """Raise the `UserError` of a group that does not divide a row, before any work."""
+    size = NVFP4_BLOCK if form.name == "nvfp4" else form.group
+    for module in model.modules():
+        if size and isinstance(module, Linear | Embedding) and role_of(module) in roles:
+            check_divides(size, module.matrix().shape[-1], form)
+
+
 def role_of(module: Linear | Embedding) -> Role:
     """The role that a module's weight has."""
     return module.declare()["weight"].role
@@ -138,12 +146,17 @@ def dequantised(weight: Tensor, form: Format, bound: Bound | None = None) -> Ten
 
 def grouped(weight: Tensor, size: int, form: Format) -> Tensor:
     """[d_out, d_in] -> [d_out, d_in/size, size]."""
-    if weight.shape[1] % size:
+    check_divides(size, weight.shape[1], form)
+    return weight.unflatten(1, (-1, size))
+
+
+def check_divides(size: int, row: int, form: Format) -> None:
+    """Raise a `UserError` unless a row of so many weights has whole groups."""
+    if row % size:
         raise UserError(
             f"{form.name} has {size} weights to a scale, which do not divide a row of "
-            f"{weight.shape[1]}: take a smaller group"
+            f"{row}: take a smaller group"
         )
-    return weight.unflatten(1, (-1, size))
 
 
 def integers(groups: Tensor, bits: int) -> Tensor:

@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
 from unitsphere.data.sources import source_files
 from unitsphere.errors import UserError
-from unitsphere.inference.quantize import quantize_, read_format
+from unitsphere.inference.quantize import check_group, quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Executor
@@ -59,28 +60,44 @@ def quantization_study(
     """
     for name in study.formats:
         read_format(name)
+    for path in chain.from_iterable(study.arms.values()):
+        check_run(path, study)
     arms: dict[str, Any] = {}
     for name, paths in study.arms.items():
         arms[name] = {"runs": [run_figures(path, study, say) for path in paths]}
     return {
         "data": study.data,
         "tokens": study.tokens,
-        "rounded": list(MATRICES if study.embeddings else LAYERS),
+        "rounded": list(roles_of(study)),
         "arms": arms,
         "provenance": provenance(),
     }
+
+
+def check_run(path: Path, study: QuantizationStudy) -> None:
+    """Raise UserError for a run that cannot be scored, or that a format does not fit."""
+    run = load_run(path, "cpu")
+    if run.config.objective != "clm":
+        raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
+    if study.data is None:
+        check_own_data(path, run.config)
+    for name in study.formats:
+        try:
+            check_group(run.model, read_format(name), roles_of(study))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+
+def roles_of(study: QuantizationStudy) -> tuple[Role, ...]:
+    """The roles of the weights that are rounded."""
+    return MATRICES if study.embeddings else LAYERS
 
 
 def run_figures(
     path: Path, study: QuantizationStudy, say: Callable[[str], object]
 ) -> dict[str, Any]:
     """A run's loss in fp32, and in each format with its bits, its error and its increase."""
-    run = load_run(path, study.device)
-    if run.config.objective != "clm":
-        raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
-    if study.data is None:
-        check_own_data(path, run.config)
-    roles = MATRICES if study.embeddings else LAYERS
+    run, roles = load_run(path, study.device), roles_of(study)
     model = run.model.float()
     with scorer(run, study) as score:
         whole = score(model)
