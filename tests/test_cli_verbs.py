@@ -374,6 +374,18 @@ def test_generate_ends_before_a_stop_string(folder, capsys):
     assert capsys.readouterr().out == "The cat" + whole[7:].partition(stop)[0] + "\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max_tokens", "0", "max_tokens must be 1 or more"),
+        ("--stop", "", "a stop string must not be empty"),
+        ("--seed", str(2**63), "a seed must fit 64 bits"),
+    ],
+)
+def test_chat_refuses_settings_before_anybody_writes(folder, capsys, option, value, message):
+    assert message in refused(capsys, "chat", "run", option, value)
+
+
 def test_chat_takes_turns_and_takes_them_back(folder, capsys, monkeypatch):
     argv = ["chat", "run", "--temperature", "0", "--max_tokens", "8", "--stop", "\\n"]
 

@@ -65,10 +65,14 @@ def run(argv: list[str]) -> int:
     """Take turns until the input ends."""
     args = parse(Chat, argv, "chat")
     from unitsphere.inference.decode import check_sampling
+    from unitsphere.inference.generate import check_length, check_stops, seeds_of
     from unitsphere.models.plans import fold_
     from unitsphere.training.load import load_run
 
     check_sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
+    check_length(args.max_tokens)
+    check_stops(args.stop)
+    seeds_of(args.seed, 1)
     loaded = load_run(args.run, args.device, weights=args.weights)
     if loaded.config.objective != "clm":
         raise UserError(

@@ -133,12 +133,17 @@ def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_toke
             f"a model trained with objective {model.objective} does not continue texts: "
             "generate needs a run with objective clm"
         )
+    check_length(max_tokens)
+    if not all(prompts):
+        raise ValueError("a prompt needs at least one token: begin it with the separator")
+
+
+def check_length(max_tokens: int) -> None:
+    """Raise a `UserError` for a number of tokens that cannot be added to a prompt."""
     if max_tokens < 1:
         raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
     if max_tokens > MOST_TOKENS:
         raise UserError(f"max_tokens must be at most {MOST_TOKENS:,}, not {max_tokens:,}")
-    if not all(prompts):
-        raise ValueError("a prompt needs at least one token: begin it with the separator")
 
 
 def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
@@ -182,8 +187,7 @@ def generate_text(
     `stops`. `show` is called with the number of a prompt and the text added to its
     continuation, as soon as no later token can change that text. See `generate` for the rest.
     """
-    if not all(stops):
-        raise UserError("a stop string must not be empty")
+    check_stops(stops)
     rows = [[tokenizer.separator, *tokenizer.encode(prompt)] for prompt in prompts]
     texts = [Text(tokenizer, row[1:], stops) for row in rows]
     watch = TextWatch(texts, show) if stops or show is not None else None
@@ -214,6 +218,12 @@ def generate_text(
         )
         for prompt, row, new, text in zip(prompts, rows, drawn, texts, strict=True)
     ]
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Raise a `UserError` for a stop string that is empty."""
+    if not all(stops):
+        raise UserError("a stop string must not be empty")
 
 
 class Text:
