@@ -171,6 +171,16 @@ def test_a_folder_of_other_settings_is_refused_before_anything_trains(copy, monk
         quickstart(out, arms, {"train.steps": 8})
 
 
+def test_a_folder_of_something_else_is_refused_before_anything_trains(copy, monkeypatch):
+    out, arms = copy
+    monkeypatch.setattr(module, "run_jobs", lambda *_, **__: pytest.fail("trained"))
+    run = out / "ngpt"
+    before = sorted(run.iterdir())
+    with pytest.raises(UserError, match="ngpt is not empty and holds no quickstart: give --out"):
+        quickstart(run, arms)
+    assert sorted(run.iterdir()) == before
+
+
 def test_ctrl_c_says_how_to_resume(copy, monkeypatch):
     out, arms = copy
     shutil.rmtree(out / "gpt")

@@ -118,6 +118,7 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
     Raises `Preempted` when stopped: the arms have saved, and the same call resumes.
     """
     with locked(out):
+        check_folder(out, study)
         planned = [planned_arm(study, name, out / name) for name in study.arms]
         try:
             found = execute(planned, executor or Local(study.run.workers))
@@ -132,6 +133,14 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
             records[name] = dataclasses.replace(records[name], status="failed", error=str(error))
     baseline = runs[0] if runs and runs[0].arm.name == study.reference else None
     return Found(out, records, runs, baseline)
+
+
+def check_folder(out: Path, study: QuickstartStudy) -> None:
+    """Raise UserError for a folder of something else: a run, or another study."""
+    names = [found.name for found in out.iterdir() if not found.name.startswith(".")]
+    own = (SUMMARY, *study.arms)  # an arm has a folder, and a log of its name
+    if names and not any(name.startswith(own) for name in names):
+        raise UserError(f"{out} is not empty and holds no quickstart: give --out another folder")
 
 
 def planned_arm(study: QuickstartStudy, name: str, run: Path) -> Planned:
