@@ -28,7 +28,11 @@ def test_a_folder_is_held_once_and_removed_if_it_stays_empty(tmp_path):
     out = tmp_path / "a" / "run"
     with locked(out), pytest.raises(UserError, match="another process trains"), locked(out):
         pass
-    assert not out.exists()
+    assert not out.parent.exists()  # it was made for the folder
+    out.parent.mkdir()
+    with locked(out):
+        pass
+    assert list(tmp_path.iterdir()) == [out.parent]
     with locked(out):
         (out / "kept").touch()
     assert out.exists()

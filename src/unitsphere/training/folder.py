@@ -133,9 +133,11 @@ def disk_errors(out: Path) -> Iterator[None]:
 def locked(out: Path) -> Iterator[None]:
     """Hold the folder, made if need be, for this process; removed again if it stays empty.
 
+    So are the folders around it that were made for it.
     Raises UserError if another process holds it: the system frees it when that process ends,
     however it ends.
     """
+    around = [folder for folder in out.parents if not folder.exists()]
     handle = _lock(out)
     while not is_at(handle, out, follow=True):  # the process before us has just removed it
         os.close(handle)
@@ -144,7 +146,8 @@ def locked(out: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # not empty, or removed by somebody else
-            out.rmdir()
+            for folder in (out, *around):
+                folder.rmdir()
         os.close(handle)
 
 
