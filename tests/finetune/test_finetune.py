@@ -18,6 +18,7 @@ from unitsphere.finetune.results import Scored, Tuned, baseline, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.registry import ARCHITECTURES, build
+from unitsphere.training.load import load_run
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.run import train
 
@@ -199,6 +200,13 @@ def test_an_exported_folder_is_refused(files, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "unitsphere", "unitsphere": {}}')
     with pytest.raises(UserError, match="is an exported folder: its scales are part of its"):
         finetune(config(str(tmp_path), files), tmp_path / "out")
+
+
+def test_its_own_folder_is_not_a_run(run, files, tmp_path):
+    finetune(config(run, files), tmp_path)
+    for use in (load_run, lambda path: finetune(config(str(path), files), tmp_path / "out")):
+        with pytest.raises(UserError, match="is of a fine-tuned classifier, which unitsphere"):
+            use(tmp_path)
 
 
 def test_the_training_file_is_no_test(run, files, tmp_path):

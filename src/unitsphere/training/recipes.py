@@ -175,6 +175,11 @@ def config_from(data: Any, where: str, given: Collection[str] | None = None) -> 
 
     given: the keys that the user has set, which optim.transfer leaves as they are; none: all.
     """
+    if isinstance(data, Mapping) and {"data_sha256", "classes", "pool"} <= data.keys():
+        raise UserError(
+            f"{where} is of a fine-tuned classifier, which unitsphere.finetune.load_classifier "
+            "loads: give the folder of the run that it started from"
+        )
     if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), str):
         raise UserError(f'{where}: the top level must hold architecture = "<name>"')
     try:
