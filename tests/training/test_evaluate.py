@@ -24,7 +24,7 @@ def causal(context: int) -> NextToken:
 class Uniform(torch.nn.Module):
     """Logits of zero over V entries."""
 
-    device = torch.device("cpu")
+    device, max_length = torch.device("cpu"), None
 
     def __init__(self, vocab_size: int = 256) -> None:
         super().__init__()
@@ -69,6 +69,24 @@ def test_a_document_in_pieces_is_the_document():
         return [(w.tokens.tolist(), w.number) for w in found]
 
     assert windows(pieces) == windows(["abcdef", "gh"])
+
+
+def test_a_text_far_shorter_than_the_context_is_not_padded_to_it(monkeypatch):
+    model = build("ngpt", vocab_size=256, d_model=32, n_layers=2, n_heads=2)
+    loss, widths = model.loss, []
+
+    def watched(inputs, *arguments, **keywords):
+        widths.append(inputs.shape[1])
+        return loss(inputs, *arguments, **keywords)
+
+    monkeypatch.setattr(model, "loss", watched)
+    tokenizer = ByteTokenizer()
+    found = [
+        evaluate(model, ["The cat sat."], tokenizer, NextToken(context, 0, False), 4)
+        for context in (12, 2048)
+    ]
+    assert widths == [12, 12]
+    assert found[0] == found[1]
 
 
 def test_no_text_is_one_line():

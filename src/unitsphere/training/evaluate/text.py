@@ -13,9 +13,10 @@ asks (`data.batch.Form`), in their order; separators are context but are not sco
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -112,8 +113,21 @@ def evaluate(
             yield document
 
     windows = stream_windows(counted(), tokenizer, form)
-    totals = score(model, batches(windows, form, rows), form.likelihood, precision)
+    first = list(islice(windows, 1))
+    form = fitting(form, first, model)
+    totals = score(model, batches(chain(first, windows), form, rows), form.likelihood, precision)
     return summary(totals, size, form.likelihood, text_lost(tokenizer, sample))
+
+
+def fitting(form: Form, first: Sequence[Window], model: Transformer) -> Form:
+    """The form without padding where the whole text is one window that is shorter than the context.
+
+    A causal model's figures do not depend on what is after the text. One with learned positions
+    refuses a context that has more of them, whatever the text.
+    """
+    if not first or not isinstance(form, NextToken) or model.max_length is not None:
+        return form
+    return replace(form, context=min(form.context, len(first[0].tokens) - form.overlap))
 
 
 def evaluate_shards(
