@@ -179,3 +179,13 @@ def test_a_path_that_does_not_serve_is_refused():
         linear_cross_entropy(h, weight, targets, path="torch", softcap=15.0)
     with pytest.raises(UserError, match="take the path chunked"):
         linear_cross_entropy(h.bfloat16(), weight.bfloat16(), targets, path="torch")
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked"])
+@pytest.mark.parametrize("outside", [-1, 11])
+def test_a_target_outside_the_vocabulary_is_an_error_and_not_the_first_entry(path, outside):
+    """−1 is how other trainers mark what is not scored: taken for entry 0, it would be learned."""
+    h, weight, _, targets = head()
+    targets[0, 0] = outside
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        linear_cross_entropy(h, weight, targets, path=path)

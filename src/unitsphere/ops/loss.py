@@ -135,7 +135,7 @@ def chunked(
     total = ChunkedCrossEntropy.apply(
         h,
         weight,
-        targets.clamp(min=0),
+        targets.masked_fill(~scored, 0),
         scored.to(torch.promote_types(compute, torch.float32)),
         compute,
         rows or chunk_rows(len(weight), weight.shape[1], h.device),
