@@ -189,3 +189,14 @@ def test_a_target_outside_the_vocabulary_is_an_error_and_not_the_first_entry(pat
     targets[0, 0] = outside
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         linear_cross_entropy(h, weight, targets, path=path)
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked"])
+def test_a_reduction_and_a_smoothing_that_there_are_not_are_refused(path):
+    """With "none" torch returns the loss of each token; here it was the mean."""
+    h, weight, _, targets = head()
+    with pytest.raises(UserError, match="reduction must be mean or sum: none"):
+        linear_cross_entropy(h, weight, targets, reduction="none", path=path)
+    for smoothing in (-0.1, 1.1):
+        with pytest.raises(UserError, match="label_smoothing must be between 0 and 1"):
+            linear_cross_entropy(h, weight, targets, label_smoothing=smoothing, path=path)

@@ -75,8 +75,10 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     | auto | chunked | |
 
     A weight that processes share (a DTensor) is served chunk by chunk, whatever the path: see
-    `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve.
+    `ops.sharded_loss`. Raises UserError for a path that is not there or does not serve, and for a
+    reduction or a smoothing that there is not.
     """
+    check_numbers(reduction, label_smoothing)
     folded = scale_rows(weight, scale)
     compute = product_dtype(h, folded)
     if is_sharded(folded):
@@ -147,6 +149,17 @@ def chunked(
     )
     assert isinstance(total, Tensor)
     return total if reduction == "sum" else mean_over(total, scored.sum())
+
+
+def check_numbers(reduction: str, label_smoothing: float) -> None:
+    """Raise UserError for what would be another loss than the one that is asked for."""
+    if reduction not in ("mean", "sum"):
+        raise UserError(
+            f"reduction must be mean or sum: {reduction}; for the loss of each token, take "
+            "torch's cross_entropy of the model's logits"
+        )
+    if not 0 <= label_smoothing <= 1:
+        raise UserError(f"label_smoothing must be between 0 and 1: {label_smoothing}")
 
 
 def check_torch(compute: torch.dtype, label_smoothing: float, z_loss: float) -> None:
