@@ -84,6 +84,8 @@ def test_attention_sees_what_it_may_see():
     assert not torch.allclose(both(h)[:, :4], both(changed)[:, :4])
     mask = torch.ones(6, 6, dtype=torch.bool).index_fill(1, torch.tensor([4]), False)
     torch.testing.assert_close(both(h, mask)[:, :4], both(changed, mask)[:, :4])
+    with pytest.raises(UserError, match=r"take mask\.bool\(\)"):
+        both(h, mask.float())  # SDPA would add it to the logits
 
 
 def test_without_rope_the_order_of_tokens_is_nothing():

@@ -32,6 +32,7 @@ from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import Bound, Declaration, declares, normalize_
 from unitsphere.models.context import SelfContext
 from unitsphere.models.parts import ScaleConfig, reset
+from unitsphere.ops.mask import check_mask
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope_table
 
@@ -145,8 +146,9 @@ class NormalizedAttention(nn.Module):
         """[batch, time, d] -> [batch, time, d].
 
         `mask` (bool, broadcast to [batch, 1, time, time]) is true where a query may look, in place
-        of what `causal` says; every query must see something.
+        of what `causal` says; every query must see something. UserError for one of numbers.
         """
+        check_mask(mask)
         positions = torch.arange(h.shape[1], device=h.device)
         wide = torch.promote_types(h.dtype, torch.float32)
         table = rope_table(positions, self.d_rot, self.rope_base, wide)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
+from unitsphere.errors import UserError
 from unitsphere.ops import attention as attentions
 from unitsphere.ops.attention import attention
 from unitsphere.ops.mask import MaskRule, attention_mask, keys_seen, takes_blocks
@@ -157,3 +158,12 @@ def test_flex_attention_on_a_gpu_is_the_formula(rule, H_kv):
     for other in results[1:]:
         for found, wanted in zip(other, results[0], strict=True):
             assert (found - wanted).norm() < 2e-3 * wanted.norm()  # TF32 in the products
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_mask_of_ones_and_zeros_is_refused(dtype):
+    """SDPA would add it to the logits: nothing is hidden, and nothing says so."""
+    mask = torch.ones(TIME, TIME).tril().to(dtype)
+    for rule in (MaskRule(True), MaskRule(True, window=3)):
+        with pytest.raises(UserError, match=r"take mask\.bool\(\)"):
+            attention_mask(rule, TIME, TIME, CPU, mask=mask)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from unitsphere.errors import UserError
 from unitsphere.ops.attention import compiled
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -104,7 +105,10 @@ def attention_mask(
     `left_padding` [batch] counts each row's leading padding, which is hidden. `mask`, broadcast to
     that shape, replaces causality. A query that would see nothing sees itself, so that its softmax
     has something to sum: a padding query, or one whose window is all padding.
+
+    Raises UserError for a `mask` of numbers.
     """
+    check_mask(mask)
     given = left_padding is not None or mask is not None
     if not (given or rule.narrow) and (not rule.causal or n_queries in (1, n_keys)):
         return None
@@ -123,6 +127,16 @@ def attention_mask(
         padding = keys < left_padding[:, None, None, None]
         see = see & ~padding | padding & itself
     return see
+
+
+def check_mask(mask: Tensor | None) -> None:
+    """Raise UserError for a mask of numbers: SDPA adds these to the logits, so that 0 hides
+    nothing."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise UserError(
+            f"a mask is bool, true where a token may look, and not {mask.dtype}: take mask.bool() "
+            "of ones and zeros"
+        )
 
 
 def keys_seen(mask: Tensor | BlockMask, device: torch.device) -> Tensor:
