@@ -59,9 +59,9 @@ def fused_step(
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     ready, near = [], []
     for weight, bound in held:
-        if weight.grad is None or mode() == "off":
+        group, shadow = groups.get(id(weight)), (shadows or {}).get(weight)
+        if weight.grad is None or group is None or mode() == "off":
             continue
-        group, shadow = groups[id(weight)], (shadows or {}).get(weight)
         reason = _unsupported(optimizer, group) or _split(weight, bound.dim)
         if reason is not None:
             refuse(ADAM_PROJECT.name, reason, weight.device.type)

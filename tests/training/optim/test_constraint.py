@@ -87,6 +87,35 @@ def test_several_optimizers_share_a_model_and_frozen_parameters_need_none():
         assert (parameters[c.parameter].norm(dim=c.dim) - 1).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [ConstraintConfig(), ConstraintConfig(riemannian=True), ConstraintConfig(angle_cap=1.0)],
+)
+def test_frozen_parameters_that_an_optimizer_gets_later_are_constrained_too(config, fused):
+    """Layers are thawed one after the other, each in a group of its own."""
+    model = unitsphere.build("ngpt", **SMALL)
+    late = list(model.blocks[1].parameters())
+    for parameter in late:
+        parameter.requires_grad_(False)
+    early = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(early, lr=0.1, fused=fused)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    constrain(model, optimizer, other, config=config)
+    before = [p.clone() for p in late]
+    train(model, optimizer, 2)
+    for parameter, old in zip(late, before, strict=True):
+        assert torch.equal(parameter, old)
+        parameter.requires_grad_(True)
+    train(model, optimizer, 1)  # with gradients, and in no optimizer yet
+    optimizer.add_param_group({"params": late})
+    train(model, optimizer, 2)
+    other.step()
+    assert (late[0] - before[0]).abs().max() > 0.01
+    for c in constraints(model):
+        assert (model.get_parameter(c.parameter).norm(dim=c.dim) - 1).abs().max() < 1e-6
+
+
 def test_reloaded_optimizer_state_keeps_the_constraint():
     model = unitsphere.build("ngpt", **SMALL)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -97,6 +97,8 @@ def constrain(
     weights averaged outside the optimizer are for `unitsphere.project`. It survives
     `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
     optimizer comes back without it: call `constrain` again, what it remembers is in the state.
+    Frozen parameters may get an `add_param_group` later; under `frobenius`, `hyperball` and `cpr`
+    call `constrain` again then.
 
     `config` puts another constraint in the place of the declared ones; `warmup` is the number
     of warm-up steps, for CPR's warm start.
@@ -127,8 +129,12 @@ def constrain(
     for name, constraint in bounds.items():
         constraint.project_(weights[name])
     handles: list[RemovableHandle] = []
+    # A frozen vector may get a group later: every optimizer knows it, for the day it is thawed.
+    later = {n for n in bounds if not any(holds(o, weights[n]) for o in optimizers)}
     for optimizer in optimizers:
-        mine = {name: weight for name, weight in weights.items() if holds(optimizer, weight)}
+        mine = {
+            n: weight for n, weight in weights.items() if n in later or holds(optimizer, weight)
+        }
         for hook in hooks_for(mine, bounds, config, warmup, capped):
             handles += attach(optimizer, hook)
     return handles
@@ -176,7 +182,7 @@ def hooks_for(
     warmup: int,
     capped: Mapping[str, Axes],
 ) -> list[StepHook]:
-    """What one optimizer does around its steps for the `weights` that it holds of a model's."""
+    """What one optimizer does around its steps for the `weights` it holds or may get."""
     tensors = list(weights.values())
     axes: dict[str, Axes] = dict.fromkeys(weights, WHOLE)
     if config.kind == "frobenius":

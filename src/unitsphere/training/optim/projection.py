@@ -58,11 +58,11 @@ class Projection(StepHook):
             self.stepped = fused_step(optimizer, self.held)
 
     def after(self, optimizer: Optimizer) -> None:
-        """Project every other held tensor in place."""
+        """Project every other held tensor in place; what is frozen has not moved."""
         for weight, constraint in self.held:
             if weight in self.stepped:
                 weight.grad = self.stepped.pop(weight)
-            else:
+            elif weight.requires_grad or weight.grad is not None:
                 constraint.project_(weight)
 
 
@@ -170,6 +170,8 @@ class AngleCap(StepHook):
         """Turn back what has turned too far."""
         rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
         for (weight, dim), old in zip(self.held, self.previous, strict=True):
+            if id(weight) not in rate:  # frozen: no group has it yet
+                continue
             axes = (dim,) if isinstance(dim, int) else dim
             size = math.prod(weight.shape[axis] for axis in axes)
             cap_angle_(weight, old, dim, self.kappa * rate[id(weight)] * size**0.5)
