@@ -82,3 +82,52 @@ def test_an_adam_with_its_own_step_keeps_it(kind, bound):
                 optimizer.step()
         weights[mode] = layer.weight.detach()
     assert torch.equal(weights["auto"], weights["off"])
+
+
+def clip(optimizer, args, kwargs):
+    for group in optimizer.param_groups:
+        nn.utils.clip_grad_norm_(group["params"], 1e-3)
+
+
+def see(optimizer, args, kwargs):
+    optimizer.seen = [
+        p.grad is not None for group in optimizer.param_groups for p in group["params"]
+    ]
+
+
+def last_average(optimizer):
+    return next(iter(optimizer.state.values()))["average"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["norm", "average", "clip", "see"])
+def test_others_work_around_a_step_is_done_whether_it_is_fused_or_not(what, when):
+    """What is attached before a projection or after it finds gradients, and may change them."""
+    found = []
+    for fused in (False, True):
+        layer, _ = started()
+        kind = optim.AdamH if what == "norm" else torch.optim.Adam
+        optimizer = kind(layer.parameters(), lr=0.3, eps=1e-3, fused=fused)
+
+        def other(optimizer=optimizer):
+            if what == "average":
+                optim.average(optimizer, decay=0.5)
+            elif what == "clip":
+                optimizer.register_step_pre_hook(clip)
+            elif what == "see":
+                optimizer.register_step_post_hook(see)
+
+        if when == "before":
+            other()
+        attach(optimizer, Projection([(layer.weight, Constraint("weight", 1))]))
+        if when == "after":
+            other()
+        for seed in range(2):
+            layer.weight.grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+        found.append([layer.weight.detach()])
+        if what == "average":
+            found[-1].append(last_average(optimizer))
+        if what == "see":
+            assert optimizer.seen == [True]
+    torch.testing.assert_close(*found)

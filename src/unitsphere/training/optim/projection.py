@@ -28,7 +28,7 @@ Then the sphere's projection, which turns nothing. Input embeddings are left out
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,8 +54,22 @@ class Projection(StepHook):
 
     def before(self, optimizer: Optimizer, ready: bool) -> None:
         """Step and project what the kernel can serve, in the optimizer's place."""
-        if ready:
+        if ready and self.undisturbed(optimizer):
             self.stepped = fused_step(optimizer, self.held)
+
+    def undisturbed(self, optimizer: Optimizer) -> bool:
+        """Whether no other hook acts between `before` and `after`, when the gradients are away.
+
+        Another's may clip gradients, average weights or replace the step (`AdamH`).
+        """
+        pre = list(optimizer._optimizer_step_pre_hooks.values())
+        post = list(optimizer._optimizer_step_post_hooks.values())
+        if self._before not in pre or self._after not in post:
+            return False
+        pre, post = pre[pre.index(self._before) + 1 :], post[: post.index(self._after)]
+        return not any(acts(call, "before") for call in pre) and not any(
+            acts(call, "after") for call in post
+        )
 
     def after(self, optimizer: Optimizer) -> None:
         """Project every other held tensor in place; what is frozen has not moved."""
@@ -64,6 +78,15 @@ class Projection(StepHook):
                 weight.grad = self.stepped.pop(weight)
             elif weight.requires_grad or weight.grad is not None:
                 constraint.project_(weight)
+
+
+def acts(call: Any, step: Literal["before", "after"]) -> bool:
+    """Whether a hook's `call` needs gradients or a step that `Projection` has taken away."""
+    owner = getattr(call, "__self__", None)
+    if not isinstance(owner, StepHook):
+        return True
+    harmless = isinstance(owner, Projection) or (step == "after" and isinstance(owner, AngleCap))
+    return not harmless and getattr(type(owner), step) is not getattr(StepHook, step)
 
 
 class Tangent(StepHook):
