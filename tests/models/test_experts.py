@@ -235,6 +235,18 @@ def test_the_router_stays_in_fp32_where_all_else_is_bf16():
     assert y.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_that_is_stored_in_16_bits_is_near_the_one_in_32(name, dtype):
+    model = build(name, **EXPERTS)
+    wanted = model.loss(TOKENS, TOKENS.roll(-1, 1))
+    narrow = model.to(dtype)
+    loss = narrow.loss(TOKENS, TOKENS.roll(-1, 1))
+    loss.backward()
+    assert abs(loss - wanted) < 0.02 * wanted
+    assert all(p.grad.isfinite().all() for p in narrow.parameters())
+
+
 def test_grouped_products_take_empty_groups():
     x, W = torch.randn(5, 6, dtype=torch.float64), torch.randn(4, 3, 6, dtype=torch.float64)
     x, W = x.requires_grad_(), W.requires_grad_()

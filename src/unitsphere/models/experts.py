@@ -102,7 +102,8 @@ class Router(nn.Module):
         """[n, d] -> the experts chosen, int64 [n, k], and their gates, [n, k] in fp32 or wider."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):
-            logits = self.W_r(wide, self.s_r())
+            # In fp32 or wider, unless the weights were cast, as by `model.bfloat16()`.
+            logits = self.W_r(wide.to(self.W_r.weight.dtype), self.s_r()).to(wide.dtype)
         chosen = (logits.sigmoid() + self.expert_bias).topk(self.top_k).indices
         log_p = F.logsigmoid(logits.gather(-1, chosen))  # finite where p is 0, below -104 in fp32
         return chosen, (log_p.log_softmax(-1) / 2).exp()
