@@ -167,6 +167,13 @@ def test_free_reaches_all_of_a_model_but_what_declares_itself():
     assert len(constraints(model)) == 3
 
 
+def test_free_frees_what_a_module_left_undeclared():
+    layer = unit.declare(nn.Linear(D, D), weight=unit.Bound(dim=1))
+    model = unit.free(nn.Sequential(layer, nn.LayerNorm(D)))
+    unitsphere.constrain(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [c.parameter for c in constraints(model)] == ["0.weight"]
+
+
 def test_a_name_that_is_no_parameter_is_refused():
     with pytest.raises(UserError, match=r"Linear has no parameter 'wieght' of its own"):
         unit.declare(nn.Linear(2, 2), wieght=None)

@@ -191,8 +191,10 @@ def declare(module: Module, **bounds: Bound | None) -> Module:
 def free(module: Module) -> Module:
     """The module, all parameters in it declared free but those that modules in it declare."""
     for part in module.modules():
-        if not declares(part):
-            declare(part, **{name: None for name, _ in part.named_parameters(recurse=False)})
+        own = {name: Declaration("gain") for name, _ in part.named_parameters(recurse=False)}
+        declared = part.declare() if declares(part) else {}
+        if own.keys() - declared.keys():
+            part.declare = partial(dict, own | declared)  # pyright: ignore[reportArgumentType]
     return module
 
 
