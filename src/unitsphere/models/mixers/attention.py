@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from unitsphere.errors import UserError
 from unitsphere.models.config import ModelConfig, head_size, kv_heads, vocabulary
 from unitsphere.models.constraint import Bound
 from unitsphere.models.context import Context, KeysValues
@@ -33,6 +34,8 @@ class KVState:
 
         If `past` is a tensor, all of the buffers come back, with what is not written yet: nothing
         changes its shape from token to token, so a compiled graph serves all of them.
+
+        Raises UserError where there is no room for them.
         """
         if self.keys is None or self.values is None:
             shape = (self.batch, k.shape[1], self.length, k.shape[3])
@@ -43,6 +46,11 @@ class KVState:
             self.values.index_copy_(2, past[None], v)
             return self.keys, self.values
         end = past + k.shape[-2]
+        if end > self.length:  # a single token too many would be broadcast to nothing
+            raise UserError(
+                f"a cache for {self.length} tokens cannot take {end}: give new_cache the length of "
+                "all of them"
+            )
         self.keys[:, :, past:end] = k
         self.values[:, :, past:end] = v
         return self.keys[:, :, :end], self.values[:, :, :end]
