@@ -155,7 +155,7 @@ def test_rows(found: Json) -> list[list[str]]:
             " − ".join(test["arms"]),
             NAMES[test["law"]],
             f"{test['difference']:+.4f}",
-            f"{test['z']:.2f}",
+            known(test["z"], ".2f"),  # none where the errors are 0
             f"{test['p']:.3g}",
         ]
         for test in found["tests"]
