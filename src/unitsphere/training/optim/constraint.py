@@ -129,7 +129,7 @@ def constrain(
     for name, constraint in bounds.items():
         constraint.project_(weights[name])
     handles: list[RemovableHandle] = []
-    # A frozen vector may get a group later: every optimizer knows it, for the day it is thawed.
+    # What is frozen now may get a group later, of any of the optimizers: all of them know it.
     later = {n for n in bounds if not any(holds(o, weights[n]) for o in optimizers)}
     for optimizer in optimizers:
         mine = {
