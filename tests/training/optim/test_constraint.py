@@ -108,6 +108,8 @@ def test_frozen_parameters_that_an_optimizer_gets_later_are_constrained_too(conf
         assert torch.equal(parameter, old)
         parameter.requires_grad_(True)
     train(model, optimizer, 1)  # with gradients, and in no optimizer yet
+    for parameter, old in zip(late, before, strict=True):
+        assert torch.equal(parameter, old)
     optimizer.add_param_group({"params": late})
     train(model, optimizer, 2)
     other.step()

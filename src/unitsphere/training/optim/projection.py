@@ -72,11 +72,12 @@ class Projection(StepHook):
         )
 
     def after(self, optimizer: Optimizer) -> None:
-        """Project every other held tensor in place; what is frozen has not moved."""
+        """Project every other held tensor in place, unless it is frozen or in no group."""
+        mine = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for weight, constraint in self.held:
             if weight in self.stepped:
                 weight.grad = self.stepped.pop(weight)
-            elif weight.requires_grad or weight.grad is not None:
+            elif id(weight) in mine and (weight.requires_grad or weight.grad is not None):
                 constraint.project_(weight)
 
 
