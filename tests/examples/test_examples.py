@@ -164,9 +164,10 @@ def test_train_on(tmp_path):
 
 
 def test_vit_digits():
-    model, right = example("vit_digits")(epochs=1)
+    torch.manual_seed(0)
+    model, right = example("vit_digits")(epochs=3)
     assert off(model) < 1e-6
-    assert right > 0.15  # a tenth by chance
+    assert right > 0.3  # a tenth by chance; seeds 0 to 3 give 0.54 to 0.85
 
 
 def test_optimizers(capsys):
