@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -553,16 +554,42 @@ def test_verbs_take_an_exported_folder_for_a_run(folder, capsys, monkeypatch):
     assert found[2] == found[1] | {"run": "hf-ngpt"}
 
 
+def test_an_earlier_checkpoint_is_exported_with_its_own_figures(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    recipe = Path("twice.toml")
+    recipe.write_text(
+        RECIPE.format(architecture="ngpt", objective="clm", more="", tokenizer="bytes")
+    )
+    more = ["--train.save_every", "10", "--train.eval_every", "10", "--train.sample_every", "10"]
+    assert main(["train", str(recipe), "--out", "run-twice", *more]) == 0
+    early, last = sorted(Path("run-twice/checkpoints").glob("step-*"))
+    for given, out, step in ((early, "hf-early", 10), (last, "hf-last", 20)):
+        assert main(["export", str(given), "--out", out]) == 0
+        card = Path(out, "README.md").read_text()
+        assert f"| steps | {step} of 20 |" in card
+        assert f"(step {step})" in card
+        assert ("after step 20, and not chosen" in card) == (step == 20)
+        wanted = unitsphere.load(given).model
+        tokens = torch.arange(24)[None]
+        found = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)(tokens).logits
+        assert torch.allclose(found, wanted(tokens), atol=1e-4)
+    assert main(["export", "run-twice", "--out", "hf-newest"]) == 0
+    newest = [load_file(Path(out, "model.safetensors")) for out in ("hf-newest", "hf-last")]
+    early = load_file(Path("hf-early", "model.safetensors"))
+    assert all(torch.equal(newest[0][name], newest[1][name]) for name in newest[0])
+    assert any(not torch.equal(newest[0][name], early[name]) for name in early)
+    shutil.rmtree("run-twice")
+    capsys.readouterr()
+
+
 def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     capsys.readouterr()
     assert main(["export", "run-angpt", "--out", str(tmp_path / "new"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["difference"] <= 1e-5 * max(1, document["largest_logit"])
-    (newest,) = Path("run-ngpt/checkpoints").glob("step-*")
     pack(Path("run-ngpt"), tmp_path / "run.tar.gz")
     for argv, why in (
-        ([str(newest), "--out", str(tmp_path / "d")], "is one checkpoint, and export takes"),
         ([str(tmp_path / "run.tar.gz"), "--out", str(tmp_path / "e")], "is an archive, which"),
         (["run-ngpt", "--out", "hf-gpt"], "is not empty"),
         (["hf-ngpt", "--out", str(tmp_path / "b")], "exported folder already"),

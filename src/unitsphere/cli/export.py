@@ -28,7 +28,7 @@ class Export:
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """run folder"""
+    """run folder, or one of its checkpoints; a run folder's newest is taken"""
     out: Annotated[Path, arg(metavar="DIR")]
     """folder to write: new, or empty"""
     to: Literal["hf"] = "hf"
@@ -48,9 +48,9 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_transformers()
-    check_is_folder(args.run, "export")
+    refuse_archive(args.run, "export")
     loaded = load_run(args.run, args.device, weights=args.weights)
-    if not (args.run / "checkpoints").is_dir():
+    if is_exported_folder(args.run):
         raise UserError(f"{args.run} is an exported folder already: give the run folder")
     made = export(args.run, loaded, args.out, args.weights)
     if args.json:
@@ -64,28 +64,26 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def check_is_folder(run: Path, verb: str) -> None:
-    """Raise UserError for an archive or one checkpoint: `eval` and `generate` take these.
-
-    An export's model card describes the run up to its newest checkpoint, so no other is exported.
-    """
+def refuse_archive(run: Path, verb: str) -> None:
+    """Raise UserError for an archive: `eval` and `generate` take one."""
     from unitsphere.training.archive import is_archive
-    from unitsphere.training.folder import run_and_checkpoint
 
     if is_archive(run):
         raise UserError(
             f"{run} is an archive, which {verb} does not read: unpack it and give its folder"
         )
-    folder, wanted = run_and_checkpoint(run)
-    if wanted is not None and wanted.is_dir():
-        raise UserError(
-            f"{run} is one checkpoint, and {verb} takes a run's newest: "
-            f"give the run folder {folder}"
-        )
+
+
+def is_exported_folder(run: Path) -> bool:
+    """Whether `run`, which `load_run` has loaded, has no checkpoints and is not one itself."""
+    from unitsphere.training.folder import run_and_checkpoint
+
+    folder, _ = run_and_checkpoint(run)
+    return not (folder / "checkpoints").is_dir()
 
 
 def export(run: Path, loaded: "LoadedRun", out: Path, weights: "Weights" = "last") -> "Exported":
-    """Write the folder `out` for the run folder `run`, which `loaded` was loaded from."""
+    """Write the folder `out` for the run or checkpoint `run`, which `loaded` was loaded from."""
     from unitsphere.config import to_dict
     from unitsphere.inference.hf.export import export_hf
     from unitsphere.report.model_card import model_card, without_folders

@@ -34,7 +34,7 @@ class Serve:
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """run folder, or one that `unitsphere export` wrote"""
+    """run folder, one of its checkpoints, or a folder that `unitsphere export` wrote"""
     port: int = 8000
     """port to listen on; 0: any that is free"""
     host: str = "localhost"
@@ -129,11 +129,11 @@ def exported(run: Path, cache: Path) -> Path:
 
     An exported folder is served as it is. Raises UserError for a run that cannot be served.
     """
-    from unitsphere.cli.export import check_is_folder, export
+    from unitsphere.cli.export import export, is_exported_folder, refuse_archive
     from unitsphere.training.load import load_run
 
-    check_is_folder(run, "serve")
-    if not (run / "checkpoints").is_dir():
+    refuse_archive(run, "serve")
+    if is_exported_folder(run):
         check_causal(run, load_run(run, "cpu").config.objective)
         return run
     folder = cache / content(run)
@@ -156,16 +156,23 @@ def check_causal(run: Path, objective: str) -> None:
 
 
 def content(run: Path) -> str:
-    """A key of what an export of the run is made of: its newest checkpoint, and the exporter."""
+    """A key of what an export of the run or checkpoint is made of, and of the exporter."""
     from unitsphere import __version__
     from unitsphere.inference.hf import export
     from unitsphere.training import checkpoint
+    from unitsphere.training.folder import run_and_checkpoint
+    from unitsphere.training.load import chosen_checkpoint
 
-    newest, _ = checkpoint.newest(run / "checkpoints")
-    if newest is None:
-        raise UserError(f"{run} has no complete checkpoint: train it first")
+    folder, wanted = run_and_checkpoint(run)
+    taken = chosen_checkpoint(folder, wanted)
     digest = hashlib.sha256(__version__.encode())
     modeling = Path(export.__file__).with_name(f"{export.MODELING}.py")
-    for file in (newest / checkpoint.MARKER, run / "config.json", run / "tokenizer.json", modeling):
+    made_of = (
+        taken / checkpoint.MARKER,
+        folder / "config.json",
+        folder / "tokenizer.json",
+        modeling,
+    )
+    for file in made_of:
         digest.update(hashlib.sha256(read_bytes(file)).digest())
     return f"{run.resolve().name}-{digest.hexdigest()[:16]}"

@@ -18,7 +18,7 @@ from unitsphere.report.runs import document, is_number
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
-from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.folder import ENVIRONMENT, run_and_checkpoint
 from unitsphere.training.load import Weights, chosen_checkpoint
 from unitsphere.training.log import read_metrics, read_samples
 
@@ -88,8 +88,12 @@ transformers only. The tokenizer puts the separator before a text, as in trainin
 def model_card(
     run: Path, config: RunConfig, trained: int, made: Exported, weights: Weights = "last"
 ) -> str:
-    """The card of the model exported from the run folder `run`; `trained` counts its parameters."""
-    state = checkpoint.load_state(chosen_checkpoint(run))
+    """The card of the model exported from the run folder or checkpoint `run`.
+
+    trained: how many parameters the run trained.
+    """
+    run, wanted = run_and_checkpoint(run)
+    state = checkpoint.load_state(chosen_checkpoint(run, wanted))
     kind, task, auto = KINDS[config.objective]
     title = sys.modules[architecture(config.architecture).model.__module__].__doc__ or ""
     return CARD.format(
