@@ -196,6 +196,12 @@ def test_numbers_that_cannot_be_are_refused_by_name(key):
         TrainConfig(**{key: -1})
 
 
+def test_a_batch_that_no_machine_comes_to_the_end_of_is_refused():
+    assert TrainConfig(batch_tokens=2**30).batch_tokens == 2**30
+    with pytest.raises(UserError, match="batch_tokens must be at most 1,073,741,824: 100,000,000,"):
+        TrainConfig(batch_tokens=10**14)
+
+
 def test_the_keys_that_may_change_on_resume_exist():
     config = run_config_type("gpt")()
     assert set(flatten(to_dict(config))) >= FREE_KEYS

@@ -28,6 +28,9 @@ from unitsphere.training.optim.schedule import ScheduleConfig, decay_end
 from unitsphere.training.stop import seconds_of
 from unitsphere.training.transfer import opened, transferred
 
+MOST_BATCH_TOKENS = 2**30
+"""Eight times the largest published batch (MiniMax-01, arXiv 2501.08313): 10^14 would not end."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -110,6 +113,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1: {value}")
+        if self.batch_tokens > MOST_BATCH_TOKENS:
+            raise UserError(
+                f"train.batch_tokens must be at most {MOST_BATCH_TOKENS:,}: {self.batch_tokens:,}"
+            )
         if self.spike_sigma is not None and not 0 < self.spike_sigma < math.inf:
             raise UserError(f"train.spike_sigma must be a number above 0: {self.spike_sigma}")
         for name in ("time_limit", "hang_timeout"):
