@@ -152,6 +152,16 @@ def test_runs_in_a_folder_without_results_stand_beside_each_other(tmp_path):
     ]
 
 
+def test_an_exported_model_is_not_a_run(tmp_path):
+    make_run(tmp_path / "run", "quickstart/ngpt")
+    exported = tmp_path / "run-hf"
+    exported.mkdir()
+    (exported / "config.json").write_text('{"model_type": "unitsphere", "architecture": "ngpt"}')
+    assert page_of(tmp_path).answer.startswith("1 of 1 runs")
+    with pytest.raises(UserError, match="has no run and no study"):
+        page_of(exported)
+
+
 def test_arms_differ_in_what_their_configs_differ_in(quickstart):
     page = page_of(quickstart)
     section = next(s for s in page.sections if s.name == "settings")

@@ -19,6 +19,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.forecast import ModelSize, size_of
 from unitsphere.training.guard import divergence
+from unitsphere.training.load import is_exported
 from unitsphere.training.log import METRICS, read_metrics, read_samples
 from unitsphere.training.recipes import config_from
 
@@ -141,8 +142,9 @@ def is_number(value: object) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a training run, or what is left of one."""
-    return (folder / METRICS).is_file() or "architecture" in document(folder / CONFIG)
+    """Whether a folder holds a training run, or what is left of one; an exported model does not."""
+    config = document(folder / CONFIG)
+    return (folder / METRICS).is_file() or ("architecture" in config and not is_exported(config))
 
 
 def name_of(folder: Path) -> str:
