@@ -7,10 +7,12 @@ import shutil
 import pytest
 import torch
 from run_folders import figures, weights
+from safetensors.torch import load_file, save_file
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
+from unitsphere.training.checkpoint.store import MARKER, fingerprints
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import chosen_checkpoint, load_run
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
@@ -116,6 +118,19 @@ def test_what_differs_is_named(change, message, tiny, first, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         train(start_of(config, change.get("init", first)), tmp_path / "new")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_weights_that_are_nan_are_refused_before_there_is_a_folder(tiny, first, tmp_path):
+    shutil.copytree(first, tmp_path / "first")
+    newest = chosen_checkpoint(tmp_path / "first")
+    (path,) = [p for p in newest.glob("*.safetensors") if "model.s_z.stored" in load_file(p)]
+    tensors = load_file(path)
+    tensors["model.s_z.stored"][0] = torch.nan
+    save_file(tensors, path)
+    (newest / MARKER).write_text(json.dumps(fingerprints(newest)))
+    with pytest.raises(UserError, match=r"step-00000004 holds .* not finite, in s_z\.stored"):
+        train(start_of(tiny("ngpt", steps=2), tmp_path / "first"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

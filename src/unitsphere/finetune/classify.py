@@ -17,9 +17,8 @@ from unitsphere.finetune.folder import CONFIG, MODEL, TOKENIZER, header, load_we
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Objective
-from unitsphere.training.checkpoint.tensors import check_tensors, model_tensors
+from unitsphere.training.checkpoint.tensors import check_finite, check_tensors, model_tensors
 from unitsphere.training.device import pick_device
-from unitsphere.training.load import check_finite
 from unitsphere.training.recipes import saved_config
 
 

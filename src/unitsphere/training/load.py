@@ -22,6 +22,7 @@ from unitsphere.models.trunk import Transformer
 from unitsphere.training import checkpoint
 from unitsphere.training.archive import is_archive, unpacked
 from unitsphere.training.checkpoint.tensors import (
+    check_finite,
     check_tensors,
     empty_tensors,
     load_model,
@@ -199,13 +200,6 @@ def check_declared(config: RunConfig, stored: Mapping[str, Tensor], where: str) 
         )
     model = shapes_of(config)
     check_tensors(model_tensors(model), stored, where)
-
-
-def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError if a weight is NaN or infinite: nothing that it computes has a meaning."""
-    odd = next((name for name, t in tensors.items() if not t.isfinite().all()), None)
-    if odd is not None:
-        raise UserError(f"{where} holds numbers that are not finite, in {odd}: train it again")
 
 
 MODEL_TYPE = "unitsphere"

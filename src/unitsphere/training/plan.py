@@ -25,7 +25,7 @@ from unitsphere.models.plans import input_bounds
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import MULTIPLE, Bounded
-from unitsphere.training.checkpoint.tensors import load_model
+from unitsphere.training.checkpoint.tensors import check_finite, load_model
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import (
     Precision,
@@ -158,6 +158,7 @@ def build_trainer(
         fill(model, whole, config.train.seed, plan.device)
     if start is not None:  # before the constraint, which holds for these weights then
         load_model(start, model)
+        check_finite(model.state_dict(), f"checkpoint {start}")
     optimizer = build_optimizer(model, config.optim)
     if config.optim.head_by_frequency:
         weigh_head(model, optimizer, batches, config.train.batch_tokens)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
-from unitsphere.ops.dtensor import placements
+from unitsphere.ops.dtensor import local, placements
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.optim.state import check_state
 
@@ -112,6 +112,13 @@ def check_tensors(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], wh
             f"{where} does not fit the model at {', '.join(odd[:3])}: its config declares another "
             "one, or another version wrote it"
         )
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raise UserError if a weight is NaN or infinite: nothing that it computes has a meaning."""
+    odd = next((name for name, t in tensors.items() if not local(t).isfinite().all()), None)
+    if odd is not None:
+        raise UserError(f"{where} holds numbers that are not finite, in {odd}: train it again")
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
