@@ -47,6 +47,7 @@ from unitsphere.models.mixers.recurrent import (
     segments_of,
     short_convolution,
     slow_log_rate_,
+    softplus,
     time_step_,
     uniform_,
 )
@@ -100,7 +101,7 @@ class GatedDeltaNet(RecurrentMixer):
         """g [B, T, H], in fp32 or wider."""
         a = self.W_a(x, self.s_a())
         wide = torch.promote_types(a.dtype, torch.float32)
-        return -self.A_log().to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias())
+        return -self.A_log().to(wide).exp() * softplus(a.to(wide) + self.dt_bias())
 
     def heads(self, qkv: Tensor, g: Tensor, b: Tensor, context: SelfContext) -> Tensor:
         """o after its norm, [batch, H, time, V], in fp32 or wider; a state is updated.

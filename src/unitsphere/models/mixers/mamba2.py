@@ -46,6 +46,7 @@ from unitsphere.models.mixers.recurrent import (
     reach_of,
     segments_of,
     short_convolution,
+    softplus,
     time_step_,
     uniform_,
 )
@@ -111,7 +112,7 @@ class Mamba2(RecurrentMixer):
         """dt [B, T, H], in fp32 or wider."""
         dt = self.W_dt(h, self.s_dt())
         wide = torch.promote_types(dt.dtype, torch.float32)
-        return F.softplus(dt.to(wide) + self.dt_bias())
+        return softplus(dt.to(wide) + self.dt_bias())
 
     def rate(self) -> Tensor:
         """A = −e^A_log [H], in fp32 or wider."""

@@ -62,6 +62,11 @@ def input_scale(W: Matrices, init: float, d: int) -> Scale:
     return Scale(form, (), d)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """ln(1 + e^x), not by torch's own, of whose gradient AOTAutograd mistakes the layout."""
+    return torch.logaddexp(x, x.new_zeros(()))
+
+
 def ones_(x: Tensor, generator: torch.Generator) -> Tensor:
     """1."""
     return nn.init.ones_(x)
