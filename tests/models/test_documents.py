@@ -121,6 +121,14 @@ def test_the_keys_that_angpt_counts_are_those_of_the_document(monkeypatch):
     assert counts[0].flatten().tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 4, 4]
 
 
+@pytest.mark.parametrize("shape", [(2, TIME + 3), (2, TIME - 1), (3, TIME), (1, TIME), (TIME,)])
+@pytest.mark.parametrize("mixer", ["attention", "gdn"])
+def test_documents_that_do_not_number_each_token_are_refused(shape, mixer):
+    model, x = make("gpt", mixers=mixer), tokens(2, TIME)
+    with pytest.raises(UserError, match=r"must have its shape \[2, 10\], not"):
+        model(x, documents=torch.zeros(shape, dtype=torch.int64))
+
+
 def test_caches_and_pairs_do_not_know_documents():
     model, both, x = packed("gpt"), packed("gpt", "seq2seq"), tokens(1, TIME)
     with pytest.raises(UserError, match="not with a cache or with seq2seq"):

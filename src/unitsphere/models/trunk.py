@@ -200,6 +200,11 @@ class Transformer(nn.Module, ABC):
             raise UserError(
                 "documents work only with whole sequences of text, not with a cache or with seq2seq"
             )
+        if documents is not None and documents.shape != tokens.shape:  # a longer one would not fail
+            raise UserError(
+                f"documents number each token: they must have its shape {list(tokens.shape)}, not "
+                f"{list(documents.shape)}"
+            )
         if mask is not None and not all(mixer.bidirectional for mixer in self.mixers()):
             raise UserError("a mask needs attention in every layer: see model.mixers")
         causal = self.objective != "mlm"
