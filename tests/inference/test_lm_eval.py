@@ -331,6 +331,20 @@ def test_settings_of_a_task_s_generation():
         read_settings({"num_beams": 4})
 
 
+def test_sampled_continuations_do_not_depend_on_the_batches(ours):
+    settings = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 8}
+    contexts = ["the cat", "the old man", "a dog", "the cat", "my sister = sang"]
+    requests = [SimpleNamespace(args=(context, settings)) for context in contexts]
+
+    def drawn(batch_tokens):
+        lm = HarnessLM(ours.model, ours.text, CONTEXT, batch_tokens, seed=3)
+        return lm.generate_until(requests)
+
+    found = drawn(5 * CONTEXT)
+    assert found == drawn(2 * CONTEXT) == drawn(CONTEXT)
+    assert len({*found}) == 5
+
+
 def test_a_masked_model_gives_no_likelihoods():
     model = unitsphere.build("ngpt", objective="mlm", vocab_size=64, d_model=16, n_heads=2)
     with pytest.raises(UserError, match="objective clm"):

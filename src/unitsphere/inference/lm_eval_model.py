@@ -38,7 +38,7 @@ class HarnessLM(TemplateLM):
     """A causal model with its tokenizer; `max_length` tokens of context.
 
     `batch_tokens` go through the model at once, padding included. Sampled continuations, where a
-    task asks for them, are drawn with `seed`.
+    task asks for them, are drawn with `seed` plus the number of the request.
     """
 
     def __init__(
@@ -155,13 +155,16 @@ class HarnessLM(TemplateLM):
             for begin in range(0, len(group), rows):
                 batch = group[begin : begin + rows]
                 contexts = [arguments(requests[index])[0] for index in batch]
-                texts = self.continuations(contexts, settings)
+                seeds = [self.seed + index for index in batch]
+                texts = self.continuations(contexts, settings, seeds)
                 for index, text in zip(batch, texts, strict=True):
                     found[index] = text
         return found
 
-    def continuations(self, contexts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-        """The continuations of contexts with one task's generation_kwargs."""
+    def continuations(
+        self, contexts: Sequence[str], settings: Mapping[str, Any], seeds: Sequence[int]
+    ) -> list[str]:
+        """The continuations of contexts with one task's generation_kwargs, each with its seed."""
         stops, max_new, sampling = read_settings(settings)
         room = self.max_length - max_new
         if room < 1:
@@ -178,7 +181,7 @@ class HarnessLM(TemplateLM):
             self.model,
             [self.tok_encode(context)[-room:] for context in contexts],
             max_new,
-            seed=self.seed,
+            seed=seeds,
             stop=self.eot_token_id,
             vocab_size=self.text.vocab_size,
             watch=stopped,
