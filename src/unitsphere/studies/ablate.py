@@ -249,7 +249,7 @@ def row_document(
         "lr_at_edge": rate.at_edge,
         "rates_tried": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
         "rates_failed": list(rate.errors),
-        **figures(own, table.measure),
+        **figures(own),
         "change": change,
         "sign": agreement(paper, change) if other else None,
         "means": means(row, own),

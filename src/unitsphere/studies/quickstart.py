@@ -24,7 +24,7 @@ from unitsphere.report.render.picture import write_picture
 from unitsphere.report.write import FILE as REPORT
 from unitsphere.report.write import write_page
 from unitsphere.studies.compare import CompareStudy
-from unitsphere.studies.core.execute import Executor, Local, Record, execute
+from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
 from unitsphere.studies.core.jobs import Interrupted
 from unitsphere.studies.core.kind import Kind
 from unitsphere.studies.core.local import available_cores
@@ -121,7 +121,7 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
         check_folder(out, study)
         planned = [planned_arm(study, name, out / name) for name in study.arms]
         try:
-            found = execute(planned, executor or Local(study.run.workers))
+            found = execute(planned, executor or executor_of(study.run, out))
         except Interrupted as stopped:
             raise Preempted(f"{out}: {stopped}") from None
     records = dict(zip(study.arms, found, strict=True))

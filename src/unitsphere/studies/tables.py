@@ -216,7 +216,7 @@ def means(row: Row, records: Mapping[int, Record]) -> dict[str, dict[str, float 
     return {name: {"paper": mean, "ours": ours.get(name)} for name, mean in row.means.items()}
 
 
-def figures(records: Mapping[int, Record], measure: str) -> dict[str, Any]:
+def figures(records: Mapping[int, Record]) -> dict[str, Any]:
     """A row's own figures: means over the finished seeds, and each seed."""
     done = [record for record in records.values() if record.status == "finished"]
     losses = [record.loss for record in done if record.loss is not None]

@@ -18,7 +18,6 @@ from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import prepared
 from unitsphere.errors import UserError
 from unitsphere.files import read_text, write_text
-from unitsphere.studies.core.cluster import Resources
 from unitsphere.studies.core.jobs import Job, State
 from unitsphere.studies.core.local import Interrupted, JobExecutor, here, run_jobs
 from unitsphere.studies.core.plan import Planned, is_finished
@@ -36,35 +35,11 @@ Executor = Callable[[Sequence[Job]], JobExecutor]
 """Gives what is to run some jobs: where, and how many at a time."""
 
 
-@dataclass(frozen=True)
-class Local:
-    """Processes on this machine; by default one per core, or per GPU."""
-
-    workers: int | None = None
-
-    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
-        """Of these jobs."""
-        return here(jobs, self.workers)
-
-
-@dataclass(frozen=True)
-class InCluster:
-    """Arrays of SLURM jobs, of the study in `folder`; without `workers` all at once."""
-
-    folder: Path
-    resources: Resources
-    workers: int | None = None
-
-    def __call__(self, jobs: Sequence[Job]) -> JobExecutor:
-        """Of these jobs."""
-        return SlurmExecutor(self.folder, self.resources, self.workers)
-
-
 def executor_of(run: Execution, folder: Path) -> Executor:
     """The executor that the [run] of the study in `folder` asks for."""
     if run.executor == "slurm":
-        return InCluster(folder, run.slurm, run.workers)
-    return Local(run.workers)
+        return lambda jobs: SlurmExecutor(folder, run.slurm, run.workers)
+    return lambda jobs: here(jobs, run.workers)
 
 
 @dataclass(frozen=True)
@@ -186,15 +161,7 @@ def early_stop(folder: Path) -> Path:
 def is_settled(folder: Path) -> bool:
     """Whether a run has ended: finished, diverged, or stopped early."""
     ended = divergence(folder).exists() or early_stop(folder).exists()
-    return ended or finished(folder)
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run is finished; not so if its checkpoints are damaged, of which its job tells."""
-    try:
-        return is_finished(folder)
-    except UserError:
-        return False
+    return ended or is_finished(folder)
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:
@@ -216,7 +183,7 @@ def _read_record(run: Planned, error: str | None) -> Record:
         return Record(run, "diverged", error=why, environment=environment)
     if early_stop(run.folder).exists():
         return Record(run, "stopped", error=said(early_stop(run.folder)))
-    if not finished(run.folder):
+    if not is_finished(run.folder):
         return Record(run, "failed", error=error or "it was not run")
     last, steps = result(run.folder, trained=False), run.config.train.steps
     records = read_metrics(run.folder)

@@ -6,7 +6,6 @@ runs/<arm>/tune-<tokens>/lr-<rate>-seed-<seed>     on the tuning split, see tune
 Where more than a rate is tuned (points.py), point-<hash of its keys> is in the place of the rate.
 """
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,10 +62,17 @@ class Planned:
         return self.config.train.seed
 
     def job(self) -> Job:
-        """`unitsphere train` of it."""
-        job = train_job(self.name, self.recipe, self.keys, self.folder, self.config.train.steps)
-        arm = self.name.partition(" ")[0]
-        return dataclasses.replace(job, device=self.config.train.device, arm=arm)
+        """`unitsphere train` of it, as a user would type it."""
+        keys = [word for key, value in self.keys.items() for word in (f"--{key}", str(value))]
+        train = [sys.executable, "-m", "unitsphere", "train", self.recipe]
+        return Job(
+            name=self.name,
+            argv=[*train, "--out", str(self.folder), *keys],
+            out=self.folder,
+            steps=self.config.train.steps,
+            device=self.config.train.device,
+            arm=self.name.partition(" ")[0],
+        )
 
 
 def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Planned:
@@ -109,14 +115,6 @@ def with_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig
                 raise UserError(f"unknown key '{key}': '{section}' has no keys of its own")
         table[last] = value
     return read_config(type(config), data)
-
-
-def train_job(name: str, recipe: str, overrides: Mapping[str, Any], run: Path, steps: int) -> Job:
-    """`unitsphere train` of a recipe, as a user would type it, as a job."""
-    flags = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-    argv = [sys.executable, "-m", "unitsphere", "train", recipe, "--out", str(run), *flags]
-    device = str(overrides.get("train.device", "auto"))
-    return Job(name=name, argv=argv, out=run, steps=steps, device=device)
 
 
 def is_finished(run: Path) -> bool:
