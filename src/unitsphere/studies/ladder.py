@@ -123,11 +123,6 @@ class Spent:
     lr: float
     records: Sequence[Record]
 
-    @property
-    def losses(self) -> list[float]:
-        """Of the seeds that finished."""
-        return [record.loss for record in self.records if record.loss is not None]
-
 
 def ladder(
     study: LadderStudy, out: Path, executor: Executor | None = None
@@ -137,9 +132,7 @@ def ladder(
     Raises UserError for a mistake in the study or unusable data, `Preempted` when stopped; the same
     call then resumes.
     """
-    rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
-    ladder_findings(study, rungs)
-    check_lengths(study, rungs)
+    rungs = checked(study)
     with study_folder(out, study):
         executor = executor or executor_of(study.run, out)
         rungs = [climbed(study, out, rung) for rung in rungs]
@@ -148,6 +141,14 @@ def ladder(
         rungs = [with_optimum(rung) for rung in rungs]
         spent = spend(study, out, rungs, executor)
     return rungs, spent
+
+
+def checked(study: LadderStudy) -> list[Rung]:
+    """Every arm at every size, before anything is trained; a UserError for a mistaken study."""
+    rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
+    ladder_findings(study, rungs)
+    check_lengths(study, rungs)
+    return rungs
 
 
 def ladder_findings(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
@@ -241,11 +242,8 @@ def spent_runs(
 
 def parts(study: LadderStudy) -> list[Part]:
     """What would be trained; the middle batch stands for the best, which is not known yet."""
-    rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
-    ladder_findings(study, rungs)
-    check_lengths(study, rungs)
     found = []
-    for rung in rungs:
+    for rung in checked(study):
         for batch in study.batches:
             name = f"{rung.arm} {rung.size} {batch}"
             one = study.study({"arm": study.rung(rung.arm, rung.size, batch)})

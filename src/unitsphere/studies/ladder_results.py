@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from unitsphere.studies.core.execute import Executor, Record, failure_lines
 from unitsphere.studies.core.fairness import Finding, version_flags
 from unitsphere.studies.core.kind import Kind, provenance
 from unitsphere.studies.core.statistics import PowerLaw
+from unitsphere.studies.core.tune import mean_loss
 from unitsphere.studies.ladder import LadderStudy, Rung, Spent, ladder, ladder_findings, parts
 from unitsphere.studies.laws import (
     Allocation,
@@ -40,13 +40,17 @@ class Findings:
     @property
     def records(self) -> list[Record]:
         """All runs."""
-        searches = [search for rung in self.rungs for search in rung.searches.values()]
-        tried = [r for search in searches for records in search.found.values() for r in records]
+        tried = [record for rung in self.rungs for record in grid_records(rung)]
         return [*tried, *(record for spent in self.spent for record in spent.records)]
 
     def of(self, arm: str) -> list[Rung]:
         """An arm's sizes."""
         return [rung for rung in self.rungs if rung.arm == arm]
+
+
+def grid_records(rung: Rung) -> list[Record]:
+    """The runs of a size's grid."""
+    return [record for search in rung.searches.values() for record in search.records]
 
 
 def findings(study: LadderStudy, rungs: Sequence[Rung], spent: Sequence[Spent]) -> Findings:
@@ -103,19 +107,15 @@ def allocations(spent: Sequence[Spent]) -> list[Allocation]:
     found = []
     for compute in sorted({s.compute for s in spent}):
         runs = [
-            Trained(s.rung.parameters, s.compute / flops(s.rung.parameters, 1), mean(s))
+            Trained(
+                s.rung.parameters, s.compute / flops(s.rung.parameters, 1), mean_loss(s.records)
+            )
             for s in spent
             if s.compute == compute
         ]
         if any(math.isfinite(run.loss) for run in runs):
             found.append(allocation(compute, runs))
     return found
-
-
-def mean(spent: Spent) -> float:
-    """Mean loss over the seeds; infinite where one diverged or failed."""
-    whole = len(spent.losses) == len(spent.records)
-    return statistics.mean(spent.losses) if whole else math.inf
 
 
 def size_figures(rung: Rung) -> dict[str, Any]:
@@ -153,13 +153,14 @@ def batch_figures(rung: Rung, batch: int, best: Optimum | None) -> dict[str, Any
 
 def spent_figures(spent: Spent) -> dict[str, Any]:
     """A size's runs at a compute."""
+    loss = mean_loss(spent.records)
     return {
         "compute": spent.compute,
         "size": spent.rung.size,
         "parameters": spent.rung.parameters,
         "batch": spent.batch,
         "lr": spent.lr,
-        "loss": mean(spent) if math.isfinite(mean(spent)) else None,
+        "loss": loss if math.isfinite(loss) else None,
         "runs": [
             {
                 "seed": record.planned.seed,
@@ -175,10 +176,7 @@ def spent_figures(spent: Spent) -> dict[str, Any]:
 
 def law_figures(laws: Laws) -> dict[str, Any]:
     """Each law's coefficient and exponent with their 95% intervals, null where there is no law."""
-    found: dict[str, PowerLaw | None] = {
-        each.name: getattr(laws, each.name) for each in dataclasses.fields(Laws)
-    }
-    return {name: law and one_law(law) for name, law in found.items()}
+    return {name: law and one_law(law) for name, law in vars(laws).items()}
 
 
 def one_law(law: PowerLaw) -> dict[str, Any]:
@@ -223,13 +221,7 @@ def grid_flags(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
             text = f"{name}: the best rate is at the grid's edge ({best.lr_edge})"
             more = "raise tune.growths, or lower tune.ratio if higher rates diverged"
             found.append(Finding("edge", f"{text}; the laws leave this size out: {more}"))
-        failed = [
-            record
-            for search in rung.searches.values()
-            for records in search.found.values()
-            for record in records
-            if record.status == "failed"
-        ]
+        failed = [record for record in grid_records(rung) if record.status == "failed"]
         if failed:
             text = f"{name}: {len(failed)} run(s) of the grid failed: {failed[0].error}"
             found.append(Finding("failed", text))
@@ -262,8 +254,7 @@ def law_flags(study: LadderStudy, laws: dict[str, Laws]) -> list[Finding]:
 
 def fits(laws: dict[str, Laws]) -> list[PowerLaw]:
     """The laws that there are, of all arms."""
-    found = (getattr(fitted, field.name) for fitted in laws.values() for field in fields(Laws))
-    return [law for law in found if law is not None]
+    return [law for fitted in laws.values() for law in vars(fitted).values() if law is not None]
 
 
 def spent_flags(spent: Sequence[Spent], best: dict[str, list[Allocation]]) -> list[Finding]:

@@ -11,7 +11,6 @@ All are power laws (`core.statistics.PowerLaw`). An optimum at an edge of the gr
 optimum: the fits leave it out.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -221,11 +220,10 @@ def law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw | None:
 
 def z_tests(a: Laws, b: Laws) -> dict[str, ZTest | None]:
     """Law -> the Z-test of its exponents in two architectures, None where one has no variance."""
-    found: dict[str, ZTest | None] = {}
-    for name in (field.name for field in dataclasses.fields(Laws)):
-        mine, other = getattr(a, name), getattr(b, name)
-        found[name] = same_exponent(mine, other) if mine and other else None
-    return found
+    return {
+        name: same_exponent(mine, other) if mine and other else None
+        for (name, mine), other in zip(vars(a).items(), vars(b).values(), strict=True)
+    }
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from scipy import stats
 
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines
+from unitsphere.studies.core.execute import Executor, executor_of, failure_lines
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
 from unitsphere.studies.core.spec import ArmSpec, Study, check_numbers
@@ -122,11 +122,6 @@ class Cell:
         losses = self.search.losses()
         known = any(map(math.isfinite, losses.values()))
         return lowest(list(losses), list(losses.values())) if known else None
-
-    @property
-    def records(self) -> list[Record]:
-        """All runs."""
-        return [record for records in self.search.found.values() for record in records]
 
 
 def transfer(study: TransferStudy, out: Path, executor: Executor | None = None) -> list[Cell]:
@@ -226,7 +221,7 @@ def least_squares(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray 
 
 def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
     """Everything that was found; every null has its reason among the flags."""
-    records = [record for cell in cells for record in cell.records]
+    records = [record for cell in cells for record in cell.search.records]
     arms = {arm: [cell for cell in cells if cell.arm == arm] for arm in study.arms}
     return {
         "arms": {
@@ -282,7 +277,7 @@ def flags(study: TransferStudy, cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 def failures(cells: Sequence[Cell]) -> list[str]:
     """A line for each run that failed."""
-    return failure_lines(record for cell in cells for record in cell.records)
+    return failure_lines(record for cell in cells for record in cell.search.records)
 
 
 KIND = Kind("transfer", TransferStudy, transfer, document, failures, parts)

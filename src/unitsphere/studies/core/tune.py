@@ -33,6 +33,11 @@ class Search:
     plan: Callable[[float], Sequence[Planned]]
     found: dict[float, list[Record]] = field(default_factory=dict)
 
+    @property
+    def records(self) -> list[Record]:
+        """All runs."""
+        return [record for records in self.found.values() for record in records]
+
     def losses(self) -> dict[float, float]:
         """Each rate's mean loss over its runs; infinite where one diverged, absent where failed."""
         return {
@@ -211,7 +216,7 @@ def tuned(found: Search, tokens: int) -> Tuned:
     losses = found.losses()
     rates = {rate: losses.get(rate, math.inf) for rate in sorted(found.found)}
     known = {rate: loss if math.isfinite(loss) else None for rate, loss in rates.items()}
-    errors = tuple(failure_lines(r for records in found.found.values() for r in records))
+    errors = tuple(failure_lines(found.records))
     return Tuned(found.best(), tokens, known, found.at_edge(), errors)
 
 
