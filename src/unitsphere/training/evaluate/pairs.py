@@ -11,6 +11,7 @@ share of the bytes. `cut_sources` and `cut_targets` say how many.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.documents import TextPair
@@ -20,7 +21,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.evaluate.text import Evaluation, score, summary
+from unitsphere.training.evaluate.text import Evaluation, evenly_spread, score, summary
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def evaluate_pair_split(
     chosen = range(count)
     if max_tokens is not None:
         wanted = max_tokens * count // max(pairs.n_target_tokens, 1)
-        wanted = min(max(wanted, 1), count)
-        chosen = [i * count // wanted for i in range(wanted)]
+        chosen = evenly_spread(count, max(wanted, 1))
     separator = pairs.shards.separator
     some = (pairs[i] for i in chosen)
     lost = pairs.shards.text_lost
@@ -103,14 +103,9 @@ def text_pairs(texts: Iterable[TextPair], tokenizer: Tokenizer) -> Iterator[Pair
 
 def pair_batches(pairs: Iterable[Pair], separator: int, context: int, rows: int) -> Iterator[Batch]:
     """The pairs in batches of up to `rows`, each as wide as its longest, to `context` at most."""
-    held: list[Pair] = []
-    for pair in pairs:
-        held.append(pair)
-        if len(held) == rows:
-            yield cut_batch(held, separator, context)
-            held = []
-    if held:
-        yield cut_batch(held, separator, context)
+    waiting = iter(pairs)
+    while some := list(islice(waiting, rows)):
+        yield cut_batch(some, separator, context)
 
 
 def cut_batch(pairs: list[Pair], separator: int, context: int) -> Batch:

@@ -150,8 +150,7 @@ def evaluate_shards(
     count = count_windows(shards.n_tokens, form)
     chosen = range(count)
     if max_tokens is not None:
-        wanted = min(max(max_tokens // form.stride, 1), count)
-        chosen = [i * count // wanted for i in range(wanted)]
+        chosen = evenly_spread(count, max(max_tokens // form.stride, 1))
     windows = (window(shards, form, index) for index in chosen)
     totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
@@ -205,14 +204,9 @@ def stream_windows(
 
 def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]:
     """The windows in batches of up to `rows`."""
-    held: list[Window] = []
-    for one in windows:
-        held.append(one)
-        if len(held) == rows:
-            yield form.batch(held)
-            held = []
-    if held:
-        yield form.batch(held)
+    waiting = iter(windows)
+    while some := list(islice(waiting, rows)):
+        yield form.batch(some)
 
 
 @torch.no_grad()
