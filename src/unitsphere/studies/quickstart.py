@@ -52,16 +52,6 @@ PROMPT = 'class Reader:\n    """Read lines from a file."""\n\n    def __init__(s
 SAMPLE_TOKENS, TEMPERATURE = 120, 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuickstartStudy(CompareStudy):
-    """A comparison at one budget whose rates are not tuned."""
-
-    @property
-    def recipes(self) -> dict[str, str]:
-        """Arm -> recipe."""
-        return {name: arm.recipe for name, arm in self.arms.items()}
-
-
 @dataclass(frozen=True)
 class Finished:
     """A finished run: its config, its row of the table, its evaluations, what it writes."""
@@ -87,8 +77,8 @@ def quickstart_study(
     recipes: Sequence[str] = RECIPES,
     overrides: Mapping[str, Any] | None = None,
     workers: int | None = None,
-) -> QuickstartStudy:
-    """The study of some recipes, of which the first is the baseline.
+) -> CompareStudy:
+    """The comparison of some recipes at one budget, untuned; the first is the baseline.
 
     Args:
         overrides: keys set in every arm, such as {"train.steps": 20}.
@@ -97,7 +87,7 @@ def quickstart_study(
     train = load_recipe(recipes[0]).train
     steps = (overrides or {}).get("train.steps", train.steps)
     # Arms that run side by side must not share one GPU: their times would tell nothing.
-    return QuickstartStudy(
+    return CompareStudy(
         arms={arm_name(recipe): ArmSpec(recipe) for recipe in recipes},
         set={"train.device": "cpu", **(overrides or {})},
         budgets=[steps * train.batch_tokens],
@@ -112,7 +102,7 @@ def arm_name(recipe: str) -> str:
     return recipe.rpartition("/")[2].removesuffix(".toml")
 
 
-def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = None) -> Found:
+def quickstart(study: CompareStudy, out: Path, executor: Executor | None = None) -> Found:
     """Train the arms that are not finished under `out`, and read the results of all of them.
 
     Raises `Preempted` when stopped: the arms have saved, and the same call resumes.
@@ -128,14 +118,14 @@ def quickstart(study: QuickstartStudy, out: Path, executor: Executor | None = No
     runs = []
     for name in [name for name, record in records.items() if record.status == "finished"]:
         try:
-            runs.append(read_finished(name, study.recipes[name], out / name))
+            runs.append(read_finished(name, study.arms[name].recipe, out / name))
         except UserError as error:  # its folder is damaged: the other arms still have a result
             records[name] = dataclasses.replace(records[name], status="failed", error=str(error))
     baseline = runs[0] if runs and runs[0].arm.name == study.reference else None
     return Found(out, records, runs, baseline)
 
 
-def check_folder(out: Path, study: QuickstartStudy) -> None:
+def check_folder(out: Path, study: CompareStudy) -> None:
     """Raise UserError for a folder of something else: a run, or another study."""
     names = [found.name for found in out.iterdir() if not found.name.startswith(".")]
     own = (SUMMARY, *study.arms)  # an arm has a folder, and a log of its name
@@ -143,9 +133,9 @@ def check_folder(out: Path, study: QuickstartStudy) -> None:
         raise UserError(f"{out} is not empty and holds no quickstart: give --out another folder")
 
 
-def planned_arm(study: QuickstartStudy, name: str, run: Path) -> Planned:
+def planned_arm(study: CompareStudy, name: str, run: Path) -> Planned:
     """An arm's run, with all that its recipe says; says what is known of it already."""
-    recipe, keys = study.recipes[name], study.set
+    recipe, keys = study.arms[name].recipe, study.set
     config = wanted(recipe, keys, run)
     if is_finished(run):
         say(f"{name}: finished earlier, reused; delete {run} to train it again")
@@ -220,7 +210,7 @@ def first_step_below(evaluations: Mapping[int, float], target: float) -> int | N
     return next((step for step, bits in evaluations.items() if bits <= target), None)
 
 
-def document(study: QuickstartStudy, found: Found) -> dict[str, Any]:
+def document(study: CompareStudy, found: Found) -> dict[str, Any]:
     """The figures, which summary.json keeps."""
     return {
         "baseline": found.baseline.arm.name if found.baseline else None,
@@ -288,4 +278,4 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-KIND = Kind("quickstart", QuickstartStudy, quickstart, document, failures, write=write)
+KIND = Kind("quickstart", CompareStudy, quickstart, document, failures, write=write)
