@@ -35,7 +35,6 @@ from unitsphere.training.optim.registry import OPTIMIZERS
 from unitsphere.training.optim.state import check_state, first_moments, state_spec
 
 SMALL = {"vocab_size": 40, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
-TOY = OptimConfig(name="toy-factors", lr=1e-3)
 CASE = Case("ngpt", model={"n_layers": 1}, optim={"name": "toy-factors"})
 FSDP2 = Degrees(dp_shard=2)
 
@@ -46,9 +45,13 @@ def registered(monkeypatch):
         monkeypatch.setitem(OPTIMIZERS, name, place)
 
 
+def toy() -> OptimConfig:
+    return OptimConfig(name="toy-factors", lr=1e-3)
+
+
 def stepped(dtype=torch.float32, steps=3):
     model = build("ngpt", **SMALL).to(dtype)
-    optimizer = build_optimizer(model, TOY)
+    optimizer = build_optimizer(model, toy())
     for step in range(steps):
         one_step(model, optimizer, step)
     return model, optimizer
@@ -116,7 +119,7 @@ def test_what_it_declares_is_what_it_keeps_and_what_is_forecast():
         }
     kept = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
     kind = run_config_type("ngpt")
-    config = kind(model=kind().model.__class__(**SMALL), optim=TOY)
+    config = kind(model=kind().model.__class__(**SMALL), optim=toy())
     assert forecast(config, model, SINGLE).optimizer == sum(t.nbytes for t in kept)
 
 
@@ -151,7 +154,7 @@ def test_its_checkpoint_is_checked(tmp_path):
 def test_its_state_comes_back_in_its_own_precision(dtype, tmp_path):
     model, optimizer = stepped(dtype)
     write_named(tmp_path, named_tensors(model, optimizer))
-    fresh = build_optimizer(model, TOY)
+    fresh = build_optimizer(model, toy())
     load_optimizer(tmp_path, model, fresh)
     before, after = optimizer_tensors(model, optimizer), optimizer_tensors(model, fresh)
     assert before.keys() == after.keys()

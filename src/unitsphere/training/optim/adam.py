@@ -97,7 +97,7 @@ def build_adam(parameters: Parameters, config: OptimConfig) -> Adam:
     Fused it is 3 to 5 times faster on a CPU.
     """
     kind = AdamW if definition(config.name).decoupled else Adam
-    if isinstance(config.own, AdamWConfig) and config.own.cautious:
+    if isinstance(config.section, AdamWConfig) and config.section.cautious:
         kind = CautiousAdamW
     return kind(
         grouped(parameters, config.adam_group),
@@ -172,9 +172,7 @@ class GatedAdamW(ByWeight):
         numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, numbers | {"power": power, "eps_gate": eps_gate, "scale": scale})
 
-    def state_spec(self, parameter: Tensor) -> StateSpec:
-        """The count of steps and both moments."""
-        return {"step": COUNT, "exp_avg": like(parameter, 1), "exp_avg_sq": like(parameter, 2)}
+    state_spec = Adam.state_spec
 
     def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """One step of one tensor."""

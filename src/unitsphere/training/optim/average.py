@@ -170,14 +170,10 @@ def load_averages_(
         local(weight.detach()).copy_(local(tensor))
         if radius is not None:
             project_sphere_(weight, WHOLE, radius)
-    for bound in bounds_of(model, constraint.kind) if _declares_any(model) else []:
+    declared = any(declares(module) for module in model.modules())  # modules of torch's do not
+    for bound in bounds_of(model, constraint.kind) if declared else []:
         if bound.parameter in averages:
             bound.project_(model.get_parameter(bound.parameter))
-
-
-def _declares_any(model: nn.Module) -> bool:
-    """Whether the model says anything of its parameters; a module of torch's has no constraint."""
-    return any(declares(module) for module in model.modules())
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class OptimConfig:
                 "optim.constraint.norm and optim.constraint.head are for "
                 f"optim.constraint.kind 'hyperball', not '{kind}'"
             )
-        turns = getattr(self.own, "turns", 1)
+        turns = getattr(self.section, "turns", 1)
         if turns > 1 and (kind == "hyperball" or self.constraint.angle_cap):
             limit = "optim.constraint.angle_cap" if self.constraint.angle_cap else "'hyperball'"
             raise UserError(
@@ -189,12 +189,13 @@ class OptimConfig:
     @property
     def momentum_cooldown(self) -> int:
         """The last steps of a run in which the momentum of its optimizer changes."""
-        return getattr(self.own, "momentum_cooldown", 0)
+        return getattr(self.section, "momentum_cooldown", 0)
 
     @property
-    def own(self) -> Any:
-        """The named optimizer's own keys, `optim.<name>.*`; None if it has none, or by default."""
-        return getattr(self, section_key(self.name), None)
+    def section(self) -> Any:
+        """The named optimizer's own keys, `optim.<name>.*`; None if it has none."""
+        kind = definition(self.name).section
+        return getattr(self, section_key(self.name), None) or (kind and kind())
 
     @property
     def constrained(self) -> ConstraintConfig:
@@ -208,7 +209,7 @@ class OptimConfig:
     @property
     def brought(self) -> str | None:
         """The kind of constraint that belongs to the optimizer's name, if one does."""
-        return definition(self.name).constraint if self.name in OPTIMIZERS else None
+        return definition(self.name).constraint
 
     def check_keys(self) -> None:
         """A `UserError` for a key that is set and that the named optimizer does not read."""
@@ -226,14 +227,6 @@ class OptimConfig:
                 "optim.head_by_frequency is for a head trained by Muon (optim.muon_head): Adam "
                 "evens out the rows by itself"
             )
-
-    @property
-    def section(self) -> Any:
-        """The named optimizer's own keys, `optim.<name>.*`."""
-        kind = definition(self.name).section
-        if kind is None:
-            raise TypeError(f"optimizer '{self.name}' has no keys of its own")
-        return self.own or kind()
 
 
 def optim_config_type() -> type[OptimConfig]:

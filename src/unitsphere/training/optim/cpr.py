@@ -19,7 +19,6 @@ optimizer, serves loop, foreach and fused alike.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,7 +101,10 @@ class CPR(StepHook):
                 state |= self.first(start)
             R = square(weight)
             state["cpr_steps"] += 1
-            KAPPAS[self.config.kappa](self, state, R)
+            if self.config.kappa == "Kappa-WS":
+                self.warm_start(state, R)
+            elif self.config.kappa == "Kappa-IP":
+                self.inflection(state, R)
             state["lambda"].add_((R - state["kappa"]) / weight.numel()).clamp_(min=0)
             local(weight).mul_(1 - 2 * state["lambda"])
 
@@ -119,9 +121,6 @@ class CPR(StepHook):
             state |= {"average": start.clone(), "reading": start.clone(), "change": zero - math.inf}
         return state
 
-    def keep(self, state: State, R: Tensor) -> None:
-        """Kappa-K and Kappa-kI0: κ was set at the start."""
-
     def warm_start(self, state: State, R: Tensor) -> None:
         """Kappa-WS: κ ← R after the warm start."""
         state["kappa"] = torch.where(state["cpr_steps"] == self.warm_steps, R, state["kappa"])
@@ -135,14 +134,6 @@ class CPR(StepHook):
         state["kappa"] = torch.where(found, R, state["kappa"])
         state["reading"] = torch.where(due, state["average"], state["reading"])
         state["change"] = torch.where(due, change, state["change"])
-
-
-KAPPAS: dict[str, Callable[[CPR, State, Tensor], None]] = {
-    "Kappa-K": CPR.keep,
-    "Kappa-kI0": CPR.keep,
-    "Kappa-WS": CPR.warm_start,
-    "Kappa-IP": CPR.inflection,
-}
 
 
 def square(weight: Tensor) -> Tensor:

@@ -45,7 +45,6 @@ from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
     check_steps,
     orthogonalise,
-    orthogonalise_many,
 )
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import (
@@ -135,11 +134,8 @@ class Muon(Eager, torch.optim.Muon):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._complete_groups(self.own)  # those of a state from before there were these keys
-
-    def _complete_groups(self, numbers: dict[str, Any]) -> None:
-        for group in self.param_groups:
-            for key, value in numbers.items():
+        for group in self.param_groups:  # of a state from before there were these keys
+            for key, value in self.own.items():
                 group.setdefault(key, value)
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
@@ -158,7 +154,8 @@ class Muon(Eager, torch.optim.Muon):
                 found = {weight: self._update(weight, at, group) for at, weight in members}
                 updates = {weight: u for weight, u in found.items() if u is not None}
                 if len(updates) > 1:
-                    directions = orthogonalise_many([*updates.values()], *numbers)
+                    stack = torch.stack([*updates.values()])
+                    directions = orthogonalise(stack, *numbers).unbind()
                 else:
                     directions = [orthogonalise(u, *numbers) for u in updates.values()]
                 for weight, direction in zip(updates, directions, strict=True):

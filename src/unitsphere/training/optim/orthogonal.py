@@ -176,13 +176,6 @@ def by_factor(x: Tensor, polynomials: Polynomials, tight: bool) -> Tensor:
     return x @ factor if tall else factor @ x
 
 
-def orthogonalise_many(
-    updates: list[Tensor], steps: int, coefficients: str = "quintic"
-) -> list[Tensor]:
-    """`orthogonalise` of ordinary tensors of one shape in one batched call."""
-    return list(orthogonalise(torch.stack(updates), steps, coefficients).unbind())
-
-
 def precision(update: Tensor, coefficients: str) -> torch.dtype:
     """What the products are computed in."""
     if update.device.type == "cuda" and coefficients != "minimax":
