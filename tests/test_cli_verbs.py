@@ -15,8 +15,8 @@ from typed import printed, refused
 from unitsphere.cli import main
 from unitsphere.data.shards import Shards
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.load import load_run
 from unitsphere.training.recipes import recipe_names
-from unitsphere.training.run import load_run
 
 RECIPE = tiny_recipe("angpt", data={"tokenizer": "bpe:300"}, lr=2e-2, steps=20)
 TEXT = "The cat sat on the mat, and that was that.\n"

@@ -28,7 +28,7 @@ from unitsphere.training.load import load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.resolve import resolve, saved_config
+from unitsphere.training.resolve import config_in, resolve
 from unitsphere.training.resume import last_state
 
 TORTURE = settings.get_profile("torture")
@@ -232,7 +232,7 @@ def test_fuzz_run_files(name, copy, cases):
         elsewhere = outside(copy)
         with cases:
             if name == "config.json":
-                saved_config(copy)
+                config_in(copy)
             else:
                 resume(copy)
         assert outside(copy) == elsewhere

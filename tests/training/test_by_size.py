@@ -20,7 +20,7 @@ from unitsphere.training.by_size import BySize
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import write_config
 from unitsphere.training.recipes import config_from, layers, load_recipe, recipe_names
-from unitsphere.training.resolve import check_same, resolve, saved_config
+from unitsphere.training.resolve import check_same, config_in, resolve
 
 SMALL = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}
 
@@ -89,7 +89,7 @@ def test_a_model_sees_numbers_and_config_json_has_them(tmp_path):
     write_config(tmp_path, config)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["model"]["s_z"]["init"], written["model"]["alpha"]["init"]) == (4.0, 0.5)
-    assert saved_config(tmp_path) == config
+    assert config_in(tmp_path) == config
     model = ngpt(s_z={"init": "sqrt(d)"}).model
     assert copy.deepcopy(model) == pickle.loads(pickle.dumps(model)) == model
 
@@ -119,7 +119,7 @@ def test_a_run_started_with_the_digits_resumes_with_them(tmp_path):
     old = ngpt(s_z={"init": 3.46410162}, alpha={"init": 0.333}, d_model=12, n_layers=3)
     write_config(tmp_path, resolve(old, None))
     forms = ngpt(s_z={"init": "sqrt(d)"}, alpha={"init": "1/L"}, d_model=12, n_layers=3)
-    saved = saved_config(tmp_path)
+    saved = config_in(tmp_path)
     check_same(tmp_path, saved, resolve(forms, saved))
     other = ngpt(s_z={"init": "sqrt(d)"}, alpha={"init": "2/L"}, d_model=12, n_layers=3)
     with pytest.raises(UserError, match=r"model\.alpha\.init"):

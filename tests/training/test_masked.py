@@ -24,9 +24,10 @@ from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.evaluate.text import evaluate, evaluate_shards, evaluating
 from unitsphere.training.forecast import flops_per_token
+from unitsphere.training.load import load_run
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
-from unitsphere.training.run import load_run, train
+from unitsphere.training.run import train
 
 TEXT = "The cat sat on the mat, and that was that. " * 20
 MASK = ByteTokenizer.vocab_size

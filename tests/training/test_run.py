@@ -21,11 +21,12 @@ from unitsphere.studies.core.jobs import DIVERGED
 from unitsphere.training.config import run_config_type
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.folder import locked
+from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
 from unitsphere.training.monitor import RunMonitor
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
-from unitsphere.training.run import load_run, train
+from unitsphere.training.run import train
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,9 @@ def submit(submission: Submission, argv: list[str], out: Path) -> int:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from unitsphere.cli.job import TrainTask
-    from unitsphere.training.resolve import saved_config
+    from unitsphere.training.resolve import config_in
 
-    saved_config(out)
+    config_in(out)
     try:
         with detached():
             job = executor.submit(TrainTask(argv))

@@ -80,7 +80,7 @@ def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
     """
 
     def decide() -> RunConfig:
-        saved = saved_config(out)
+        saved = config_in(out)
         resolved = resolve(config, saved)
         if saved is not None:
             check_same(out, saved, resolved, resize=True)
@@ -194,11 +194,11 @@ def check_model(config: RunConfig) -> None:
         model.logit_scale()  # refused here, not in the first step
 
 
-def saved_config(out: Path) -> RunConfig | None:
-    """The config of the run in `out`; None for an empty folder, a `UserError` for any other."""
+def config_in(out: Path) -> RunConfig | None:
+    """The config of the run in `out`; None for an empty folder or none, else a `UserError`."""
     if (out / CONFIG).is_file():
         return load_recipe(out / CONFIG)
-    if not is_empty(out):
+    if out.exists() and not is_empty(out):
         raise UserError(f"{out} is not empty and holds no run: give --out another folder")
     return None
 

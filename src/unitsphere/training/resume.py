@@ -18,7 +18,7 @@ from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import on_first
 from unitsphere.training.load import check_checkpoint
 from unitsphere.training.optim.schedule import steps_alike, warmup_steps
-from unitsphere.training.resolve import check_same, saved_config
+from unitsphere.training.resolve import check_same, config_in
 
 
 def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
@@ -57,7 +57,7 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
     It is the newest whose steps had the rates that `config` has for them, so that the run is the
     same as if it had been started with `config`. Raises UserError if there is none.
     """
-    saved = saved_config(out)
+    saved = config_in(out)
     if saved is None or (saved.schedule, saved.train.steps) == (
         config.schedule,
         config.train.steps,

@@ -12,7 +12,7 @@ import torch
 
 from unitsphere.config import to_dict
 from unitsphere.data.batches import Prefetch
-from unitsphere.errors import Preempted, RunFailed, UserError
+from unitsphere.errors import RunFailed, UserError
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
@@ -45,7 +45,7 @@ from unitsphere.training.folder import (
 )
 from unitsphere.training.forecast import forecast
 from unitsphere.training.guard import Diverged, RolledBack
-from unitsphere.training.load import LoadedRun, find_start, load_run
+from unitsphere.training.load import find_start
 from unitsphere.training.log import QuietLog, RunLog
 from unitsphere.training.monitor import RunMonitor, Sampler
 from unitsphere.training.optim.roles import trained
@@ -56,8 +56,6 @@ from unitsphere.training.resume import agreed_state, check_data, first_state
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
-
-__all__ = ["LoadedRun", "Preempted", "Result", "load_run", "train"]
 
 
 def train(

@@ -20,7 +20,7 @@ from unitsphere.studies.core.spec import Study
 from unitsphere.training.by_size import sizes
 from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.recipes import load_recipe
-from unitsphere.training.resolve import check_same, resolve, saved_config
+from unitsphere.training.resolve import check_same, config_in, resolve
 from unitsphere.training.resume import last_state
 from unitsphere.training.transfer import by_law
 
@@ -91,7 +91,7 @@ def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
     Raises UserError for an unknown recipe or key, or if `run` holds a run of another config,
     or one that was scored on another part of the validation split.
     """
-    saved = saved_config(run) if run.exists() else None
+    saved = config_in(run)
     config = resolve(with_overrides(load_recipe(recipe), overrides), saved)
     if saved is not None:
         check_same(run, saved, config)
@@ -123,7 +123,7 @@ def is_finished(run: Path) -> bool:
     A folder that cannot be read is not: training in it says why, and ends no other run.
     """
     try:
-        saved = saved_config(run) if run.exists() else None
+        saved = config_in(run)
         state = last_state(run) if saved is not None else None
     except UserError:
         return False

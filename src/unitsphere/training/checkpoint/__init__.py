@@ -10,11 +10,9 @@ it. A link is neither followed nor deleted. All tensors are safetensors and all 
 reading a checkpoint that someone else wrote runs no code.
 """
 
-from unitsphere.training.checkpoint.saver import Saver, write
+from unitsphere.training.checkpoint.saver import write
 from unitsphere.training.checkpoint.store import (
     MARKER,
-    STATE,
-    State,
     damage,
     fingerprint,
     fingerprints,
@@ -28,9 +26,6 @@ from unitsphere.training.checkpoint.store import (
 
 __all__ = [
     "MARKER",
-    "STATE",
-    "Saver",
-    "State",
     "damage",
     "fingerprint",
     "fingerprints",
