@@ -88,13 +88,19 @@ class RunMonitor:
             self.clock = time.perf_counter()
 
     def between(self) -> None:
-        """Called between micro-batches, and between batches of a validation.
+        """Called between micro-batches.
 
         Raises Preempted if a stop is due, when the last whole step is saved.
         """
         self.watch.beat()
         if self.stop.due():
             self.save_and_exit()
+
+    def between_batches(self) -> None:
+        """Called between batches of a validation; raises Stopping if a stop is due."""
+        self.watch.beat()
+        if self.stop.due():
+            raise Stopping
 
     def after(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Do what is due when `step` updates have been made."""
@@ -159,30 +165,23 @@ class RunMonitor:
         return trainer.live.record(step, trainer.model, moments, self.corpus.example, precision)
 
     def validate(self) -> dict[str, float]:
-        """The figures of a validation; Preempted if a stop comes in the middle of it."""
-        model, precision = self.trainer.model, self.trainer.plan.precision
-        found = self.corpus.validate(model, precision=precision, between=self.between).record()
-        return found | self.validate_average()
+        """The figures of a validation; of the averaged weights, once they differ, the loss.
 
-    def validate_average(self) -> dict[str, float]:
-        """The loss of the averaged weights, once they differ from the last ones."""
-        trainer = self.trainer
-        if not is_averaging(trainer.optimizer):
-            return {}
-
-        def between() -> None:
-            self.watch.beat()
-            if self.stop.due():
-                raise Stopping
-
-        model, constraint = trainer.model, trainer.config.optim.constrained
+        Raises Preempted if a stop comes in the middle of it.
+        """
+        trainer, precision = self.trainer, self.trainer.plan.precision
+        model, optimizer = trainer.model, trainer.optimizer
+        validate = partial(
+            self.corpus.validate, model, precision=precision, between=self.between_batches
+        )
         try:
-            with averaged(model, trainer.optimizer, constraint):
-                precision = trainer.plan.precision
-                found = self.corpus.validate(model, precision=precision, between=between)
+            found = validate().record()
+            if is_averaging(optimizer):
+                with averaged(model, optimizer, trainer.config.optim.constrained):
+                    found["val_loss_average"] = validate().loss
         except Stopping:  # the model has its own weights again
             self.save_and_exit()
-        return {"val_loss_average": found.loss}
+        return found
 
     def save_and_exit(self) -> NoReturn:
         """Save, unless that is already done, and raise Preempted."""
