@@ -187,13 +187,7 @@ def kept_per_sequence(config: RunConfig, layout: Layout, blocks: int) -> int:
 
 
 def activations(config: RunConfig, layout: Layout, how: Recompute) -> int:
-    """Bytes that the forward pass of one sequence keeps, counted on the model as it is built."""
-    total = kept_by(config, layout, how)
-    return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
-
-
-def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
-    """Bytes that a forward pass of one sequence in fp32 keeps."""
+    """Bytes that the forward pass of one sequence keeps; in bf16 half of what fp32 would."""
     sizes = config.model
     if hasattr(sizes, "attention_dropout"):  # a CPU keeps all weights for it, a GPU none
         sizes = dataclasses.replace(sizes, attention_dropout=0.0)
@@ -217,7 +211,8 @@ def kept_by(config: RunConfig, layout: Layout, how: Recompute) -> int:
             features = model.features(tokens, memory=memory)
     assert features.requires_grad  # and so the graph, which keeps the storages apart, is alive
     total = sum(count for storage, count in kept.items() if storage not in weights)
-    return total + (kept_again.bytes if isinstance(kept_again, Repeated) else 0)
+    total += kept_again.bytes if isinstance(kept_again, Repeated) else 0
+    return total // 2 if config.train.precision in ("bf16", "fp8", "bf16-storage") else total
 
 
 class Repeated(TorchDispatchMode):

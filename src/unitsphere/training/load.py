@@ -184,22 +184,13 @@ def find_start(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any] | None
 
 def check_checkpoint(config: RunConfig, folder: Path) -> None:
     """Raise UserError unless the checkpoint `folder` holds the model that `config` declares."""
-    check_declared(config, empty_tensors(folder, "model.", "meta"), f"checkpoint {folder}")
-
-
-def check_declared(config: RunConfig, stored: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError unless the model of `config` has the names, shapes and kinds of `stored`.
-
-    stored: `model.<name>` -> a tensor, on the meta device at will, of each tensor of the model.
-    where: what holds them, for the message.
-    """
+    stored, where = empty_tensors(folder, "model.", "meta"), f"checkpoint {folder}"
     if config.model.n_layers > len(stored):  # laying out a billion layers would not end
         raise UserError(
             f"{where} does not fit its config: it has {len(stored)} tensors, and the config "
             f"declares {config.model.n_layers} layers"
         )
-    model = shapes_of(config)
-    check_tensors(model_tensors(model), stored, where)
+    check_tensors(model_tensors(shapes_of(config)), stored, where)
 
 
 MODEL_TYPE = "unitsphere"
