@@ -185,8 +185,6 @@ def only(table: PaperTable, rows: list[str]) -> PaperTable:
 
 Change = dict[str, float | int | None]
 """A relative change in percent: `mean`, `low` and `high` of its 95% interval, `seeds`."""
-
-
 SIGNLESS = (*EIGEN, "s_qk")
 """Scales whose sign changes nothing: |α| is used, and q and k both have s_qk."""
 

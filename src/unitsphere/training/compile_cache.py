@@ -20,8 +20,6 @@ from unitsphere.errors import UserError
 from unitsphere.files import reason, refuse_link, write_text
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-
-
 SEAL = "sealed.json"
 
 

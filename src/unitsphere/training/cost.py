@@ -33,12 +33,8 @@ from unitsphere.training.optim.schedule import area
 
 SHARE = 0.4
 """Of a GPU's peak, what training is assumed to reach."""
-
-
 PEAK_FP32 = 67e12
 """Operations per second of an H100 in fp32, from its data sheet."""
-
-
 SAMPLE = 2e10
 """Operations of the pass that is timed, at most: well below a second of a core."""
 

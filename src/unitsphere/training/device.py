@@ -25,16 +25,10 @@ import unitsphere
 from unitsphere.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp8", "bf16-storage"]
-
-
 FP8_SINCE = (8, 9)
 """The first NVIDIA compute capability that multiplies in FP8: Ada and Hopper."""
-
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
-
-
 FP8_NEEDS = "needs an NVIDIA GPU of compute capability 8.9 or newer"
 
 

@@ -37,14 +37,8 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
 
 CONFIG = "config.json"
-
-
 ENVIRONMENT = "environment.json"
-
-
 EVALUATIONS = "tasks.jsonl"
-
-
 TOKENIZER = "tokenizer.json"
 
 
@@ -207,8 +201,6 @@ def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
 
 SIGNATURE = "signature"
 """The key of environment.json."""
-
-
 KEY_BYTES = 32
 
 

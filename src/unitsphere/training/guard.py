@@ -31,16 +31,10 @@ from unitsphere.errors import RunFailed
 from unitsphere.ops.dtensor import local
 
 OnSpike = Literal["stop", "skip", "rollback"]
-
-
 WINDOW = 100
 """Losses that a spike is measured by."""
-
-
 MOST = 10
 """Spikes that are tolerated within WINDOW steps."""
-
-
 Held = tuple[Tensor, str]
 """A weight, and the name of a tensor of its state or "" for the weight itself."""
 
@@ -193,12 +187,8 @@ def held_by(optimizer: Optimizer) -> dict[Held, Tensor]:
 
 SMOOTHED = 10
 """Steps over which the loss is smoothed."""
-
-
 MARGIN = 1.0
 """Nats by which the smoothed loss is above its lowest."""
-
-
 PATIENCE = 20
 """Steps in a row for which it is; more than SMOOTHED, so that a single spike is not enough."""
 

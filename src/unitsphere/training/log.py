@@ -19,14 +19,8 @@ from unitsphere.files import append_to, read_bytes, write_text
 from unitsphere.training.tracking import Events
 
 METRICS = "metrics.jsonl"
-
-
 SAMPLES = "samples.txt"
-
-
 EVENTS = "tensorboard"
-
-
 LIMIT = 4 << 30
 """Most bytes of a metrics.jsonl: about ten million records."""
 
@@ -211,12 +205,8 @@ class RunLog:
 
 
 WIDTH = 80
-
-
 LEAST_NEEDED = ("lr", "tokens_per_second", "val_bits_per_byte", "slowest_ratio", "loss")
 """What a line that is too long goes without, in this order: metrics.jsonl has all of it."""
-
-
 FORMS = {
     "loss": "loss {:.4f}",
     "val_loss": "val {:.4f}",

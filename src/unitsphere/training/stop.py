@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from unitsphere.training.distributed.layout import Layout
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-
-
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

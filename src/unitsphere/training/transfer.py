@@ -55,8 +55,6 @@ KEYS = (
     "model.branch",
 )
 """The keys that a law may set, of those that an architecture has."""
-
-
 LONGER = 4
 """From how many times the base's tokens on, or down to which part, a run is told of the law."""
 

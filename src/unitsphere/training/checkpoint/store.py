@@ -21,8 +21,6 @@ from unitsphere.files import open_given, reason, refuse_link
 from unitsphere.training.guard import Watch
 
 MARKER = "COMPLETE"
-
-
 STATE = "state.json"
 
 

@@ -155,8 +155,6 @@ def summed(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 aten = torch.ops.aten
-
-
 KEPT = {
     aten.mm.default,
     aten.addmm.default,

@@ -111,8 +111,6 @@ def check_alike(layout: Layout, what: str, facts: Mapping[str, Any]) -> None:
 
 TELL = 60
 """Seconds for which a process with a mistake waits for the others in order to tell them."""
-
-
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
 
 

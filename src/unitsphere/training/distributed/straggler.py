@@ -18,8 +18,6 @@ from unitsphere.training.distributed.processes import gather
 
 SLOW = 1.5
 """A process is told of that needs this many times the median of the others, …"""
-
-
 COSTS = 0.1
 """… if what it needs more is this share of the time, too."""
 
