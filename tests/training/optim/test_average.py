@@ -167,7 +167,7 @@ def test_a_stop_in_its_validation_saves_the_weights_of_the_step(tiny, tmp_path, 
 
 
 def test_what_cannot_be_is_one_line(tiny, tmp_path):
-    for numbers in ({"decay": 1.0}, {"decay": 0.0}, {"start": -1.0}):
+    for numbers in ({"decay": 1.0}, {"decay": 0.0}, {"start": -1.0}, {"start": float("inf")}):
         with pytest.raises(UserError, match=rf"optim\.average\.{next(iter(numbers))} must"):
             AverageConfig(kind="ema", **numbers)
     layer = nn.Linear(2, 2)

@@ -160,7 +160,8 @@ def test_an_end_after_the_run_is_refused_with_the_config():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"warmup": -1}, {"final": 1.5}, {"decay": 0.0}, {"decay": 1.5}]
+    "settings",
+    [{"warmup": -1}, {"warmup": math.inf}, {"final": 1.5}, {"decay": 0.0}, {"decay": 1.5}],
 )
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(UserError, match=f"schedule.{next(iter(settings))}"):

@@ -16,6 +16,7 @@ saved and loaded with the rest, and a step that is taken back takes it back. tor
 counts and values a checkpoint of model and optimizer does not have.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ class AverageConfig:
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
             raise UserError(f"optim.average.decay must be above 0 and below 1: {self.decay}")
-        if self.start is not None and self.start < 0:
-            raise UserError(f"optim.average.start must not be negative: {self.start}")
+        if self.start is not None and not 0 <= self.start < math.inf:
+            raise UserError(f"optim.average.start must be a number from 0 on: {self.start}")
 
     def first(self, steps: int) -> int:
         """s: steps of a run of `steps` before the first that is averaged."""

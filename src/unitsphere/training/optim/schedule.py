@@ -54,8 +54,8 @@ class ScheduleConfig:
     amount above the one before, from 0"""
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise UserError(f"schedule.warmup must not be negative: {self.warmup}")
+        if not 0 <= self.warmup < math.inf:
+            raise UserError(f"schedule.warmup must be a number from 0 on: {self.warmup}")
         if not 0 <= self.final <= 1:
             raise UserError(f"schedule.final must be between 0 and 1: {self.final}")
         if not 0 < self.decay <= 1:
