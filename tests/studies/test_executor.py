@@ -15,6 +15,7 @@ from unitsphere.studies.core.jobs import held_signals, tail_records
 from unitsphere.studies.core.local import (
     Interrupted,
     Job,
+    LocalExecutor,
     available_cores,
     available_gpus,
     available_slots,
@@ -39,7 +40,7 @@ def test_every_job_runs_with_one_thread_on_its_own_core(tmp_path):
     (out / "seen").write_text(f"{threads} {len(cores)} {os.environ['MINE']}")
     """
     jobs = [job(tmp_path, f"job-{i}", code, env={"MINE": str(i)}) for i in range(3)]
-    states = run_jobs(jobs, workers=len(available_cores()))
+    states = run_jobs(jobs, LocalExecutor(len(available_cores())))
     assert [s.status for s in states] == ["done"] * 3
     assert [s.job.name for s in states] == ["job-0", "job-1", "job-2"]
     assert [(j.out / "seen").read_text() for j in jobs] == ["1 1 0", "1 1 1", "1 1 2"]
@@ -48,7 +49,7 @@ def test_every_job_runs_with_one_thread_on_its_own_core(tmp_path):
 def test_no_more_jobs_at_once_than_workers(tmp_path):
     seen: list[int] = []
     jobs = [job(tmp_path, f"job-{i}", "time.sleep(0.3)") for i in range(4)]
-    run_jobs(jobs, workers=2, on_progress=lambda states: seen.append(running(states)))
+    run_jobs(jobs, LocalExecutor(2), on_progress=lambda states: seen.append(running(states)))
     assert max(seen) == 2
 
 
@@ -64,7 +65,7 @@ def test_a_failed_job_ends_no_other_and_says_why(tmp_path):
         job(tmp_path, "silent", "sys.exit(3)"),
         job(tmp_path, "good", "time.sleep(0.1)"),
     ]
-    bad, user, killed, silent, good = run_jobs(jobs, workers=2)
+    bad, user, killed, silent, good = run_jobs(jobs, LocalExecutor(2))
     assert (bad.status, bad.error) == ("failed", "the disk is full")
     assert user.error == "unitsphere: error: no such recipe"
     assert killed.error == "ended by SIGKILL (out of memory?)"
@@ -75,14 +76,14 @@ def test_a_failed_job_ends_no_other_and_says_why(tmp_path):
 
 def test_why_an_attempt_failed_is_not_taken_from_an_earlier_one(tmp_path):
     first = job(tmp_path, "run", "print('unitsphere: error: step 12: loss nan'); sys.exit(2)")
-    assert run_jobs([first], workers=1)[0].error == "unitsphere: error: step 12: loss nan"
+    assert run_jobs([first], LocalExecutor(1))[0].error == "unitsphere: error: step 12: loss nan"
     second = job(tmp_path, "run", "print('the GPU fell off'); sys.exit(1)")
-    assert run_jobs([second], workers=1)[0].error == "the GPU fell off"
+    assert run_jobs([second], LocalExecutor(1))[0].error == "the GPU fell off"
     assert "loss nan" in second.log.read_text()
 
 
 def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):
-    (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], workers=1)
+    (state,) = run_jobs([job(tmp_path, "run", "print('saved'); sys.exit(75)")], LocalExecutor(1))
     assert state.status == "interrupted"
     assert "has saved: the same command resumes" in str(state.error)
 
@@ -125,7 +126,7 @@ def test_progress_and_time_left_are_read_from_the_metrics(tmp_path):
         if states[0].seconds_left is not None:
             left.append(states[0].seconds_left)
 
-    (state,) = run_jobs([job(tmp_path, "run", code, steps=8)], workers=1, on_progress=note)
+    (state,) = run_jobs([job(tmp_path, "run", code, steps=8)], LocalExecutor(1), on_progress=note)
     assert (state.step, state.loss, state.tokens_per_second) == (4, 1.0, 100.0)
     assert left[0] == pytest.approx(6 * 0.4, abs=1.2)
     assert state.seconds_left is None
@@ -168,7 +169,7 @@ def test_who_watches_may_stop_a_job_early(tmp_path):
         if (jobs[0].out / "ready").exists():
             states[0].stop = "too slow"
 
-    bad, good = run_jobs(jobs, workers=2, on_progress=watch)
+    bad, good = run_jobs(jobs, LocalExecutor(2), on_progress=watch)
     assert (bad.status, bad.stop, bad.error) == ("interrupted", "too slow", "too slow")
     assert (good.status, good.stop) == ("done", None)
     assert (jobs[0].out / "saved").exists()
@@ -186,7 +187,7 @@ def test_a_stop_signal_lets_every_job_save(tmp_path, number):
             os.kill(os.getpid(), number)
 
     with pytest.raises(Interrupted) as caught:
-        run_jobs(jobs, workers=2, on_progress=stop_when_ready)
+        run_jobs(jobs, LocalExecutor(2), on_progress=stop_when_ready)
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted", "waiting"]
     assert shown[-1] == ["stopping", "stopping", "waiting"]
     assert [(j.out / "saved").exists() for j in jobs] == [True, True, False]
@@ -205,7 +206,7 @@ def test_a_second_ctrl_c_ends_jobs_that_do_not_stop(tmp_path):
 
     began = time.monotonic()
     with pytest.raises(Interrupted, match="deaf: it did not save in time and was killed"):
-        run_jobs([stubborn], workers=1, on_progress=stop_twice)
+        run_jobs([stubborn], LocalExecutor(1), on_progress=stop_twice)
     assert time.monotonic() - began < 10
 
 
@@ -232,7 +233,7 @@ def test_an_error_in_the_display_leaves_no_job_behind(tmp_path):
             raise RuntimeError("display")
 
     with pytest.raises(RuntimeError, match="display"):
-        run_jobs([only], workers=1, on_progress=broken)
+        run_jobs([only], LocalExecutor(1), on_progress=broken)
     assert (only.out / "saved").exists()
 
 

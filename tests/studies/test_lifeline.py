@@ -9,10 +9,10 @@ import time
 PARENT = """
 import sys
 from pathlib import Path
-from unitsphere.studies.core.local import Job, run_jobs
+from unitsphere.studies.core.local import Job, LocalExecutor, run_jobs
 folder = Path(sys.argv[1])
 jobs = [Job(n, [sys.executable, "-c", sys.argv[2], str(folder / n)], folder / n) for n in "ab"]
-run_jobs(jobs, workers=2)
+run_jobs(jobs, LocalExecutor(2))
 """
 
 CHILD = """

@@ -133,7 +133,7 @@ def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress])
             see(states)
 
     try:
-        states = run_jobs(jobs, on_progress=look, executor=executor)
+        states = run_jobs(jobs, executor, look)
     except Interrupted as stopped:
         mark(stopped.states)
         raise

@@ -206,14 +206,10 @@ def here(jobs: Sequence[Job], workers: int | None = None) -> LocalExecutor:
 
 def run_jobs(
     jobs: Sequence[Job],
-    workers: int | None = None,
+    executor: JobExecutor,
     on_progress: Callable[[list[State]], None] = lambda states: None,
-    executor: JobExecutor | None = None,
 ) -> list[State]:
-    """Run the jobs in their order, at most `workers` at a time (by default one per core or GPU).
-
-    `on_progress` sees the states after every look at them. Without `executor` they are processes
-    of this machine.
+    """Run the jobs in their order; `on_progress` sees the states after every look at them.
 
     Returns:
         One state per job, in the jobs' order, each `done`, `failed`, or `interrupted` if it has
@@ -223,20 +219,19 @@ def run_jobs(
         Interrupted: on Ctrl-C, SIGTERM or SIGHUP, once the executor has dealt with the jobs.
     """
     states = [State(job) for job in jobs]
-    chosen = executor or here(jobs, workers)
     with _stop_signals():
         try:
-            chosen.begin(states)
-            while chosen.poll():
+            executor.begin(states)
+            while executor.poll():
                 on_progress(states)
-                time.sleep(chosen.poll_seconds)
+                time.sleep(executor.poll_seconds)
             on_progress(states)
         except KeyboardInterrupt:
-            message = chosen.interrupt()
+            message = executor.interrupt()
             on_progress(states)
             raise Interrupted(states, message) from None
         finally:
-            chosen.close()
+            executor.close()
     return states
 
 
