@@ -58,11 +58,11 @@ def run(argv: list[str]) -> int:
         from unitsphere.errors import UserError
 
         raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
-    from unitsphere.report.film import film
+    from unitsphere.report.inspect_run import inspect_run
     from unitsphere.report.render.terminal import print_page
     from unitsphere.report.write import write_inspection
 
-    found = film(args.run, args.probes, args.steps, args.against, args.device, args.data).document()
+    found = inspect_run(args.run, args.probes, args.steps, args.against, args.device, args.data)
     page, files = write_inspection(found, args.run, moving=args.film)
     if args.json:
         print_json(found)

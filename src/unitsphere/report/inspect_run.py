@@ -1,8 +1,8 @@
-"""A run's checkpoints through the probes, one after the other: a film of its training."""
+"""A run's checkpoints through the probes, one after the other, as one document."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,67 +39,17 @@ TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """What the probes found at one step: values, or why a probe does not apply."""
-
-    step: int
-    found: Mapping[str, Values | str]
-
-
-@dataclass(frozen=True)
-class Film:
-    """A run's scenes, in the order of their steps, and the batch that they show."""
-
-    run: Path
-    config: RunConfig
-    scenes: Sequence[Scene]
-    rows: int
-    tokens: int
-    live: Mapping[str, Mapping[int, Values]] = field(default_factory=dict)
-
-    def document(self) -> dict[str, Any]:
-        """The film as one JSON document (see the package `inspection`)."""
-        names = list(self.scenes[-1].found)
-        return {
-            "run": str(self.run),
-            "architecture": self.config.architecture,
-            "checkpoints": [scene.step for scene in self.scenes],
-            "batch": {"rows": self.rows, "tokens": self.tokens},
-            "probes": {name: self.probe(name) for name in names},
-        }
-
-    def probe(self, name: str) -> dict[str, Any]:
-        """The probe's part of the document."""
-        probe, last = PROBES[name], self.scenes[-1].found[name]
-        shown = {s.step: v for s in self.scenes if not isinstance(v := s.found[name], str)}
-        live = self.live.get(name, {})
-        return {
-            "title": probe.title,
-            "source": probe.source,
-            "applies": bool(shown or live),
-            "why": "" if shown or live or not isinstance(last, str) else last,
-            "values": {
-                "form": probe.form,
-                "axis": probe.axis,
-                "unit": probe.unit,
-                "log": probe.log,
-                "steps": list(shown),
-                "series": list(shown.values()),
-                "live": {"steps": list(live), "series": list(live.values())},
-            },
-        }
-
-
-def film(
+def inspect_run(
     run: Path,
     names: Sequence[str] = (),
     steps: Sequence[int] = (),
     against: Path | None = None,
     device: str = "auto",
     data: str | None = None,
-) -> Film:
+) -> dict[str, Any]:
     """Every probe (or those named) at every complete checkpoint (or those of `steps`) of a run.
+
+    Returns the document that the package `inspection` describes.
 
     Before the first stands the start, where it can be made again: the weights depend on the seed
     and the kind of device. `against` is the run that gradients are compared with, where it has a
@@ -115,7 +65,7 @@ def film(
     batch, why = probed_batch(run, config, data, on)
     bases = {} if against is None else bases_of(against, data, on)
     last, recorded = max(places), records_of(run)
-    scenes = []
+    scenes: dict[int, Mapping[str, Values | str]] = {}
     for subject, step in subjects(run, config, places, on):
         base = bases.get(max(bases) if step == last else step) if bases else None
         full = replace(
@@ -127,11 +77,50 @@ def film(
             base=base and base(),
             against=bool(bases),
         )
-        scenes.append(Scene(step, inspect(full, names)))
+        scenes[step] = inspect(full, names)
         print(f"{run}: step {step}", file=sys.stderr)
     rows, tokens = (0, 0) if batch is None else (len(batch), batch.inputs.numel())
-    live = {name: values for name, values in recorded.probes.items() if name in names}
-    return Film(run, config, scenes, rows, tokens, live)
+    return {
+        "run": str(run),
+        "architecture": config.architecture,
+        "checkpoints": list(scenes),
+        "batch": {"rows": rows, "tokens": tokens},
+        "probes": {
+            name: probe_document(
+                name,
+                {step: found[name] for step, found in scenes.items()},
+                recorded.probes.get(name, {}),
+            )
+            for name in names
+        },
+    }
+
+
+def probe_document(
+    name: str, found: Mapping[int, Values | str], live: Mapping[int, Values]
+) -> dict[str, Any]:
+    """A probe's part of the document.
+
+    found: step -> what it found there, or why it does not apply. live: what the run recorded.
+    """
+    probe, last = PROBES[name], found[max(found)]
+    shown = {step: values for step, values in found.items() if not isinstance(values, str)}
+    applies = bool(shown or live)
+    return {
+        "title": probe.title,
+        "source": probe.source,
+        "applies": applies,
+        "why": "" if applies else last,
+        "values": {
+            "form": probe.form,
+            "axis": probe.axis,
+            "unit": probe.unit,
+            "log": probe.log,
+            "steps": list(shown),
+            "series": list(shown.values()),
+            "live": {"steps": list(live), "series": list(live.values())},
+        },
+    }
 
 
 def run_config(run: Path) -> RunConfig:

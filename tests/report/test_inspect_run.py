@@ -1,4 +1,4 @@
-"""A run's checkpoints as a film of probes: the document, the pictures, and what is refused."""
+"""The probes at a run's checkpoints: the document, the pictures, and what is refused."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from unitsphere.cli.app import main
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
-from unitsphere.report.film import film, records_of
+from unitsphere.report.inspect_run import inspect_run, records_of
 from unitsphere.report.kinds.inspection import history_of, rows, shown
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(runs):
-    return film(runs / "ngpt", against=runs / "gpt", device="cpu").document()
+    return inspect_run(runs / "ngpt", against=runs / "gpt", device="cpu")
 
 
 def test_the_document_has_every_probe_and_checkpoint(found, runs):
@@ -143,42 +143,43 @@ def test_without_its_data_a_run_still_shows_its_weights(runs, tmp_path):
     environment = json.loads((run / "environment.json").read_text())
     environment["signature"] = signature(load_recipe(run / "config.json").data)
     (run / "environment.json").write_text(json.dumps(environment))
-    found = film(run, ["condition_numbers", "attention_entropy"], device="cpu").document()
+    found = inspect_run(run, ["condition_numbers", "attention_entropy"], device="cpu")
     assert found["batch"] == {"rows": 0, "tokens": 0}
     assert found["probes"]["condition_numbers"]["applies"]
     assert "gone.txt" in found["probes"]["attention_entropy"]["why"]
     with pytest.raises(UserError, match=r"cannot compare with .*gone\.txt"):
-        film(runs / "ngpt", ["gradient_ratio"], against=run, device="cpu")
+        inspect_run(runs / "ngpt", ["gradient_ratio"], against=run, device="cpu")
 
 
 def test_a_damaged_checkpoint_is_left_out_and_said(runs, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(runs / "gpt", run)
     (run / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
-    found = film(run, ["group_norms"], device="cpu")
-    assert [scene.step for scene in found.scenes] == [0, 4]
+    found = inspect_run(run, ["group_norms"], device="cpu")
+    assert found["checkpoints"] == [0, 4]
     assert "step-00000002 is damaged" in capsys.readouterr().err
 
 
 def test_what_cannot_be_inspected_is_one_line(runs, tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
-        film(tmp_path)
+        inspect_run(tmp_path)
     with pytest.raises(UserError, match=r"no checkpoint of step 3 \(it has: 2, 4\)"):
-        film(runs / "gpt", steps=[3])
+        inspect_run(runs / "gpt", steps=[3])
     with pytest.raises(UserError, match="there is no probe 'logit_len'"):
-        film(runs / "gpt", ["logit_len"])
+        inspect_run(runs / "gpt", ["logit_len"])
 
 
 def test_the_start_is_the_model_that_training_began_with(runs):
-    first = film(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu").scenes[0]
-    assert first.step == 0
-    again = film(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu").scenes[0]
-    assert first.found == again.found
+    first = inspect_run(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu")
+    assert first["checkpoints"][0] == 0
+    again = inspect_run(runs / "ngpt", ["group_norms", "embedding_dots"], device="cpu")
+    assert first == again
     environment = runs / "ngpt" / "environment.json"
     kept = environment.read_text()
     try:  # on a GPU other numbers are drawn
         environment.write_text(json.dumps(json.loads(kept) | {"device": "NVIDIA H100"}))
-        assert film(runs / "ngpt", ["group_norms"], device="cpu").scenes[0].step == 2
+        found = inspect_run(runs / "ngpt", ["group_norms"], device="cpu")
+        assert found["checkpoints"][0] == 2
     finally:
         environment.write_text(kept)
 
@@ -219,21 +220,22 @@ def test_a_run_with_muon_says_that_matrices_have_no_first_moment(runs, tmp_path)
     train_two = dataclasses.replace(config.train, steps=2)
     optim = dataclasses.replace(config.optim, name="muon")
     train(dataclasses.replace(config, optim=optim, train=train_two), tmp_path / "run")
-    found = film(tmp_path / "run", ["moment_variance"], device="cpu").document()
+    found = inspect_run(tmp_path / "run", ["moment_variance"], device="cpu")
     assert not found["probes"]["moment_variance"]["applies"]
     assert "Muon" in found["probes"]["moment_variance"]["why"]
     assert torch.is_grad_enabled()
 
 
 def test_each_step_is_compared_with_the_same_of_the_other_run(runs):
-    same = film(runs / "gpt", ["gradient_ratio"], against=runs / "gpt", device="cpu")
-    for scene in same.scenes:
-        ratios = [
-            value for series in scene.found["gradient_ratio"].values() for value in series["values"]
-        ]
-        assert ratios == pytest.approx([1.0] * len(ratios)), scene.step
-    other = film(runs / "ngpt", ["gradient_ratio"], [4], runs / "gpt", "cpu").scenes[-1]
-    assert other.found["gradient_ratio"]["W_q"]["values"][0] != pytest.approx(1, rel=1e-3)
+    same = inspect_run(runs / "gpt", ["gradient_ratio"], against=runs / "gpt", device="cpu")
+    found = same["probes"]["gradient_ratio"]["values"]
+    assert found["steps"] == [0, 2, 4]
+    for step, scene in zip(found["steps"], found["series"], strict=True):
+        ratios = [value for series in scene.values() for value in series["values"]]
+        assert ratios == pytest.approx([1.0] * len(ratios)), step
+    other = inspect_run(runs / "ngpt", ["gradient_ratio"], [4], runs / "gpt", "cpu")
+    last = other["probes"]["gradient_ratio"]["values"]["series"][-1]
+    assert last["W_q"]["values"][0] != pytest.approx(1, rel=1e-3)
 
 
 @pytest.fixture
@@ -251,8 +253,8 @@ def test_an_odd_environment_leaves_out_the_start(runs, own, document):
     found = json.loads((own / "environment.json").read_text())
     odd = found | json.loads(document) if document.startswith('{"') else document
     (own / "environment.json").write_text(odd if isinstance(odd, str) else json.dumps(odd))
-    scenes = film(own, ["group_norms"], device="cpu", data=str(runs / "text.txt")).scenes
-    assert [scene.step for scene in scenes] == [2, 4]
+    found = inspect_run(own, ["group_norms"], device="cpu", data=str(runs / "text.txt"))
+    assert found["checkpoints"] == [2, 4]
 
 
 def test_live_records_that_are_none_are_left_out(own):
@@ -272,4 +274,4 @@ def test_a_context_without_tokens_is_one_line(own, context):
     config["data"]["context"] = context
     (own / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=rf"data\.context must be at least 1: {context}"):
-        film(own, ["group_norms"], device="cpu")
+        inspect_run(own, ["group_norms"], device="cpu")
