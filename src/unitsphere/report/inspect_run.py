@@ -15,14 +15,13 @@ from unitsphere.data.batch import Batch
 from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inspection.live import PREFIX
 from unitsphere.inspection.probes import PROBES, chosen, inspect
 from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.report.runs import document, is_number
+from unitsphere.report.runs import document, live_values
 from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
@@ -250,20 +249,13 @@ def bases_of(run: Path, data: str | None, device: torch.device) -> dict[int, Cal
 
 
 def records_of(run: Path) -> Recorded:
-    """The losses and live probes that the run recorded while it trained.
-
-    Keys that do not name a figure of a probe (`probe/<probe>/<series>/<label>`) are left out.
-    """
+    """The losses and live probes that the run recorded while it trained."""
     losses: dict[int, float] = {}
     found: dict[str, dict[int, Values]] = {}
     for record in read_metrics(run):
         if "loss" in record:
             losses[record["step"]] = record["loss"]
-        for key, value in record.items():
-            parts = key.removeprefix(PREFIX).split("/")
-            if not key.startswith(PREFIX) or len(parts) != 3 or not is_number(value):
-                continue
-            probe, name, label = parts
+        for probe, name, label, value in live_values(record):
             at = found.setdefault(probe, {}).setdefault(record["step"], {})
             series: Series = at.setdefault(name, {"labels": [], "values": []})
             series["labels"].append("" if label == "all" else label)

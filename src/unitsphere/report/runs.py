@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from unitsphere.config import flatten, read_json
 from unitsphere.data.prepare import lost_share
 from unitsphere.errors import UserError
+from unitsphere.inspection.live import PREFIX
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.forecast import ModelSize, size_of
@@ -139,6 +140,17 @@ def document(path: Path) -> Json:
 def is_number(value: object) -> bool:
     """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def live_values(record: Json) -> Iterator[tuple[str, str, str, float]]:
+    """Probe, series, label and value of each live figure of a record.
+
+    Keys that do not name one (`probe/<probe>/<series>/<label>`) are left out.
+    """
+    for key, value in record.items():
+        parts = key.split("/")
+        if key.startswith(PREFIX) and len(parts) == 4 and is_number(value):
+            yield parts[1], parts[2], parts[3], value
 
 
 def is_run(folder: Path) -> bool:

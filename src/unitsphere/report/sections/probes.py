@@ -3,20 +3,12 @@
 The form of both is described in `unitsphere.inspection`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from unitsphere.inspection.live import PREFIX
-from unitsphere.report.document import (
-    Block,
-    Figure,
-    Figures,
-    Folded,
-    Number,
-    Section,
-    Text,
-)
+from unitsphere.report.document import Block, Figure, Figures, Folded, Number, Section, Text
 from unitsphere.report.numbers import round_off
-from unitsphere.report.runs import Json, Run, document, is_number
+from unitsphere.report.runs import Json, Run, document, live_values
 from unitsphere.report.sections.curves import axis_labels
 from unitsphere.report.sections.probe_figures import (
     RANGE,
@@ -135,11 +127,3 @@ def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
         for probe, lines in found.items()
         if len(records) > 1
     ]
-
-
-def live_values(record: Mapping[str, float]) -> Iterator[tuple[str, str, str, float]]:
-    """Probe, series, label and value of each live figure of a record."""
-    for key, value in record.items():
-        parts = key.split("/")
-        if key.startswith(PREFIX) and len(parts) >= 4 and is_number(value):
-            yield parts[1], "/".join(parts[2:-1]), parts[-1], value
