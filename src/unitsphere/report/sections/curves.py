@@ -2,14 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from unitsphere.report.document import Block, Figure, Figures, Mark, Number, Section, Series, Text
 from unitsphere.report.numbers import round_off
-from unitsphere.report.runs import Run, by_arm, is_number
+from unitsphere.report.runs import Json, Run, by_arm, is_number
 
 POINTS = 4000
 """Points of a figure, all its lines together."""
@@ -18,6 +18,10 @@ LEAST = 120
 
 MOST_TOLD = 8
 """Last values that a caption names."""
+TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+Axes = Mapping[str, tuple[str, Callable[[Run, Json], float]]]
+"""Choice of the horizontal axis -> its label, and where a run's record is on it."""
 
 
 class Measure(NamedTuple):
@@ -27,7 +31,6 @@ class Measure(NamedTuple):
     title: str
     unit: str
     smooth: bool
-    log: bool = False
 
 
 MEASURES = (
@@ -70,7 +73,6 @@ def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
             xs={key: label for key, (label, _) in axes.items()},
             series=lines,
             caption=last_values(lines) + (ARROW.format(baseline) if marks else ""),
-            log_y=measure.log,
             marks=marks,
             data=data_command(runs),
         )
@@ -82,7 +84,7 @@ def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
 
 
 def lines_of(
-    runs: Sequence[Run], measure: Measure, arms: Sequence[str], axes: "Axes"
+    runs: Sequence[Run], measure: Measure, arms: Sequence[str], axes: Axes
 ) -> list[Series]:
     """A line for each run that has the measure; none if no line has two points."""
     most = max(LEAST, POINTS // max(len(runs), 1))
@@ -95,10 +97,7 @@ def lines_of(
             found.append(
                 Series(
                     name=run.name,
-                    x={
-                        key: [round_off(value(run, told[place])) or 0.0 for place in kept]
-                        for key, (_, value) in axes.items()
-                    },
+                    x=places_on(axes, run, [told[place] for place in kept]),
                     y=[y[place] for place in kept],
                     colour=arms.index(run.arm),
                     smooth=measure.smooth,
@@ -128,37 +127,35 @@ def speedup_marks(lines: Sequence[Series], baseline: str | None) -> list[Mark]:
     return marks
 
 
-Axes = Mapping[str, tuple[str, "Reader"]]
-
-
-class Reader(NamedTuple):
-    """Reads a place on an axis off a run's record: a key of it in units of its own."""
-
-    key: str
-    unit: float = 1.0
-
-    def __call__(self, run: Run, record: Mapping[str, float]) -> float:
-        """The place; for operations the run's own for each token."""
-        each = run.size.flops_per_token if self.key == "flops" and run.size else 1
-        return record["tokens" if self.key == "flops" else self.key] * each / self.unit
-
-
 def axis_labels(runs: Sequence[Run]) -> Axes:
     """The choices of the axis that all the records can be read by, with their labels."""
     every = [record for run in runs for record in run.records]
-    axes = {"step": ("optimizer steps", Reader("step"))}
+    axes: dict[str, tuple[str, Callable[[Run, Json], float]]] = {
+        "step": ("optimizer steps", lambda run, record: record["step"])
+    }
     if all(is_number(record.get("tokens")) for record in every):
-        axes["tokens"] = ("training tokens", Reader("tokens"))
+        axes["tokens"] = ("training tokens", lambda run, record: record["tokens"])
     if all(is_number(record.get("time")) for record in every):
         longest = max((record["time"] for record in every), default=0.0)
         name, unit = next(pair for pair in TIMES if longest >= pair[1] or pair[1] == 1)
-        axes["time"] = (f"{name} of training", Reader("time", unit))
+        axes["time"] = (f"{name} of training", lambda run, record: record["time"] / unit)
     if "tokens" in axes and all(run.size for run in runs):
-        axes["flops"] = ("training operations (FLOPs)", Reader("flops"))
+        axes["flops"] = ("training operations (FLOPs)", operations)
     return axes
 
 
-TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+def operations(run: Run, record: Json) -> float:
+    """The operations of a run up to a record, by those of its model for each token."""
+    assert run.size is not None  # else there is no such axis
+    return record["tokens"] * run.size.flops_per_token
+
+
+def places_on(axes: Axes, run: Run, records: Sequence[Json]) -> dict[str, list[float]]:
+    """Where a run's records are on each axis."""
+    return {
+        key: [round_off(place(run, record)) or 0.0 for record in records]
+        for key, (_, place) in axes.items()
+    }
 
 
 def last_values(lines: Sequence[Series]) -> str:
@@ -166,7 +163,7 @@ def last_values(lines: Sequence[Series]) -> str:
     ends: dict[str, list[float]] = {}
     for line in lines:
         if (last := line.y[-1]) is not None:
-            ends.setdefault(line.group or line.name, []).append(last)
+            ends.setdefault(line.legend, []).append(last)
     if not ends:
         return ""
     told = [f"{name} {statistics.fmean(values):.4g}" for name, values in ends.items()]

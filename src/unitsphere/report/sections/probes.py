@@ -9,7 +9,7 @@ from unitsphere.inspection.live import PREFIX
 from unitsphere.report.document import Block, Figure, Figures, Folded, Number, Section, Text
 from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run, document, live_values
-from unitsphere.report.sections.curves import axis_labels
+from unitsphere.report.sections.curves import axis_labels, places_on
 from unitsphere.report.sections.probe_figures import (
     RANGE,
     histogram_figure,
@@ -109,10 +109,7 @@ def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
         for probe, series, label, value in live_values(record):
             lines = found.setdefault(probe, {})
             lines.setdefault((series, label), [None] * len(records))[place] = round_off(value)
-    places = {
-        key: [round_off(read(run, record)) or 0.0 for record in records]
-        for key, (_, read) in axes.items()
-    }
+    places = places_on(axes, run, records)
     return [
         Figure(
             name=f"{run.name}-live-{probe}",
