@@ -15,7 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.inspect_run import inspect_run, records_of
-from unitsphere.report.kinds.inspection import history_of, rows, shown
+from unitsphere.report.kinds.inspection import history_of, rows
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
@@ -212,7 +212,6 @@ def test_the_table_has_means_of_first_and_last_and_the_layers_ends(found):
     assert table["logit_lens"][1] == "loss"
     assert table["logit_lens"][3] == f"{sum(last) / len(last):.3g}"
     assert table["logit_lens"][4:] == [f"{min(last):.3g}", f"{max(last):.3g}"]
-    assert shown(None) == "–"
 
 
 def test_a_run_with_muon_says_that_matrices_have_no_first_moment(runs, tmp_path):

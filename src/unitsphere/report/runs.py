@@ -167,6 +167,11 @@ def name_of(folder: Path) -> str:
     return folder.name
 
 
+def name_in(study: Path, run: Path) -> str:
+    """A run's path within its study."""
+    return run.relative_to(study).as_posix().removeprefix("runs/")
+
+
 def runs_below(folder: Path) -> list[Path]:
     """The run folders below a folder, at any depth, sorted."""
     found = {path.parent for path in folder.rglob(METRICS)}
@@ -177,7 +182,7 @@ def runs_below(folder: Path) -> list[Path]:
 def runs_of_arms(arms: Iterable[str], folder: Path, words: int) -> list[Run]:
     """The runs of a study whose folders are named by the arm and as many words: `ngpt.d64-l4`."""
     return [
-        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), arm, path)
+        Run(name_in(folder, path), arm, path)
         for arm in arms
         for place in sorted(folder.glob("runs/*"))
         if place.name.rsplit(".", words)[:-words] == [arm]
@@ -191,11 +196,8 @@ def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
     Every other run is a separate arm with the run's name.
     """
     runs = [Run(name, name, folder) for name, folder in named]
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(without_keys(run, "train.seed") or run.name, []).append(run)
     arms: dict[str, str] = {}
-    for several in alike.values():
+    for several in alike(runs, "train.seed"):
         name = common_name([run.name for run in several])
         if not name or name in arms.values():
             name = several[0].name
@@ -209,17 +211,21 @@ def common_name(names: Sequence[str]) -> str:
     >>> common_name(["ngpt/seed-0", "ngpt/seed-1"]), common_name(["gpt-120", "gpt-1240"])
     ('ngpt', 'gpt')
     """
-    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    common = "".join(letters[0] for letters in alike)
+    shared = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in shared)
     if common in names:
         return common
     return re.sub(r"[\W_]*(seed|(?<=[\W_])s|\d*)[\W_]*$", "", common)
 
 
-def without_keys(run: Run, *keys: str) -> str:
-    """A run's config without some keys as text, equal for equal configs; empty without one."""
-    kept = {key: value for key, value in flatten(run.settings).items() if key not in keys}
-    return json.dumps(kept, sort_keys=True) if kept else ""
+def alike(runs: Sequence[Run], *keys: str) -> list[list[Run]]:
+    """The runs in groups whose configs differ only in some keys; without a config a run is one."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        kept = {key: value for key, value in flatten(run.settings).items() if key not in keys}
+        name = json.dumps(kept, sort_keys=True) if kept else run.name
+        groups.setdefault(name, []).append(run)
+    return list(groups.values())
 
 
 def data_facts(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -5,11 +5,13 @@ Time and depth are shades from light to dark: the later or the deeper, the darke
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from unitsphere.inspection.probes import PROBES
 from unitsphere.inspection.updates import relative_variance
 from unitsphere.report.document import Figure, Figures, Number, Page, Section, Series, Table
+from unitsphere.report.numbers import known
 from unitsphere.report.sections.probe_view import ProbeView, medians
 
 FOLDER = "inspect"
@@ -63,22 +65,17 @@ def rows(document: Mapping[str, Any]) -> list[list[str]]:
             continue
         for place, (series, last) in enumerate(list(scenes[-1].items())[:SERIES_SHOWN]):
             first = scenes[0].get(series, last)
-            known = [value for value in medians(last) if value is not None]
-            ends = (min(known), max(known)) if len(known) > 1 else (None, None)
+            layers = [value for value in medians(last) if value is not None]
+            ends = (min(layers), max(layers)) if len(layers) > 1 else (None, None)
             cells = [mean(medians(first)), mean(medians(last)), *ends]
-            found.append([name if not place else "", series, *map(shown, cells)])
+            found.append(["" if place else name, series, *(known(cell, ".3g") for cell in cells)])
     return found
 
 
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def shown(value: float | None) -> str:
-    """A figure in few characters."""
-    return "–" if value is None else f"{value:.3g}"
+    there = [value for value in values if value is not None]
+    return fmean(there) if there else None
 
 
 def silent(document: Mapping[str, Any]) -> list[str]:

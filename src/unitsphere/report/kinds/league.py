@@ -4,7 +4,7 @@ from pathlib import Path
 
 from unitsphere.report.document import Block, Page, Section, Table, Text
 from unitsphere.report.numbers import known
-from unitsphere.report.runs import Json, Run, runs_below
+from unitsphere.report.runs import Json, Run, name_in, runs_below
 from unitsphere.report.sections.settings import flag_lines, study_details
 
 COLUMNS = (
@@ -30,7 +30,7 @@ HOW = (
 def league_page(found: Json, folder: Path) -> Page:
     """The standings."""
     runs = [
-        Run(path.relative_to(folder).as_posix().removeprefix("runs/"), row["name"], path)
+        Run(name_in(folder, path), row["name"], path)
         for row in found["rows"]
         for path in runs_below(folder / "runs" / row["name"])
     ]

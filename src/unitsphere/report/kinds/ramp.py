@@ -5,7 +5,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Series, Table, Text
-from unitsphere.report.numbers import round_off
+from unitsphere.report.numbers import known, round_off
 from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
 from unitsphere.report.sections.curves import LEAST, POINTS, places, unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
@@ -56,8 +56,8 @@ def ramp_rows(found: Json) -> list[list[str]]:
                 name,
                 above if arm["reached_peak"] else rate,
                 ", ".join(above if seed["lr"] is None else f"{seed['lr']:.3g}" for seed in seeds),
-                ", ".join("–" if seed["step"] is None else f"{seed['step']:,}" for seed in seeds),
-                "–" if arm["ratio"] is None else f"{arm['ratio']:.2f}",
+                ", ".join(known(seed["step"], ",") for seed in seeds),
+                known(arm["ratio"], ".2f"),
             ]
         )
     return rows

@@ -13,6 +13,7 @@ from unitsphere.report.runs import (
     in_arms,
     is_run,
     lost_text,
+    name_in,
     name_of,
     runs_below,
 )
@@ -120,11 +121,7 @@ FACTS = (
 
 def several_page(folder: Path) -> Page:
     """The runs of a folder without results: a study that still trains, or one that was stopped."""
-    named = [
-        (path.relative_to(folder).as_posix().removeprefix("runs/"), path)
-        for path in runs_below(folder)
-    ]
-    runs = in_arms(named)
+    runs = in_arms([(name_in(folder, path), path) for path in runs_below(folder)])
     done = sum(run.done for run in runs)
     answer = f"{done} of {len(runs)} runs that have started are finished; there is no result yet."
     return page_of_runs(folder.resolve().name, answer, runs, str(folder))

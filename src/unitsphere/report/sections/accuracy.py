@@ -6,7 +6,7 @@ from typing import Any
 
 from unitsphere.report.document import Figure, Figures, Section, Series, Table
 from unitsphere.report.numbers import round_off
-from unitsphere.report.runs import Run, common_name, is_number, without_keys
+from unitsphere.report.runs import Run, alike, common_name, is_number
 from unitsphere.training.folder import read_evaluations
 
 AVERAGE = "average"
@@ -27,13 +27,11 @@ Grouping = Callable[[Sequence[Run]], Mapping[str, Sequence[Run]]]
 
 def by_budget(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Arms that go over budgets: runs whose configs differ only in the steps and the seed."""
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(without_keys(run, "train.seed", "train.steps") or run.name, []).append(run)
-    names = [common_name([run.name for run in several]) for several in alike.values()]
+    groups = alike(runs, "train.seed", "train.steps")
+    names = [common_name([run.name for run in several]) for several in groups]
     return {
         name if name and names.count(name) == 1 else several[0].arm: several
-        for name, several in zip(names, alike.values(), strict=True)
+        for name, several in zip(names, groups, strict=True)
     }
 
 
