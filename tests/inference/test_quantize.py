@@ -1,5 +1,6 @@
 """Rounding to few bits by closed forms, and what it does to models and runs."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -220,7 +221,18 @@ def test_a_table_of_a_text_with_the_embeddings(folder, monkeypatch, capsys):
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_scored(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     capsys.readouterr()
-    monkeypatch.setattr("unitsphere.studies.quantize.evaluate_shards", None)
+    monkeypatch.setattr("unitsphere.training.evaluate.text.evaluate_shards", None)
     argv = ["quantize", "gpt", "--out", "out-odd"]
     assert "gpt: int4:24 has 24 weights" in refused(capsys, *argv, "--formats", "int8", "int4:24")
     assert "no-run is not a run folder" in refused(capsys, *argv, "no-run", "--formats", "int8")
+
+
+def test_all_runs_are_scored_on_the_text_of_standard_input(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    argv = ["quantize", "gpt", "ngpt", "--formats", "int8", "--json"]
+    assert main([*argv, "--data", "text.txt", "--out", "out-file"]) == 0
+    from_file = json.loads(capsys.readouterr().out)["arms"]
+    text = Path("text.txt").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main([*argv, "--data", "-", "--out", "out-stdin"]) == 0
+    assert json.loads(capsys.readouterr().out)["arms"] == from_file

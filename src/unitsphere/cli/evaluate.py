@@ -9,14 +9,12 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_contexts, check_positive, parse
 from unitsphere.cli.scores import (
-    batch_rows,
     context_evaluations,
     figures,
     pair_figures,
     pair_source,
     print_positions,
     print_tasks,
-    scorer,
     task_figures,
 )
 from unitsphere.errors import UserError
@@ -176,8 +174,11 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
         return pair_evaluations(args, run, contexts)
     if not args.tasks:
         refuse_pair_options(args, own)
-    with scorer(run, args.data, args.field) as score:
-        return {context: figures(score(context)) for context in contexts}
+    from unitsphere.training.evaluate.text import scorers
+
+    with scorers(args.data, args.field) as scorer:
+        score = scorer(run)
+        return {context: figures(score(run.model, context)) for context in contexts}
 
 
 def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
@@ -202,6 +203,7 @@ def pair_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
     from unitsphere.data.documents import PairFields
+    from unitsphere.training.evaluate.text import batch_rows
 
     trained = run.config.data
     fields = PairFields(
@@ -213,7 +215,9 @@ def pair_evaluations(
         raise UserError(f"--beam and --length_penalty must be 0 or more: {beam} and {penalty}")
     with pair_source(run, args.data, fields) as source:
         return {
-            context: pair_figures(run, source, context, batch_rows(run, context), beam, penalty)
+            context: pair_figures(
+                run, source, context, batch_rows(run.config, context), beam, penalty
+            )
             for context in contexts
         }
 

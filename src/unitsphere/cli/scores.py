@@ -15,19 +15,11 @@ from unitsphere.cli.output import print_table, progress
 from unitsphere.cli.parse import check_positive
 
 if TYPE_CHECKING:
-    from unitsphere.data.batch import Form
     from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
     from unitsphere.inference.translate import Search
     from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
-
-
-def batch_rows(run: "LoadedRun", context: int) -> int:
-    """Rows of `context` tokens that are about as large as a batch of the training."""
-    train = run.config.train
-    micro = train.micro_batch and train.micro_batch * run.config.data.context
-    return max((micro or train.batch_tokens) // context, 1)
 
 
 def figures(found: "Evaluation") -> dict[str, Any]:
@@ -41,37 +33,6 @@ def figures(found: "Evaluation") -> dict[str, Any]:
     if not found.text_lost:
         del named["text_lost"]
     return named
-
-
-@contextlib.contextmanager
-def scorer(
-    run: "LoadedRun", data: str | None, field: str
-) -> Iterator[Callable[[int], "Evaluation"]]:
-    """context -> figures of the run on a text, or on its own validation split."""
-    from unitsphere.data.documents import read_documents
-    from unitsphere.data.prepare import scored_split
-    from unitsphere.data.sources import scored_files
-    from unitsphere.training.evaluate.text import evaluate, evaluate_shards, scoring_form
-
-    def form(context: int) -> "Form":
-        return scoring_form(run.config, run.tokenizer, context)
-
-    shards = scored_split(data, run.config.data)
-    if shards is not None:
-        shards.check_tokenizer(run.tokenizer)
-        yield lambda context: evaluate_shards(
-            run.model, shards, form(context), batch_rows(run, context)
-        )
-        return
-    assert data is not None  # that means a split
-    with scored_files(data) as files:
-        yield lambda context: evaluate(
-            run.model,
-            read_documents(files, field),
-            run.tokenizer,
-            form(context),
-            batch_rows(run, context),
-        )
 
 
 def context_evaluations(

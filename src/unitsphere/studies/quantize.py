@@ -3,22 +3,17 @@
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from unitsphere.data.documents import read_documents
-from unitsphere.data.prepare import scored_split
-from unitsphere.data.sources import source_files
 from unitsphere.errors import UserError
 from unitsphere.inference.quantize import check_group, quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
-from unitsphere.models.trunk import Transformer
 from unitsphere.studies.core.execute import Executor
 from unitsphere.studies.core.kind import Kind, check_results, provenance
-from unitsphere.training.evaluate.text import Evaluation, evaluate, evaluate_shards, scoring_form
+from unitsphere.training.evaluate.text import Scorer, scorers
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
 
@@ -30,7 +25,6 @@ FORMATS = (
 LAYERS: tuple[Role, ...] = ("matrix",)
 
 Arms = Mapping[str, Sequence[Path]]
-Score = Callable[[Transformer], Evaluation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +56,11 @@ def quantization_study(
         read_format(name)
     for path in chain.from_iterable(study.arms.values()):
         check_run(path, study)
-    arms: dict[str, Any] = {}
-    for name, paths in study.arms.items():
-        arms[name] = {"runs": [run_figures(path, study, say) for path in paths]}
+    with scorers(study.data, study.field, study.tokens) as scorer:
+        arms = {
+            name: {"runs": [run_figures(path, study, scorer, say) for path in paths]}
+            for name, paths in study.arms.items()
+        }
     return {
         "data": study.data,
         "tokens": study.tokens,
@@ -94,30 +90,32 @@ def roles_of(study: QuantizationStudy) -> tuple[Role, ...]:
 
 
 def run_figures(
-    path: Path, study: QuantizationStudy, say: Callable[[str], object]
+    path: Path,
+    study: QuantizationStudy,
+    scorer: Callable[[LoadedRun], Scorer],
+    say: Callable[[str], object],
 ) -> dict[str, Any]:
     """A run's loss in fp32, and in each format with its bits, its error and its increase."""
     run, roles = load_run(path, study.device), roles_of(study)
-    model = run.model.float()
-    with scorer(run, study) as score:
-        whole = score(model)
-        found = []
-        for name in study.formats:
-            for renormalize in (False, True) if constraints(model) else (False,):
-                rounded = copy.deepcopy(model)
-                done = quantize_(rounded, read_format(name), renormalize, roles)
-                loss = score(rounded).loss
-                found.append(
-                    {
-                        "format": name,
-                        "renormalized": renormalize,
-                        "bits": done.bits,
-                        "error": done.error,
-                        "loss": loss,
-                        "increase": loss - whole.loss,
-                    }
-                )
-                say(f"{path} {name}{' renormalised' * renormalize}: {loss - whole.loss:+.5f} nats")
+    model, context, score = run.model.float(), run.config.data.context, scorer(run)
+    whole = score(model, context)
+    found = []
+    for name in study.formats:
+        for renormalize in (False, True) if constraints(model) else (False,):
+            rounded = copy.deepcopy(model)
+            done = quantize_(rounded, read_format(name), renormalize, roles)
+            loss = score(rounded, context).loss
+            found.append(
+                {
+                    "format": name,
+                    "renormalized": renormalize,
+                    "bits": done.bits,
+                    "error": done.error,
+                    "loss": loss,
+                    "increase": loss - whole.loss,
+                }
+            )
+            say(f"{path} {name}{' renormalised' * renormalize}: {loss - whole.loss:+.5f} nats")
     return {
         "run": str(path),
         "seed": run.config.train.seed,
@@ -126,24 +124,6 @@ def run_figures(
         "tokens": whole.tokens,
         "formats": found,
     }
-
-
-@contextmanager
-def scorer(run: LoadedRun, study: QuantizationStudy) -> Iterator[Score]:
-    """Model -> its loss on the study's text, or on part of the run's validation split."""
-    context = run.config.data.context
-    form = scoring_form(run.config, run.tokenizer, context)
-    rows = max(run.config.train.batch_tokens // context, 1)
-    shards = scored_split(study.data, run.config.data)
-    if shards is not None:
-        shards.check_tokenizer(run.tokenizer)
-        yield lambda model: evaluate_shards(model, shards, form, rows, study.tokens)
-        return
-    assert study.data is not None  # that means a split
-    with source_files(study.data) as files:
-        yield lambda model: evaluate(
-            model, read_documents(files, study.field), run.tokenizer, form, rows
-        )
 
 
 def train(study: QuantizationStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:

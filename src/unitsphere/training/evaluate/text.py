@@ -14,7 +14,7 @@ asks (`data.batch.Form`), in their order; separators are context but are not sco
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -33,21 +33,19 @@ from unitsphere.data.batch import (
     count_windows,
 )
 from unitsphere.data.batches import window
-from unitsphere.data.documents import Piece
+from unitsphere.data.documents import Piece, read_documents
+from unitsphere.data.manifest import is_prepared
+from unitsphere.data.prepare import scored_split
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import (
-    SAMPLED,
-    STRETCH,
-    STRETCHES,
-    Tokenizer,
-    text_lost,
-)
+from unitsphere.data.sources import scored_files
+from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import Precision, autocast
 from unitsphere.training.distributed.layout import SINGLE, Layout
+from unitsphere.training.load import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -148,9 +146,8 @@ def evaluate_shards(
     their bytes are then their share of the split's bytes.
     """
     count = count_windows(shards.n_tokens, form)
-    chosen = range(count)
-    if max_tokens is not None:
-        chosen = evenly_spread(count, max(max_tokens // form.stride, 1))
+    wanted = count if max_tokens is None else max(max_tokens // form.stride, 1)
+    chosen = evenly_spread(count, wanted)
     windows = (window(shards, form, index) for index in chosen)
     totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
@@ -295,3 +292,47 @@ def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
         masks = config.data.mask
         return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
     return NextToken(context, separator, False, apart=config.data.document_mask)
+
+
+def batch_rows(config: RunConfig, context: int) -> int:
+    """Rows of `context` tokens that are about as large as a batch of the training."""
+    train = config.train
+    micro = train.micro_batch and train.micro_batch * config.data.context
+    return max((micro or train.batch_tokens) // context, 1)
+
+
+Scorer = Callable[[Transformer, int], Evaluation]
+"""Model, tokens of context -> its figures."""
+
+
+@contextmanager
+def scorers(
+    data: str | None, field: str, max_tokens: int | None = None
+) -> Iterator[Callable[[LoadedRun], Scorer]]:
+    """Within: run -> what scores its model on the text `data`, or on a validation split, in fp32.
+
+    The split is that of a prepared folder, or without `data` the run's own; with `max_tokens` only
+    as much of it is scored. Raises UserError for an empty text or split, and for a split that
+    another tokenizer made.
+    """
+    with nullcontext([]) if data is None or is_prepared(data) else scored_files(data) as files:
+
+        def scorer(run: LoadedRun) -> Scorer:
+            def form(context: int) -> Form:
+                return scoring_form(run.config, run.tokenizer, context)
+
+            shards = scored_split(data, run.config.data)
+            if shards is None:
+                return lambda model, context: evaluate(
+                    model,
+                    read_documents(files, field),
+                    run.tokenizer,
+                    form(context),
+                    batch_rows(run.config, context),
+                )
+            shards.check_tokenizer(run.tokenizer)
+            return lambda model, context: evaluate_shards(
+                model, shards, form(context), batch_rows(run.config, context), max_tokens
+            )
+
+        yield scorer
