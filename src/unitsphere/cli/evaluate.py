@@ -15,6 +15,8 @@ from unitsphere.cli.scores import (
     pair_source,
     print_positions,
     print_tasks,
+    refuse_pair_options,
+    search_of,
     task_figures,
 )
 from unitsphere.errors import UserError
@@ -203,33 +205,23 @@ def pair_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
     from unitsphere.data.documents import PairFields
-    from unitsphere.training.evaluate.text import batch_rows
+    from unitsphere.inference.translate import check_sacrebleu
 
     trained = run.config.data
     fields = PairFields(
         args.source_field or trained.source_field, args.target_field or trained.target_field
     )
-    beam = 1 if args.beam is None else args.beam
-    penalty = 0.6 if args.length_penalty is None else args.length_penalty
+    search = search_of(args, max_tokens=1)
+    beam, penalty = search.beam, search.length_penalty
     if beam < 0 or not 0 <= penalty < float("inf"):
         raise UserError(f"--beam and --length_penalty must be 0 or more: {beam} and {penalty}")
+    if beam:
+        check_sacrebleu()
     with pair_source(run, args.data, fields) as source:
         return {
-            context: pair_figures(
-                run, source, context, batch_rows(run.config, context), beam, penalty
-            )
+            context: pair_figures(run, source, context, search_of(args, max(context - 1, 1)))
             for context in contexts
         }
-
-
-def refuse_pair_options(args: Eval, objective: str) -> None:
-    """Raise UserError for an option that only an encoder–decoder has."""
-    for name in ("beam", "length_penalty", "source_field", "target_field"):
-        if getattr(args, name) is not None:
-            raise UserError(
-                f"--{name} is for runs with objective seq2seq, and {args.run} has {objective}: "
-                "leave it out"
-            )
 
 
 def _print_difference(config: "RunConfig", contexts: list[int]) -> None:

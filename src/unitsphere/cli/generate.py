@@ -9,6 +9,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from unitsphere.cli.output import print_json, print_piece, print_text
 from unitsphere.cli.parse import parse
+from unitsphere.cli.scores import refuse_pair_options, search_of
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,30 +104,18 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-class Streamed:
-    """Prints a prompt, then each piece of its continuation."""
-
-    def __init__(self, prompt: str) -> None:
-        print_piece(prompt)
-
-    def __call__(self, row: int, piece: str) -> None:
-        print_piece(piece)
-
-
 def completions(args: Generate, loaded: "LoadedRun") -> Written:
     """The prompts continued."""
     from unitsphere.inference.generate import generate_text
 
-    for name in ("beam", "length_penalty"):
-        if getattr(args, name) is not None:
-            raise UserError(
-                f"--{name} is for runs with objective seq2seq, and {args.run} has "
-                f"{loaded.config.objective}: leave it out"
-            )
+    refuse_pair_options(args, loaded.config.objective)
+    prompts = args.prompt or [""]
+    if args.stream:
+        print_piece(prompts[0])
     found = generate_text(
         loaded.model,
         loaded.tokenizer,
-        args.prompt or [""],
+        prompts,
         args.max_tokens,
         args.temperature,
         args.top_k,
@@ -135,7 +124,7 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
         stops=args.stop,
-        show=Streamed((args.prompt or [""])[0]) if args.stream else None,
+        show=(lambda row, piece: print_piece(piece)) if args.stream else None,
         compile=args.compile,
     )
     longest = max(c.prompt_tokens + c.tokens for c in found)
@@ -147,7 +136,7 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
 
 def answers(args: Generate, loaded: "LoadedRun") -> Written:
     """The targets of the prompts."""
-    from unitsphere.inference.translate import Search, answer
+    from unitsphere.inference.translate import answer
 
     plain = Generate(args.run)
     sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -157,10 +146,7 @@ def answers(args: Generate, loaded: "LoadedRun") -> Written:
                 f"--{name} is for sampling, and {args.run} (objective seq2seq) writes the "
                 "likeliest target: leave it out"
             )
-    beam = 1 if args.beam is None else args.beam
-    penalty = 0.6 if args.length_penalty is None else args.length_penalty
-    search = Search(args.max_tokens, beam, penalty)
-    context = loaded.config.data.context
+    context, search = loaded.config.data.context, search_of(args, args.max_tokens)
     found = answer(loaded.model, loaded.tokenizer, args.prompt or [""], search, context)
     if cut := sum(one.cut for one in found):
         print(f"note: {cut} prompts were cut at {context} tokens", file=sys.stderr)

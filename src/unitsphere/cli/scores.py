@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.cli.output import print_table, progress
 from unitsphere.cli.parse import check_positive
+from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.data.documents import PairFields
@@ -74,36 +75,41 @@ class PairSource:
     """`tokenizer.text_lost` of the text"""
 
 
+def refuse_pair_options(args: Any, objective: str) -> None:
+    """Raise UserError for an option of a verb that only an encoder–decoder has."""
+    for name in ("beam", "length_penalty", "source_field", "target_field"):
+        if getattr(args, name, None) is not None:
+            raise UserError(
+                f"--{name} is for runs with objective seq2seq, and {args.run} has {objective}: "
+                "leave it out"
+            )
+
+
+def search_of(args: Any, max_tokens: int) -> "Search":
+    """The search of a verb's --beam and --length_penalty."""
+    from unitsphere.inference.translate import Search
+
+    given = {name: getattr(args, name) for name in ("beam", "length_penalty")}
+    return Search(max_tokens, **{key: value for key, value in given.items() if value is not None})
+
+
 def pair_figures(
-    run: "LoadedRun",
-    source: PairSource,
-    context: int,
-    rows: int,
-    beam: int,
-    length_penalty: float,
+    run: "LoadedRun", source: PairSource, context: int, search: "Search"
 ) -> dict[str, Any]:
     """The losses on pairs in fp32, and with a beam of at least 1 also BLEU."""
-    from unitsphere.inference.translate import Search, check_sacrebleu
     from unitsphere.training.evaluate.pairs import evaluate_pairs
+    from unitsphere.training.evaluate.text import batch_rows
 
-    if beam:
-        check_sacrebleu()
-    separator = run.tokenizer.separator
+    separator, rows = run.tokenizer.separator, batch_rows(run.config, context)
     found = evaluate_pairs(run.model, source.pairs(), separator, context, rows, lost=source.lost)
-    figures = dataclasses.asdict(found)
-    del figures["accuracy"]  # of masked models
-    if not found.text_lost:
-        del figures["text_lost"]
     if found.cut_sources or found.cut_targets:
         print(
             f"longer than {context} tokens, and cut there: {found.cut_sources:,} sources and "
             f"{found.cut_targets:,} targets of {found.pairs:,} pairs",
             file=sys.stderr,
         )
-    if beam:
-        search = Search(max(context - 1, 1), beam, length_penalty)
-        figures |= bleu_figures(run, source, context, rows, search)
-    return figures
+    bleu = bleu_figures(run, source, context, rows, search) if search.beam else {}
+    return figures(found) | bleu
 
 
 def bleu_figures(
