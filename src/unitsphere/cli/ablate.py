@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import check_positive, parse
-from unitsphere.cli.study import StudyOptions, check_alone, run_verb, settings_of
+from unitsphere.cli.study import StudyOptions, check_alone, read_study, run_verb, settings_of
 
 if TYPE_CHECKING:
     from unitsphere.studies.ablate import AblationStudy
@@ -73,19 +73,15 @@ def run(argv: list[str]) -> int:
 def study_of(args: Ablate) -> tuple["AblationStudy", Path]:
     """The study that is asked for, and its usual folder."""
     from unitsphere.studies.ablate import AblationStudy, ablation_study
-    from unitsphere.studies.core.spec import load_study
 
     if args.table.endswith(".toml"):
         names = ("size", "tokens", "seeds", "rates", "rows", "data", "set", "allow")
         check_alone(args.table, args, Ablate(args.table), names)
-        study = load_study(AblationStudy, Path(args.table))
-        usual = Path("runs") / Path(args.table).stem
-    else:
-        settings = {f"data.{k}": v for k, v in vars(args.data).items() if v is not None}
-        settings |= settings_of(args.set)
-        study = ablation_study(
-            args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
-        )
-        study = dataclasses.replace(study, allow=list(args.allow))
-        usual = Path("runs") / f"{args.table}-{args.size}"
-    return study, usual
+        return read_study(AblationStudy, Path(args.table))
+    settings = {f"data.{k}": v for k, v in vars(args.data).items() if v is not None}
+    settings |= settings_of(args.set)
+    study = ablation_study(
+        args.table, args.size, args.tokens, args.rates, args.rows, settings, args.seeds
+    )
+    study = dataclasses.replace(study, allow=list(args.allow))
+    return study, Path("runs") / f"{args.table}-{args.size}"

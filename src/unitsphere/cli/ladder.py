@@ -1,17 +1,13 @@
 """`unitsphere ladder`: best batch and rate by size, and the scaling laws that follow."""
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import parse
-from unitsphere.cli.study import StudyOptions, run_verb
+from unitsphere.cli.study import StudyFile, run_file
 
 
-@dataclasses.dataclass(frozen=True)
-class Ladder(StudyOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ladder(StudyFile):
     """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
     Best batch and rate of each size by interpolation within the grid, power laws
@@ -32,15 +28,10 @@ class Ladder(StudyOptions):
       unitsphere ladder my-ladder.toml --workers 2 --json
     """
 
-    study: Annotated[Positional[Path], arg(metavar="STUDY")]
-    """a TOML file"""
-
 
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Ladder, argv, "ladder")
-    from unitsphere.studies.core.spec import load_study
     from unitsphere.studies.ladder_results import KIND
 
-    study = load_study(KIND.spec, args.study)
-    return run_verb(KIND, study, args, Path("runs") / args.study.stem)
+    return run_file(KIND, args)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import parse
-from unitsphere.cli.study import StudyOptions, check_alone, run_verb, settings_of
+from unitsphere.cli.study import StudyOptions, check_alone, read_study, run_verb, settings_of
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,27 +59,24 @@ def run(argv: list[str]) -> int:
 
 def study_of(args: LrRamp) -> tuple["RampStudy", Path]:
     """The study that the command line describes or names, and its usual folder."""
-    from unitsphere.studies.core.spec import load_study, study_from
+    from unitsphere.studies.core.spec import study_from
     from unitsphere.studies.ramp import RampStudy
 
-    first = args.recipes[0] if args.recipes else ""
     if is_study(args.recipes):
+        (file,) = args.recipes
         names = ("peak", "steps", "start", "seeds", "set", "allow")
-        check_alone(first, args, LrRamp((first,)), names)
-        study = load_study(RampStudy, Path(first))
-        usual = Path("runs") / Path(first).stem
-    else:
-        table: dict[str, object] = {
-            "arms": arms(args.recipes),
-            "set": settings_of(args.set),
-            "peak": args.peak,
-            "steps": args.steps,
-            "start": args.start,
-            "seeds": list(args.seeds),
-            "allow": list(args.allow),
-        }
-        study, usual = study_from(RampStudy, table), Path("runs/lr-ramp")
-    return study, usual
+        check_alone(file, args, LrRamp((file,)), names)
+        return read_study(RampStudy, Path(file))
+    table: dict[str, object] = {
+        "arms": arms(args.recipes),
+        "set": settings_of(args.set),
+        "peak": args.peak,
+        "steps": args.steps,
+        "start": args.start,
+        "seeds": list(args.seeds),
+        "allow": list(args.allow),
+    }
+    return study_from(RampStudy, table), Path("runs/lr-ramp")
 
 
 def is_study(names: Sequence[str]) -> bool:

@@ -4,9 +4,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import hours, print_json, print_table
 from unitsphere.cli.parse import check_positive
@@ -14,6 +14,9 @@ from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
     from unitsphere.studies.core.kind import Kind
+    from unitsphere.studies.core.spec import Study
+
+S = TypeVar("S", bound="Study")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,27 @@ class StudyOptions:
     """say how many runs, hours and how much disk it would take, and train nothing"""
     json: bool = False
     """print one JSON document instead of tables"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyFile(StudyOptions):
+    """The options of a verb that trains the study in a file."""
+
+    study: Annotated[Positional[Path], arg(metavar="STUDY")]
+    """a TOML file"""
+
+
+def read_study(spec: type[S], path: Path) -> tuple[S, Path]:
+    """The study in a file, and its usual folder."""
+    from unitsphere.studies.core.spec import load_study
+
+    return load_study(spec, path), Path("runs") / path.stem
+
+
+def run_file(kind: "Kind", args: StudyFile) -> int:
+    """`run_verb` for the study in a file."""
+    study, usual = read_study(kind.spec, args.study)
+    return run_verb(kind, study, args, usual)
 
 
 def run_verb(kind: "Kind", study: Any, args: StudyOptions, usual: Path) -> int:

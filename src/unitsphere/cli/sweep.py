@@ -1,17 +1,13 @@
 """`unitsphere sweep`: search over any config keys, from one file."""
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import parse
-from unitsphere.cli.study import StudyOptions, run_verb
+from unitsphere.cli.study import StudyFile, run_file
 
 
-@dataclasses.dataclass(frozen=True)
-class Sweep(StudyOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep(StudyFile):
     """Search config keys by grid, at random or by Optuna, and report the best.
 
     Trials are judged, and hopeless ones stopped, on documents held out of the
@@ -32,15 +28,10 @@ class Sweep(StudyOptions):
       unitsphere sweep my-sweep.toml --out runs/mine --workers 2 --json
     """
 
-    study: Annotated[Positional[Path], arg(metavar="STUDY")]
-    """a TOML file"""
-
 
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Sweep, argv, "sweep")
-    from unitsphere.studies.core.spec import load_study
     from unitsphere.studies.sweep import KIND
 
-    study = load_study(KIND.spec, args.study)
-    return run_verb(KIND, study, args, Path("runs") / args.study.stem)
+    return run_file(KIND, args)

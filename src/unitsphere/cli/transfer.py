@@ -1,17 +1,13 @@
 """`unitsphere transfer`: how far the rates of optim.transfer are from each size's best."""
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import parse
-from unitsphere.cli.study import StudyOptions, run_verb
+from unitsphere.cli.study import StudyFile, run_file
 
 
-@dataclasses.dataclass(frozen=True)
-class Transfer(StudyOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer(StudyFile):
     """Train widths × depths × horizons at the transferred rate and at rates around it.
 
     Of each cell the gap to its best rate, and the exponents that fit the best rates
@@ -30,15 +26,10 @@ class Transfer(StudyOptions):
       unitsphere transfer my-transfer.toml --workers 2 --json
     """
 
-    study: Annotated[Positional[Path], arg(metavar="STUDY")]
-    """a TOML file"""
-
 
 def run(argv: list[str]) -> int:
     """Train what is missing and report."""
     args = parse(Transfer, argv, "transfer")
-    from unitsphere.studies.core.spec import load_study
     from unitsphere.studies.transfer import KIND
 
-    study = load_study(KIND.spec, args.study)
-    return run_verb(KIND, study, args, Path("runs") / args.study.stem)
+    return run_file(KIND, args)
