@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -130,9 +129,10 @@ def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
         written.append(piece)
         print_piece(piece)
 
-    go_on = partial(generate_text, loaded.model, loaded.tokenizer)
     try:
-        go_on(
+        generate_text(
+            loaded.model,
+            loaded.tokenizer,
             [fitting(loaded, text, args.max_tokens)],
             args.max_tokens,
             args.temperature,

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 from unitsphere import __version__
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import parse
+from unitsphere.studies.core.local import available_cores
 
 # "torch>=2.11; extra == 'dev'" -> name, version wanted, extra
 REQUIREMENT = re.compile(
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
         "unitsphere": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": usable_cores(),
+        "cores": len(available_cores()),
         "disk_free_bytes": shutil.disk_usage(".").free,
         **computing(),
         "packages": packages,
@@ -49,13 +49,6 @@ def run(argv: list[str]) -> int:
     else:
         _print_tables(report)
     return 0
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def computing() -> dict[str, Any]:

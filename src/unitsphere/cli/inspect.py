@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import parse
+from unitsphere.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +50,13 @@ class Inspect:
 def run(argv: list[str]) -> int:
     """Look, write and print."""
     args = parse(Inspect, argv, "inspect")
-    from unitsphere.report.kinds.inspection import probe_table
-
     if args.list:
-        print_table(probe_table().columns, probe_table().rows)
+        from unitsphere.inspection.probes import PROBES
+
+        rows = [[name, probe.title, probe.source] for name, probe in PROBES.items()]
+        print_table(("probe", "shows", "figure"), rows)
         return 0
     if args.run is None:
-        from unitsphere.errors import UserError
-
         raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
     from unitsphere.report.inspect_run import inspect_run
     from unitsphere.report.render.terminal import print_page
@@ -68,6 +68,5 @@ def run(argv: list[str]) -> int:
         print_json(found)
         return 0
     print_page(page)
-    for path in files:
-        print(path)
+    print(*files, sep="\n")
     return 0

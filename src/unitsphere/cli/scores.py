@@ -201,7 +201,7 @@ def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
 
 
 def print_positions(found: Mapping[int, Mapping[str, Any]]) -> None:
-    """A row a span of positions, a column a context."""
+    """A row for each span of positions, and a column for each context."""
     longest = found[max(found)]["by_position"]
     rows = [
         [f"{one['first']:,}–{one['last']:,}", *(cell(found[c], one["last"]) for c in found)]
@@ -220,19 +220,14 @@ def cell(figures: Mapping[str, Any], last: int) -> str:
 
 
 def print_tasks(tasks: Mapping[str, Mapping[str, Any]]) -> None:
-    """A row a task and metric."""
-    rows = [
-        [
-            task if first else "",
-            f"{found['items']:,}" if first else "",
-            str(found["shots"]) if first else "",
-            name,
-            f"{metric['value']:.4f}",
-            "" if metric["standard_error"] is None else f"{metric['standard_error']:.4f}",
-        ]
-        for task, found in tasks.items()
-        for first, (name, metric) in zip(
-            [True, *[False] * len(found["metrics"])], found["metrics"].items(), strict=False
-        )
-    ]
+    """A row for each task and metric; what belongs to a task is in its first row."""
+    rows = []
+    for task, found in tasks.items():
+        head = [task, f"{found['items']:,}", str(found["shots"])]
+        for name, metric in found["metrics"].items():
+            error = metric["standard_error"]
+            rows.append(
+                [*head, name, f"{metric['value']:.4f}", "" if error is None else f"{error:.4f}"]
+            )
+            head = ["", "", ""]
     print_table(["task", "items", "shots", "metric", "value", "± stderr"], rows)

@@ -87,12 +87,6 @@ def silent(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def probe_table() -> Table:
-    """The list of probes."""
-    listed = [[name, probe.title, probe.source] for name, probe in PROBES.items()]
-    return Table("Probes", ("probe", "shows", "figure"), listed)
-
-
 @dataclass(frozen=True)
 class History(ProbeView):
     """A probe's view with its series in panels."""
