@@ -175,14 +175,6 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One picture of a film: a title, and plots side by side."""
-
-    title: str
-    figures: Sequence[Figure]
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of cells. A column of numbers is aligned to the right, and sorts by its numbers.
 

@@ -208,14 +208,11 @@ def validation(run: Path, step: int, weights: Weights) -> dict[str, str]:
 def machine(environment: Mapping[str, Any]) -> dict[str, str]:
     """Where and with what the run was started."""
     known = flatten(environment)
+    commit = f" (commit {known['commit']})" if known.get("commit") else ""
     rows = {
         "device": known.get("device"),
         "torch": known.get("packages.torch"),
-        "unitsphere": f"{known.get('unitsphere', __version__)}{_at(known)}",
+        "unitsphere": f"{known.get('unitsphere', __version__)}{commit}",
         "started": known.get("started"),
     }
     return {name: str(value) for name, value in rows.items() if value}
-
-
-def _at(known: Mapping[str, Any]) -> str:
-    return f" (commit {known['commit']})" if known.get("commit") else ""

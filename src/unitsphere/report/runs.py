@@ -250,14 +250,14 @@ def lost_text(runs: Sequence[Run]) -> list[str]:
 
 def source_of(run: Run) -> str:
     """The source of a run's data; empty if it is not known."""
-    return compact(run.settings.get("data", {}).get("source") or "")
+    return value_text(run.settings.get("data", {}).get("source") or "")
 
 
 def tokenizer_of(run: Run) -> str:
     """A run's tokenizer, or how many entries it has where the config names none."""
     entries = run.settings.get("model", {}).get("vocab_size")
     named = run.settings.get("data", {}).get("tokenizer")
-    return compact(named or (f"{entries:,} entries" if isinstance(entries, int) else ""))
+    return value_text(named or (f"{entries:,} entries" if isinstance(entries, int) else ""))
 
 
 def shortened(source: str) -> str:
@@ -280,7 +280,7 @@ def found_in(study: Path, told: str) -> Path | None:
     return next((place for place in places if is_run(place)), None)
 
 
-def compact(value: object) -> str:
+def value_text(value: object) -> str:
     """A JSON value in few characters, as a config shows it."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -16,7 +16,7 @@ from unitsphere.report.document import (
     banded,
 )
 from unitsphere.report.numbers import duration, known
-from unitsphere.report.runs import Json, compact, document, shortened
+from unitsphere.report.runs import Json, document, shortened, value_text
 from unitsphere.report.sections.settings import page_commands
 from unitsphere.training.folder import CONFIG
 
@@ -24,7 +24,7 @@ from unitsphere.training.folder import CONFIG
 def finetune_page(found: Json, folder: Path) -> Page:
     """What a fine-tuning found; `found` is empty while it still trains."""
     settings = document(folder / CONFIG)
-    rows = [[key, compact(value)] for key, value in flatten(settings).items()]
+    rows = [[key, value_text(value)] for key, value in flatten(settings).items()]
     told: list[Block] = [
         Folded(f"Every key ({len(rows)})", [Table("Every key", ["key", "value"], rows)])
     ]

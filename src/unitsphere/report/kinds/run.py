@@ -105,17 +105,17 @@ def facts(run: Run) -> list[tuple[str, str]]:
     for key, name, form in FACTS:
         value = run.last(key)
         if value is not None:
-            found.append((name, duration(value) if key == "time" else form.format(value)))
+            found.append((name, form(value)))
     return found
 
 
 FACTS = (
-    ("tokens", "training tokens", "{:,.0f}"),
-    ("val_bits_per_byte", "bits per byte", "{:.4f}"),
-    ("val_loss", "validation loss", "{:.4f}"),
-    ("time", "training time", ""),
-    ("tokens_per_second", "tokens per second", "{:,.0f}"),
-    ("mfu", "of the device's peak", "{:.1%}"),
+    ("tokens", "training tokens", "{:,.0f}".format),
+    ("val_bits_per_byte", "bits per byte", "{:.4f}".format),
+    ("val_loss", "validation loss", "{:.4f}".format),
+    ("time", "training time", duration),
+    ("tokens_per_second", "tokens per second", "{:,.0f}".format),
+    ("mfu", "of the device's peak", "{:.1%}".format),
 )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unitsphere.files import write_bytes
-from unitsphere.report.document import Figure, Frame, Panel
+from unitsphere.report.document import Figure, Figures, Panel
 from unitsphere.report.render.axes import draw_panel, plain_ticks, wrapped
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def pictures(
     return found
 
 
-def write_film(frames: Sequence[Frame], path: Path) -> None:
-    """Write a film as a GIF."""
+def write_film(frames: Sequence[Figures], path: Path) -> None:
+    """Write a film as a GIF, a frame for the plots of each `Figures`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     images = []
     for frame in frames:
         with style("film"):
-            canvas = FigureCanvasAgg(draw(frame.figures, 4, frame.title))
+            canvas = FigureCanvasAgg(draw(frame.figures, frame.columns, frame.title))
             canvas.figure.set_dpi(80)
             canvas.draw()
             images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unitsphere.inspection.values import QUANTILES
-from unitsphere.report.document import Figure, Frame, Number, Series
+from unitsphere.report.document import Figure, Figures, Number, Series
 from unitsphere.report.runs import Json
 
 Scene = Mapping[str, Json]
@@ -72,7 +72,7 @@ def quantile(series: Json, share: float) -> list[Number]:
     return [quantiles[QUANTILES.index(share)] for quantiles in series["quantiles"]]
 
 
-def film(document: Mapping[str, Any], run: str) -> list[Frame]:
+def film(document: Mapping[str, Any], run: str) -> list[Figures]:
     """Some probes over layers, a frame per checkpoint: its line strong, those before it pale.
 
     None of a single checkpoint, or if no probe that the film shows applies.
@@ -87,9 +87,10 @@ def film(document: Mapping[str, Any], run: str) -> list[Frame]:
     if not panels or len(steps) < 2:
         return []
     return [
-        Frame(
-            f"{run}: step {step:,} of {steps[-1]:,}",
+        Figures(
             [film_figure(*panel, step) for panel in panels],
+            title=f"{run}: step {step:,} of {steps[-1]:,}",
+            columns=4,
         )
         for step in steps
     ]

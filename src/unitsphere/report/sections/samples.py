@@ -1,13 +1,14 @@
 """Texts on the page: those that a run wrote in training, and new ones from its last checkpoint."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
 from unitsphere.report.document import Page, Sample, Samples, Section
 from unitsphere.report.runs import Run, is_run
-from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.load import load_run
 
 MOST = 6
 """Texts of a run that the page shows: its first and its last ones."""
@@ -33,7 +34,9 @@ def samples_section(samples: Sequence[Sample]) -> Section:
 
 
 def fresh_samples(folder: Path, count: int) -> list[Sample]:
-    """Texts by the newest checkpoint of a run, each with another seed.
+    """Texts by the newest checkpoint of a run, at a temperature of 0.8 as those in training.
+
+    Each has another seed.
 
     Raises UserError for a folder without a run, a run without a checkpoint, or one that writes no
     text from nothing.
@@ -43,20 +46,14 @@ def fresh_samples(folder: Path, count: int) -> list[Sample]:
     loaded = load_run(folder)
     if loaded.model.objective != "clm":
         raise UserError(f"the model in {folder} writes no text by itself: leave --samples out")
+    write = partial(generate_text, loaded.model, loaded.tokenizer, [""], TOKENS, temperature=0.8)
     return [
-        Sample(f"From the last checkpoint, seed {seed}", text_of(loaded, seed))
+        Sample(f"From the last checkpoint, seed {seed}", write(seed=seed)[0].text)
         for seed in range(count)
     ]
 
 
-def text_of(run: LoadedRun, seed: int) -> str:
-    """A text from nothing at temperature 0.8, as those in training."""
-    made = generate_text(run.model, run.tokenizer, [""], TOKENS, temperature=0.8, seed=seed)
-    return made[0].text
-
-
 def with_samples(page: Page, samples: Sequence[Sample]) -> Page:
     """The page with more texts, at the end of its own or in a new part before the settings."""
-    own = [s for s in page.sections if s.name == "samples"]
-    told = [block.samples for s in own for block in s.blocks if isinstance(block, Samples)]
-    return page.with_section(samples_section([*(e for texts in told for e in texts), *samples]))
+    own = [each for b in page.blocks() if isinstance(b, Samples) for each in b.samples]
+    return page.with_section(samples_section([*own, *samples]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unitsphere.config import flatten
 from unitsphere.report.document import Block, Commands, Folded, Section, Table, Text
-from unitsphere.report.runs import Json, Run, by_arm, compact
+from unitsphere.report.runs import Json, Run, by_arm, value_text
 from unitsphere.report.sections.curves import curve_sections
 
 MANY = 6
@@ -45,11 +45,10 @@ def flag_lines(found: Json) -> list[str]:
 
 def settings_section(runs: Sequence[Run]) -> Section:
     """The config: what differs between the arms, and all of it."""
-    known = [run for run in runs if run.settings]
-    if not known:
+    arms = settings_by_arm(runs)
+    if not arms:
         text = Text(["There is no config.json: the page cannot say what was trained."])
         return Section("settings", "Settings", [text], detail=True)
-    arms = {name: merged(of) for name, of in by_arm(known).items()}
     keys = list(dict.fromkeys(key for values in arms.values() for key in values))
 
     def rows(names: Sequence[str]) -> list[list[str]]:
@@ -68,16 +67,21 @@ def settings_section(runs: Sequence[Run]) -> Section:
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """The keys in which the arms' configs differ; a seed only counts between arms."""
-    arms = [merged(of) for of in by_arm([run for run in runs if run.settings]).values()]
+    arms = settings_by_arm(runs).values()
     keys = dict.fromkeys(key for values in arms for key in values)
     return [key for key in keys if len({values.get(key, "–") for values in arms}) > 1]
 
 
-def merged(runs: Sequence[Run]) -> dict[str, str]:
-    """Key -> value over the runs of an arm; several values where they differ, as seeds do."""
-    flat = [flatten(run.settings) for run in runs]
-    keys = dict.fromkeys(key for each in flat for key in each)
-    return {key: several([compact(each[key]) for each in flat if key in each]) for key in keys}
+def settings_by_arm(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """Arm -> key -> value, of the runs whose config is there."""
+    known = by_arm([run for run in runs if run.settings])
+    return {arm: merged([flatten(run.settings) for run in of]) for arm, of in known.items()}
+
+
+def merged(runs: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """Key -> value over what several runs have; several values where they differ, as seeds do."""
+    keys = dict.fromkeys(key for each in runs for key in each)
+    return {key: several([value_text(each[key]) for each in runs if key in each]) for key in keys}
 
 
 def several(values: Sequence[str]) -> str:
@@ -92,13 +96,12 @@ def environment_section(
     """Where the runs ran, and the commands that reproduce them; `source`: a study's provenance."""
     known = [run for run in runs if run.environment]
     flat = [flatten({k: v for k, v in r.environment.items() if k not in UNTOLD}) for r in known]
-    keys = dict.fromkeys(key for each in flat for key in each)
     rows = [
-        [key.removeprefix("packages."), several([compact(e[key]) for e in flat if key in e])]
-        for key in keys
+        [key.removeprefix("packages."), value]
+        for key, value in merged(flat).items()
         if any(each.get(key) is not None for each in flat)
     ]
-    told = [[k, compact(v)] for k, v in source.items() if v is not None and k != "command"]
+    told = [[k, value_text(v)] for k, v in source.items() if v is not None and k != "command"]
     blocks: list[Block] = []
     if told:
         blocks.append(Table("The study", ["what", "value"], told, plain=True))
