@@ -13,7 +13,7 @@ from forked import Forked, wait_for
 
 import unitsphere
 from unitsphere.cli import main
-from unitsphere.cli.serve import check_causal, exported
+from unitsphere.cli.serve import check_causal, default_cache, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
 from unitsphere.training.archive import pack
@@ -246,3 +246,20 @@ def test_refusals_are_one_line(folder, monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "uvicorn" else found(n))
     assert refused("runs/cat").endswith("serve needs uvicorn: pip install 'unitsphere[serve]'")
+
+
+@pytest.mark.parametrize("named", ["", "relative/cache"])
+def test_exports_are_kept_in_the_user_s_cache_folder(named, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", named)  # its standard ignores a relative path
+    assert default_cache() == tmp_path / ".cache" / "unitsphere" / "serve"
+
+
+def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(UserError, match="--cache"):
+        default_cache()

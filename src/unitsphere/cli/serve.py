@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import importlib.util
-import os
 import socket
 import sys
 from pathlib import Path
@@ -119,9 +118,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def default_cache() -> Path:
-    """In the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "unitsphere" / "serve"
+    """In the user's cache folder; UserError for a user without a home."""
+    from unitsphere.training.compile_cache import user_cache
+
+    try:
+        return user_cache() / "serve"
+    except RuntimeError as error:
+        raise UserError("there is no home for the export: give --cache a folder") from error
 
 
 def exported(run: Path, cache: Path) -> Path:
