@@ -49,6 +49,12 @@ def test_names_at_the_line_ends_stay_apart():
     assert min(b - a for a, b in itertools.pairwise(heights)) > 0.05
 
 
+def test_a_line_that_ends_at_0_has_its_name_too():
+    line = Series("ngpt", {"step": [1, 2]}, [0.5, 0.0])
+    (axes,) = draw([figure_of(line, ends=True)]).axes
+    assert [text.get_text() for text in axes.texts] == ["ngpt 0"]
+
+
 def test_a_single_point_is_enough():
     draw([figure_of(Series("ngpt", {"step": [10]}, [2.5]), ends=True)])
 

@@ -165,7 +165,11 @@ def name_ends(axes: "Axes", series: Sequence[Series], axis: str) -> None:
     for each in series:
         if each.style not in POINTS:
             lines.setdefault(each.legend, each)
-    ends = [(line, line.x[axis][-1], last) for line in lines.values() if (last := line.y[-1])]
+    ends = [
+        (line, line.x[axis][-1], last)
+        for line in lines.values()
+        if (last := line.y[-1]) is not None
+    ]
     if not ends:
         return
     right = max(x for _, x, _ in ends)
