@@ -93,7 +93,9 @@ def test_ctrl_c_ends_it_with_a_line(serving, tmp_path):
     assert process.poll() == 0
 
 
-@pytest.mark.parametrize("words", [["--json"], ["--out", "x.html"], ["--port", "70000"]])
+@pytest.mark.parametrize(
+    "words", [["--json"], ["--out", "x.html"], ["--samples", "1"], ["--port", "70000"]]
+)
 def test_options_that_do_not_go_together(serving, words, capsys):
     run, _ = serving
     assert main(["report", str(run), "--serve", *words]) == 2

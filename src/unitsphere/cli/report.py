@@ -59,8 +59,10 @@ def run(argv: list[str]) -> int:
     if args.samples < 0:
         raise UserError(f"--samples must be at least 0: {args.samples}")
     if args.serve:
-        if args.json or args.out or args.figures:
-            raise UserError("--serve writes nothing: leave --out, --figures and --json out")
+        if args.json or args.out or args.figures or args.samples:
+            raise UserError(
+                "--serve writes nothing: leave --out, --figures, --samples and --json out"
+            )
         if args.playground:
             raise UserError("--serve shows no model: write a page with --playground instead")
         from unitsphere.report.serve import serve
