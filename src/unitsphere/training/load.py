@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
