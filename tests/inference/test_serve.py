@@ -171,6 +171,12 @@ def test_the_model_of_an_answer_is_one_that_requests_may_name(client):
     assert {chunk.model for chunk in chat(client, PROMPT, stream=True)} == {"cat"}
 
 
+def test_the_model_is_found_by_its_name_and_no_other_is(client):
+    assert client.models.retrieve("cat").id == "cat"
+    with pytest.raises(openai.NotFoundError, match="this server has 'cat'"):
+        client.models.retrieve("dog/fish")
+
+
 def test_a_stop_string_ends_the_text(client, expected):
     stop = expected[2:4]
     until = expected[: expected.index(stop) + 2]

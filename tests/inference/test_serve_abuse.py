@@ -24,7 +24,12 @@ from unitsphere.inference.hf import engine as engines
 from unitsphere.inference.hf import server
 from unitsphere.inference.hf.engine import Engine, Penalties
 from unitsphere.inference.hf.export import export_hf
-from unitsphere.inference.hf.requests import IGNORED, ChatAsked, CompletionAsked
+from unitsphere.inference.hf.requests import (
+    IGNORED,
+    UNSUPPORTED,
+    ChatAsked,
+    CompletionAsked,
+)
 from unitsphere.models.registry import build_from
 from unitsphere.training.recipes import load_recipe
 
@@ -253,7 +258,38 @@ def test_a_body_that_is_no_json_object_is_a_400(app, body):
     assert document["error"]["message"].startswith("the body is not")
 
 
-FIELDS = sorted({*CompletionAsked.model_fields, *ChatAsked.model_fields, *IGNORED} | {"other"})
+@pytest.mark.parametrize(
+    ("field", "asks", "plain"),
+    [
+        ("n", 2, 1),
+        ("best_of", 3, 1),
+        ("echo", True, False),
+        ("logprobs", 0, False),
+        ("logprobs", True, None),
+        ("top_logprobs", 5, 0),
+        ("tools", [{"type": "function"}], []),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("tool_choice", "required", "auto"),
+        ("audio", {"voice": "a"}, None),
+    ],
+)
+def test_what_this_server_cannot_answer_is_refused_and_not_left_out(app, field, asks, plain):
+    body = {"prompt": "The", "max_tokens": 2}
+    status, document = ask(app, COMPLETIONS, body | {field: asks})
+    assert (status, document["error"]["param"]) == (400, field)
+    assert "one text" in document["error"]["message"]
+    assert ask(app, COMPLETIONS, body | {field: plain, "user": "a"})[0] == 200
+
+
+FIELDS = sorted(
+    {
+        *CompletionAsked.model_fields,
+        *ChatAsked.model_fields,
+        *IGNORED,
+        *UNSUPPORTED,
+        "other",
+    }
+)
 ANY_TEXT = st.text(st.characters(codec=None), max_size=20)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.just(SAID),

@@ -25,12 +25,26 @@ BIASES = 300
 DEFAULT_TOKENS = 1024
 """Tokens of an answer if the request does not say how many."""
 IGNORED = {
-    *("audio", "best_of", "echo", "function_call", "functions", "logprobs", "metadata"),
-    *("modalities", "n", "parallel_tool_calls", "prediction", "reasoning_effort"),
-    *("response_format", "service_tier", "store", "stream_options", "tool_choice", "tools"),
-    *("top_logprobs", "user", "web_search_options"),
+    *("metadata", "parallel_tool_calls", "prediction", "reasoning_effort", "service_tier"),
+    *("store", "stream_options", "user"),
 }
-"""Fields of the protocol that change nothing here."""
+"""Fields of the protocol that change no text."""
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+}
+"""Fields of the protocol that ask for more than one text, with the values that do not."""
 
 
 class Refused(Exception):
@@ -148,7 +162,10 @@ def parsed(form: type[Body], body: bytes) -> Body:
     if not isinstance(document, dict):
         raise Refused(400, "the body is not a JSON object")
     given = {name: value for name, value in document.items() if value is not None}
-    if unknown := sorted(given.keys() - form.model_fields.keys() - IGNORED):
+    for name in sorted(given.keys() & UNSUPPORTED.keys()):
+        if not any(type(given[name]) is type(v) and given[name] == v for v in UNSUPPORTED[name]):
+            raise refusal_of(name, "this server answers with one text: leave the field out")
+    if unknown := sorted(given.keys() - form.model_fields.keys() - IGNORED - UNSUPPORTED.keys()):
         raise refusal_of(unknown[0], "the protocol has no such field, or this server does not")
     try:
         return form.model_validate(given)

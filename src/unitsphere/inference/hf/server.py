@@ -225,9 +225,15 @@ def own_hosts(host: str, listening: socket.socket, more: tuple[str, ...]) -> Mid
 def application(engine: Engine, *checks: Middleware) -> Starlette:
     """The server's application; `checks` stand before all of it."""
 
+    served = {"id": engine.name, "object": "model", "created": 0, "owned_by": "unitsphere"}
+
     async def models(request: Request) -> JSONResponse:
-        listed = {"id": engine.name, "object": "model", "created": 0, "owned_by": "unitsphere"}
-        return JSONResponse({"object": "list", "data": [listed]})
+        return JSONResponse({"object": "list", "data": [served]})
+
+    async def model(request: Request) -> JSONResponse:
+        if request.path_params["name"] != engine.name:
+            raise Refused(404, f"there is no such model: this server has {engine.name!r}", "model")
+        return JSONResponse(served)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -237,6 +243,7 @@ def application(engine: Engine, *checks: Middleware) -> Starlette:
             Route("/v1/completions", Answering(engine, Completion), methods=["POST"]),
             Route("/v1/chat/completions", Answering(engine, Chat), methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
             Route("/health", health),
         ],
         middleware=checks,
