@@ -139,6 +139,19 @@ def test_only_training_counts_and_counts_of_processes_are_added():
     torch.testing.assert_close(layer.router.expert_bias.double(), sign - sign.mean())
 
 
+def test_weights_that_are_assigned_to_shapes_are_balanced_too():
+    """Counts are in no state_dict, so they have to come from the shapes' meta device themselves."""
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2, "n_experts": 4}
+    model = build("ngpt", device="meta", **sizes)
+    model.load_state_dict(build("ngpt", **sizes).state_dict(), assign=True)
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    model.loss(tokens, tokens)
+    (experts,) = experts_of(model)
+    assert sorted(experts.tokens_per_expert.tolist()) == [0, 0, 5, 5]
+    balance_(model)
+    assert experts.router.expert_bias.abs().min() > 0
+
+
 def test_loads_become_even():
     layer = build("ngpt", **EXPERTS, balance=0.04).blocks[0].mlp
     layer.router.expert_bias.copy_(torch.tensor([1.0, 1.0, -1.0, -1.0]))

@@ -135,6 +135,7 @@ class Experts(nn.Module):
             self.shared = mlp(replace(config, d_ff=width), W)
         counts = torch.empty(config.n_experts, dtype=torch.int64)
         self.register_buffer("tokens_per_expert", counts, persistent=False)
+        self.register_load_state_dict_post_hook(count_again_)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
@@ -172,6 +173,13 @@ class Experts(nn.Module):
         """How many of its parameters a token does not use."""
         E, k = len(self.tokens_per_expert), self.router.top_k
         return sum(p.numel() for m in self.matrices for p in m.parameters()) // E * (E - k)
+
+
+def count_again_(experts: Experts, odd_keys: object) -> None:
+    """Count from 0 beside the weights that were loaded: with `assign` these may have another device
+    than the counts, which no state_dict has."""
+    device = experts.router.expert_bias.device
+    experts.tokens_per_expert = torch.zeros_like(experts.tokens_per_expert, device=device)
 
 
 def stacked(make: Callable[[int], Linear], n_experts: int) -> Callable[[int], Linear]:

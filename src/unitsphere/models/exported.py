@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from unitsphere.errors import UserError
-from unitsphere.models.experts import experts_of
 from unitsphere.models.gpt import GPTConfig
 from unitsphere.models.mixers import mixer_names
 from unitsphere.models.parts import RMSNorm, Scale, ScaleConfig
@@ -233,6 +232,4 @@ def load_exported(
             raise UserError(f"the exported {exported_name(own)} has another size than its config")
         state[own] = state[own].reshape(like.shape)
     model.load_state_dict(state, assign=True)
-    for experts in experts_of(model):  # counts, which no folder has
-        experts.tokens_per_expert = torch.zeros_like(experts.tokens_per_expert, device="cpu")
     return fold_(model)  # what a folded model keeps besides its tensors
