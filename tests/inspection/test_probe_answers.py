@@ -359,9 +359,11 @@ def test_angular_updates_of_a_known_turn(name):
     turn = math.radians(0.02)
     for key in ("attention.W_q", "attention.W_o"):
         weight = model.get_parameter(f"blocks.1.{key}.weight")
-        a, b = weight.double().chunk(2, dim=1)  # vectors are rows of what is stored
+        dim = 0 if (name, key) == ("ngpt", "attention.W_o") else 1  # its columns are on the sphere
+        a, b = weight.double().chunk(2, dim)
         cos, sin = math.cos(turn), math.sin(turn)
-        weight.copy_(5 * torch.cat([cos * a - sin * b, sin * a + cos * b], dim=1))
+        scale = torch.linspace(1, 9, weight.shape[1 - dim]).unsqueeze(dim)  # turns no vector
+        weight.copy_(scale * torch.cat([cos * a - sin * b, sin * a + cos * b], dim))
     found = updates.angular_updates(model, before, dict(model.named_parameters()), steps=4)
     for series in ("W_q", "W_o"):
         assert found[series]["values"] == pytest.approx([0, 0.005], rel=1e-3)

@@ -21,7 +21,7 @@ from torch import Tensor
 from unitsphere.data.batch import Batch
 from unitsphere.inspection.anatomy import matrices_of, parameters_of, second_matrices, shown
 from unitsphere.inspection.values import DoesNotApply, Series, Values, angle, layers, number, whole
-from unitsphere.models.constraint import MATRICES
+from unitsphere.models.constraint import MATRICES, declarations
 from unitsphere.models.trunk import Transformer
 
 ByName = Mapping[str, Tensor]
@@ -210,8 +210,11 @@ def angular_updates(model: Transformer, before: ByName, after: ByName, steps: in
     Vectors are those that the model declares bounded; of a free matrix its rows. Over several steps
     it is the angle between the two ends over their number, less than what each step turned.
     """
-    points = []
+    points, declared = [], declarations(model)
     for name, layer, local in parameters_of(model, *MATRICES):
-        turned = angle(whole(before[name]), whole(after[name])).nanmean() / steps
+        bound = declared[name].bound
+        dim = -1 if bound is None else bound.dim
+        ends = (whole(weights[name]).movedim(dim, -1) for weights in (before, after))
+        turned = angle(*ends).nanmean() / steps
         points.append((shown(local) if layer else shown(name), layer, turned))
     return layers(points)
