@@ -15,6 +15,7 @@ from unitsphere.inspection.probes import PROBES, inspect
 from unitsphere.inspection.subject import Base, Subject
 from unitsphere.inspection.trace import trace
 from unitsphere.models.constraint import roles
+from unitsphere.models.mixers import MIXERS
 from unitsphere.models.registry import ARCHITECTURES, build
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -166,6 +167,14 @@ def test_matrices_and_embeddings_are_those_that_the_model_declares(name):
     assert all(m.vectors().shape[1] == 32 for m in found)
     assert all(layer.sublayer_inputs for layer in layers_of(model))
     assert {E.shape for E in embeddings_of(model).values()} == {(50, 32)}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_matrices_of_a_mixer_are_those_that_it_declares(mixer):
+    """Mamba-2's W_B and W_C and W_low of gated linear attention too, which its heads share."""
+    model = build("ngpt", mixers=mixer, recurrence={"d_value": 8}, **SMALL)
+    found = {m.parameter for m in matrices_of(model)}
+    assert found == {k for k, role in roles(model).items() if role == "matrix"}
 
 
 def test_normformer_s_lambda_shows_once_it_is_there():

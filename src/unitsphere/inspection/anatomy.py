@@ -19,7 +19,7 @@ from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
 Place = Literal["in", "out"]
-PLACES: dict[str, Place] = {"columns": "in", "rows": "out"}
+PLACES: dict[str, Place] = {"columns": "in", "shared": "in", "rows": "out"}
 """How tensor parallel shards a matrix -> what it is in its sublayer."""
 
 
