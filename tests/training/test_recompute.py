@@ -1,14 +1,16 @@
 """Activations computed again: the same run in less memory."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.data.batch import Batch
+from unitsphere.models.experts import experts_of
 from unitsphere.models.registry import build
-from unitsphere.training.distributed.parallelize import recompute_blocks
+from unitsphere.training.distributed.parallelize import compile_blocks, recompute_blocks
 from unitsphere.training.plan import use_fp8
 
 NUMBERS = {"vocab_size": 32, "d_model": 16, "n_layers": 2, "n_heads": 2}
@@ -48,6 +50,21 @@ def test_nothing_changes(architecture, objective, numbers, how):
     plain, _ = gradients(architecture, objective, "none", **numbers)
     again, _ = gradients(architecture, objective, how, **numbers)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_experts_are_computed_again_in_compiled_blocks(how, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    plain, compiled = (build("ngpt", **NUMBERS, n_experts=4) for _ in range(2))
+    recompute_blocks(compiled, how)
+    compile_blocks(compiled)
+    tokens = torch.arange(24).reshape(2, 12)
+    for model in (plain, compiled):
+        model.loss(tokens, tokens.roll(1, 1)).backward()
+    for own, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.equal(own.grad, other.grad)
+    for own, other in zip(experts_of(plain), experts_of(compiled), strict=True):
+        assert torch.equal(own.tokens_per_expert, other.tokens_per_expert)
 
 
 PRODUCTS = {

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from unitsphere.models.constraint import Role, constraints, declarations, normalize_, roles
+from unitsphere.models.experts import experts_of
 from unitsphere.models.parts import reset
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, part_of
@@ -198,6 +199,8 @@ def compile_blocks(model: Transformer) -> None:
     Whole blocks or an error: a graph that breaks would be slow in silence. It is the forward method
     that is compiled, so that what FSDP does before and after it stays outside of the graph.
     """
+    if any(experts_of(model)):  # they count, and set their groups: not again in the backward pass
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in [*model.blocks, *(model.encoder or [])]:
         block.forward = torch.compile(block.forward, fullgraph=True)
 
