@@ -17,7 +17,7 @@ import torch.distributed as dist
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.dtensor import local, placements
-from unitsphere.training.config import RunConfig
+from unitsphere.training.config import RunConfig, TrainConfig
 from unitsphere.training.device import PEAK_BF16, autocast, peak_flops, pick_device, pick_precision
 from unitsphere.training.distributed.layout import Degrees, Layout
 from unitsphere.training.distributed.parallelize import parallelize
@@ -71,15 +71,24 @@ def cost(config: RunConfig) -> Cost:
     tokens = train.steps * train.batch_tokens
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     checkpoint = weights + optimizer_bytes(config, model)
-    kept = train.keep_last + (train.steps // train.keep_every if train.keep_every else 0)
-    if train.save_every:
-        kept = min(kept, -(-train.steps // train.save_every))
     return Cost(
         parameters=sum(p.numel() for p in model.parameters()),
         tokens=tokens,
         flops=tokens * flops_per_token(model, config.data.context),
-        disk=checkpoint * (kept if train.save_every else 1),
+        disk=checkpoint * kept_checkpoints(train),
     )
+
+
+def kept_checkpoints(train: TrainConfig) -> int:
+    """How many checkpoints are there at the end: the last ones, and one for each `keep_every`."""
+    steps, keep_every = train.steps, train.keep_every
+    saved = {steps}
+    for every in filter(None, (train.save_every, keep_every)):
+        saved |= set(range(steps - steps % every, 0, -every)[: train.keep_last])
+    last = sorted(saved)[-train.keep_last :]
+    if keep_every is None:
+        return len(last)
+    return steps // keep_every + sum(step % keep_every > 0 for step in last)
 
 
 def planned_device(config: RunConfig, world: int) -> torch.device:

@@ -14,10 +14,12 @@ from unitsphere.errors import UserError
 from unitsphere.models.registry import build, build_from
 from unitsphere.ops.chunked_loss import CHUNK_BYTES
 from unitsphere.ops.loss import linear_cross_entropy
-from unitsphere.training.cost import dry_run
+from unitsphere.training import checkpoint
+from unitsphere.training.cost import cost, dry_run
 from unitsphere.training.distributed.layout import SINGLE, Degrees, ParallelConfig, degrees
 from unitsphere.training.distributed.parallelize import gathered_dtype
 from unitsphere.training.forecast import fitting_rows, forecast, head_bytes, size
+from unitsphere.training.monitor import due
 from unitsphere.training.resolve import resolve
 
 
@@ -171,6 +173,25 @@ def test_sizes_that_do_not_fit_are_refused(tiny):
         laid_out(partial(tiny, model={"value_embeddings": True}), 2, tp=2)
     with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
         laid_out(tiny, 384, tp=4)
+
+
+@pytest.mark.parametrize(
+    ("save_every", "keep_every", "keep_last"),
+    [(0, None, 2), (3, None, 2), (5, None, 9), (0, 4, 1), (3, 4, 2), (2, 4, 3), (5, 5, 1)],
+)
+def test_the_disk_holds_the_checkpoints_that_a_run_keeps(
+    tiny, tmp_path, save_every, keep_every, keep_last
+):
+    config = tiny(
+        "ngpt", steps=12, save_every=save_every, keep_every=keep_every, keep_last=keep_last
+    )
+    for step in range(1, 13):
+        if step == 12 or due(step, save_every) or due(step, keep_every or 0):
+            checkpoint.folder_of(tmp_path, step).mkdir()
+            checkpoint.prune(checkpoint.folder_of(tmp_path, step), keep_last, keep_every)
+    one = cost(resolve(tiny("ngpt", steps=12, save_every=0, keep_last=1), None))
+    kept = len(checkpoint.folders(tmp_path))
+    assert cost(resolve(config, None)).disk == kept * one.disk
 
 
 def test_the_command(capsys):
