@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -23,10 +23,8 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Objective, Transformer
+from unitsphere.models.trunk import Objective
 from unitsphere.training.config import RunConfig
-from unitsphere.training.device import Precision
-from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split, text_pairs
 from unitsphere.training.evaluate.text import (
     Evaluation,
@@ -45,25 +43,12 @@ EXAMPLES = 3
 """Validation pairs that are shown."""
 
 
-class Validation(Protocol):
-    """Scores a model on the validation data, as often as it is asked and always the same way.
-
-    `between` is called before each batch.
-    """
-
-    def __call__(
-        self,
-        model: Transformer,
-        *,
-        precision: Precision,
-        between: Callable[[], None] = ...,
-        layout: Layout = SINGLE,
-    ) -> Evaluation: ...
-
-
 @dataclass(frozen=True)
 class Corpus:
     """A run's data; `example` is some rows of what it is validated on, shown in samples.txt.
+
+    `validate(model, precision=…, between=…, layout=…)` scores a model on the validation data, each
+    time the same way; `between` is called before each batch.
 
     `epoch` is how many rows `batches` reads before the first is read again. `validation_rows` gives
     that many rows of what it is validated on, evenly spread; fewer if there are fewer.
@@ -72,7 +57,7 @@ class Corpus:
 
     batches: ByStep
     epoch: int
-    validate: Validation
+    validate: Callable[..., Evaluation]
     example: Batch
     validation_rows: Callable[[int], Batch]
     tokenizer: Tokenizer

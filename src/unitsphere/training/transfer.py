@@ -100,12 +100,13 @@ def transferred(config: Any) -> tuple[Any, OptimConfig]:
     """
     if config.optim.transfer == "none":
         present = {key: now(config, value.own) for key, value in open_numbers(config).items()}
+    elif why := problem(config):
+        raise UserError(why)
     else:
-        check(config)
         present = {k: v for k, v in by_law(config).items() if is_open(at(config, k))}
-    owns = {key: own_of(at(config, key)) for key in present}
     values = {
-        key: None if value is None else Open(value, owns[key]) for key, value in present.items()
+        key: None if value is None else Open(value, own_of(at(config, key)))
+        for key, value in present.items()
     }
     optim, model = (below(values, name) for name in ("optim", "model"))
     return put(config.model, model), put(config.optim, optim)
@@ -169,12 +170,6 @@ def moved(optim: OptimConfig, group: Group) -> Moved:
     if not by_muon or optim.name not in ("muon", "normuon", "muonh"):
         return "adam"
     return "muon" if optim.adjust_lr == "match_rms_adamw" else "muon-original"
-
-
-def check(config: Any) -> None:
-    """Raise UserError for a law without a base run, or for what it does not cover."""
-    if why := problem(config):
-        raise UserError(why)
 
 
 def problem(config: Any) -> str | None:

@@ -294,20 +294,11 @@ def refresh(side: str, state: dict[str, Tensor], V: Tensor) -> Tensor:
 
 def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
     """SOAP or SOAP-Muon over the layers' matrices; AdamW over the rest."""
-    own = config.section
-    numbers: dict[str, Any] = {
-        "weight_decay": config.weight_decay,
-        "betas": (own.beta1, own.beta2),
-        "factor_beta": own.factor_beta,
-        "eps": own.eps,
-        "every": own.every,
-        "max_side": own.max_side,
-    }
+    numbers = asdict(config.section) | {"weight_decay": config.weight_decay}
+    numbers["betas"] = numbers.pop("beta1"), numbers.pop("beta2")
     if config.name == "soap":
         return with_adam(parameters, config, partial(Soap, **numbers))
     numbers |= {"ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr}
-    of_muon = ("cautious", "floor", "outward", "momentum_")
-    numbers |= {key: number for key, number in asdict(own).items() if key.startswith(of_muon)}
     return with_adam(parameters, config, partial(SoapMuon, **numbers))
 
 

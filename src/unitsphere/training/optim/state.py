@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inspect import unwrap
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,15 +59,6 @@ COUNT = Slot(())
 def like(parameter: Tensor, moment: Literal[1, 2] | None = None) -> Slot:
     """A slot shaped and stored as the parameter is."""
     return Slot(tuple(parameter.shape), parameter.dtype, like_parameter=True, moment=moment)
-
-
-@runtime_checkable
-class DeclaresState(Protocol):
-    """An optimizer that declares its state."""
-
-    def state_spec(self, parameter: Tensor) -> StateSpec:
-        """All that it keeps of a parameter of its groups once that has been stepped."""
-        ...
 
 
 class StepHook:
@@ -255,11 +246,12 @@ def state_spec(optimizer: Optimizer, parameter: Tensor) -> StateSpec:
     """All that an optimizer and its hooks keep of a parameter once it has been stepped."""
     if not holds(optimizer, parameter):
         return {}
-    if not isinstance(optimizer, DeclaresState):
+    declared = getattr(optimizer, "state_spec", None)
+    if declared is None:
         raise TypeError(
             f"{type(optimizer).__name__} does not declare its state: give it a method state_spec"
         )
-    found = dict(optimizer.state_spec(parameter))
+    found: StateSpec = dict(declared(parameter))
     for hook in attached(optimizer):
         found |= hook.state_spec(parameter)
     return found
