@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -108,6 +108,21 @@ class Interrupted(KeyboardInterrupt):
         return f"{super().__str__()}{lost}"
 
 
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextlib.contextmanager
+def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Within: `handler` takes these signals, but for those that are ignored."""
+    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 @contextlib.contextmanager
 def held_signals() -> Iterator[None]:
     """What asks to stop meanwhile acts at the end: for steps that must not be left half done.
@@ -115,18 +130,11 @@ def held_signals() -> Iterator[None]:
     The handlers are put off, not blocked: a process that is started within it is as it always is.
     """
     arrived: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    taken = [number for number in stops if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in taken}
     try:
-        yield
+        with handling(stops, lambda number, frame: arrived.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for number in arrived[:1]:
             signal.raise_signal(number)
 

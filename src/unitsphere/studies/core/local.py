@@ -18,6 +18,7 @@ from unitsphere.studies.core.jobs import (
     Interrupted,
     Job,
     State,
+    handling,
     held_signals,
 )
 
@@ -219,7 +220,8 @@ def run_jobs(
         Interrupted: on Ctrl-C, SIGTERM or SIGHUP, once the executor has dealt with the jobs.
     """
     states = [State(job) for job in jobs]
-    with _stop_signals():
+    # SIGTERM and SIGHUP (a closed terminal) stop as Ctrl-C does.
+    with handling((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
         try:
             executor.begin(states)
             while executor.poll():
@@ -233,22 +235,6 @@ def run_jobs(
         finally:
             executor.close()
     return states
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP (a closed terminal) stop as Ctrl-C does, unless ignored."""
-    taken = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in taken}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 LIFELINE = "UNITSPHERE_LIFELINE"
