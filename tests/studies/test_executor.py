@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unitsphere.studies.core.jobs import held_signals, tail_records
+from unitsphere.studies.core.jobs import held_signals, last_words, tail_records
 from unitsphere.studies.core.local import (
     Interrupted,
     Job,
@@ -80,6 +80,10 @@ def test_why_an_attempt_failed_is_not_taken_from_an_earlier_one(tmp_path):
     second = job(tmp_path, "run", "print('the GPU fell off'); sys.exit(1)")
     assert run_jobs([second], LocalExecutor(1))[0].error == "the GPU fell off"
     assert "loss nan" in second.log.read_text()
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    assert last_words(tmp_path / "run.log", -40) == "ended by signal 40"
 
 
 def test_a_job_that_was_stopped_from_elsewhere_and_saved_is_no_failure(tmp_path):

@@ -188,7 +188,8 @@ def last_words(log: Path, code: int, begins: int = 0) -> str:
     What is in the log before byte `begins` is of earlier attempts.
     """
     if code < 0:
-        name = signal.Signals(-code).name
+        named = {number.value: number.name for number in signal.Signals}
+        name = named.get(-code, f"signal {-code}")
         return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     found = read_bytes(log, log.parent) if log.exists() else b""
     text = found[begins:].decode(errors="replace")
