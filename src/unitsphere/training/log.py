@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -130,11 +129,7 @@ class RunLog:
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if sys.stderr.isatty() else None
         self.pace: tuple[float, int] | None = None
-
-    @cached_property
-    def events(self) -> Events:
-        """The event file, made with the first record: tensorboard is slow to import."""
-        return Events(self.out / EVENTS, self.first)
+        self.events: Events | None = None
 
     def __enter__(self) -> "RunLog":
         if self.live is not None:
@@ -145,7 +140,7 @@ class RunLog:
         if self.live is not None:
             self.live.stop()
         self.metrics.close()
-        if "events" in self.__dict__:
+        if self.events is not None:
             self.events.close()
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -153,6 +148,8 @@ class RunLog:
         record = finite(record)
         self.metrics.write(line_of(record))
         self.metrics.flush()
+        if self.events is None:  # not before: tensorboard is slow to import
+            self.events = Events(self.out / EVENTS, self.first)
         place = ("step", "tokens", "time")
         self.events.add(record["step"], {k: v for k, v in record.items() if k not in place})
         self.events.flush()
@@ -200,7 +197,7 @@ class RunLog:
     def sync(self) -> None:
         """Wait until the disk has every record: a checkpoint must not be ahead of its metrics."""
         os.fsync(self.metrics.fileno())
-        if "events" in self.__dict__:
+        if self.events is not None:
             self.events.sync()
 
 
