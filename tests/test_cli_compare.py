@@ -14,7 +14,7 @@ from unitsphere.cli import main
 from unitsphere.cli.output import hours
 from unitsphere.errors import Preempted
 from unitsphere.studies import compare as module
-from unitsphere.studies.compare import CompareStudy, decided, find_study, shipped_studies
+from unitsphere.studies.compare import CompareStudy, find_study, resolved, shipped_studies
 from unitsphere.studies.core.fairness import check_fair
 from unitsphere.studies.core.spec import load_study
 
@@ -114,7 +114,7 @@ def test_a_failed_run_is_1(tmp_path, capsys, monkeypatch):
 def test_a_shipped_study_is_fair_and_has_a_folder_of_its_own(name):
     path, out = find_study(name, "compare")
     found = load_study(CompareStudy, path)
-    assert check_fair({arm: decided(found, arm) for arm in found.arms}, found.reference, []) == []
+    assert check_fair({arm: resolved(found, arm) for arm in found.arms}, found.reference, []) == []
     assert out == Path("runs") / f"compare-{name}"
     assert find_study("mine/that.toml", "compare") == (Path("mine/that.toml"), Path("runs/that"))
 

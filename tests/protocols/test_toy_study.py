@@ -19,7 +19,7 @@ from unitsphere.config import read_json
 from unitsphere.errors import Preempted, UserError
 from unitsphere.report import registry
 from unitsphere.report.document import Page, Section, Table
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.kind import Kind, Part, provenance, run_study, study_folder
 from unitsphere.studies.core.plan import RUNS, Planned, plan
 from unitsphere.studies.core.spec import Study, load_study
@@ -55,8 +55,8 @@ def parts(study: DepthStudy) -> list[Part]:
 
 def train(study: DepthStudy, out: Path, executor: Executor | None = None) -> list[Record]:
     """Train the depths that are missing."""
-    with study_folder(out, study):
-        return execute(planned(study, out), executor or executor_of(study.run, out))
+    with study_folder(out, study, executor) as executor:
+        return execute(planned(study, out), executor)
 
 
 def document(study: DepthStudy, found: list[Record]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unitsphere.models.registry import build_from
-from unitsphere.studies.compare import CompareStudy, check_budgets, decided
+from unitsphere.studies.compare import CompareStudy, check_budgets, resolved
 from unitsphere.studies.core.fairness import check_fair
 from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.spec import load_study
@@ -70,7 +70,7 @@ def test_the_papers_sizes_are_those_of_ngpt_with_what_was_found(size):
 @pytest.mark.parametrize("context", ["1k", "4k"])
 def test_the_studies_for_a_gpu_are_fair(context):
     study = load_study(CompareStudy, FOLDER / f"compare-32m-{context}.toml")
-    found = {arm: decided(study, arm) for arm in study.arms}
+    found = {arm: resolved(study, arm) for arm in study.arms}
     check_fair(found, study.reference, allow=[])
     check_budgets(study, found)
     assert {config.data.context for config in found.values()} == {int(context[0]) * 1024}

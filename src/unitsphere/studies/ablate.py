@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, timing
+from unitsphere.studies.core.execute import Executor, Record, execute, timing
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
@@ -137,8 +137,7 @@ def ablate(study: AblationStudy, out: Path, executor: Executor | None = None) ->
     """
     table = study.paper_table
     ablation_findings(study)
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         rates = rates_of(study, table, out, executor)
         runs = {
             (row.name, seed): final_run(out, study, row.name, tokens_of(study, row), lr, seed)
@@ -186,13 +185,12 @@ def rates_of(
     if study.rates == "shared":
         own = {table.tuned_on: study.arms[table.tuned_on]}
         one = replace(study, arms=own, shown=[table.tuned_on])
-        found = tuned_rates(out, one, [study.tokens], executor, later)[table.tuned_on, study.tokens]
-        return {row.name: scaled(found, row.rate) for row in table.rows}
-    if study.rates == "each":
-        tuned = tuned_rates(out, study, [study.tokens], executor, later)
-        return {row.name: tuned[row.name, study.tokens] for row in table.rows}
-    given = tuned_rates(out, replace(study, tune=GIVEN), [study.tokens], executor)
-    return {row.name: given[row.name, study.tokens] for row in table.rows}
+        found = tuned_rates(out, one, [study.tokens], executor, later)
+        rate = found[table.tuned_on, study.tokens]
+        return {row.name: scaled(rate, row.rate) for row in table.rows}
+    tuned = study if study.rates == "each" else replace(study, tune=GIVEN)
+    found = tuned_rates(out, tuned, [study.tokens], executor, later)
+    return {row.name: found[row.name, study.tokens] for row in table.rows}
 
 
 def scaled(found: Tuned, factor: float) -> Tuned:

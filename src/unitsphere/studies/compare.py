@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, failure_lines
+from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
@@ -70,8 +70,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     """
     configs = checked(study)
     budgets = sorted(study.budgets)
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         later = [
             job
             for arm in study.arms
@@ -81,13 +80,13 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
         tune = tuned_points if study.tune.keys else tuned_rates
         rates = tune(out, study, budgets, executor, later)
         records = final_records(out, study, budgets, rates, executor)
-    configs = {arm: decided(study, arm, rates[arm, budgets[0]].point) for arm in configs}
+    configs = {arm: resolved(study, arm, rates[arm, budgets[0]].point) for arm in configs}
     return Comparison(study.reference, budgets, study.seeds, configs, rates, records)
 
 
 def checked(study: CompareStudy) -> dict[str, RunConfig]:
-    """Each arm's config, everything decided; a UserError for a study that is unfair or mistaken."""
-    configs = {arm: decided(study, arm) for arm in study.arms}
+    """Each arm's config, resolved; a UserError for a study that is unfair or mistaken."""
+    configs = {arm: resolved(study, arm) for arm in study.arms}
     findings_of(study, configs)
     for arm, config in check_points(study, min(study.budgets)) if study.tune.keys else ():
         findings_of(study, {**configs, arm: config})
@@ -101,8 +100,8 @@ def findings_of(study: CompareStudy, configs: Mapping[str, RunConfig]) -> list[F
     return check_fair(configs, study.reference, study.allow, tuned=tuned)
 
 
-def decided(study: CompareStudy, arm: str, point: Point | None = None) -> RunConfig:
-    """An arm's config at the smallest budget, or at its best point there, everything decided."""
+def resolved(study: CompareStudy, arm: str, point: Point | None = None) -> RunConfig:
+    """An arm's config at the smallest budget, or at its best point there, resolved."""
     at = at_point(study, arm, point.keys) if point else study
     return at_budget(at, arm, min(study.budgets))
 

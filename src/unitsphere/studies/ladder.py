@@ -18,7 +18,7 @@ from pathlib import Path
 
 from unitsphere.config import flatten
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.fairness import Finding, check_fair
 from unitsphere.studies.core.kind import Part, searched, study_folder
 from unitsphere.studies.core.plan import Planned, arm_config, at_budget, final_run
@@ -133,8 +133,7 @@ def ladder(
     call then resumes.
     """
     rungs = checked(study)
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         rungs = [climbed(study, out, rung) for rung in rungs]
         searches = [found for rung in rungs for found in rung.searches.values()]
         search(searches, executor, study.tune.ratio, study.tune.growths)

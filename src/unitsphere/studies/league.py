@@ -35,7 +35,7 @@ from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.compare import SHIPPED, final_records
-from unitsphere.studies.core.execute import Executor, Record, executor_of, failure_lines, timing
+from unitsphere.studies.core.execute import Executor, Record, failure_lines, timing
 from unitsphere.studies.core.fairness import (
     Finding,
     check_fair,
@@ -137,8 +137,7 @@ def league(study: LeagueStudy, out: Path, executor: Executor | None = None) -> E
     `Preempted` when stopped; the same call then resumes.
     """
     configs = checked(study)
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         later = [
             job for arm in study.arms for job in to_come(study, arm, study.tokens, len(study.seeds))
         ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of
+from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.fairness import Finding, check_fair, version_flags
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.plan import RUNS, Planned, arm_config, plan, rate_keys, with_overrides
@@ -89,10 +89,10 @@ def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[
     call then resumes.
     """
     ramp_findings(study)  # a mistake leaves no folder
-    with study_folder(out, study):
+    with study_folder(out, study, executor) as executor:
         runs = {a: [climbing(out, study, a, seed) for seed in study.seeds] for a in study.arms}
         planned = [runs[arm][place] for place in range(len(study.seeds)) for arm in study.arms]
-        records = execute(planned, executor or executor_of(study.run, out))
+        records = execute(planned, executor)
     found = {record.planned.folder: read_climb(record) for record in records}
     return {arm: [found[run.folder] for run in runs[arm]] for arm in study.arms}
 

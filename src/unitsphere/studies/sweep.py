@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from unitsphere.config import flatten, read_json, to_dict
+from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, Record, execute, executor_of, failure_lines
+from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
 from unitsphere.studies.core.fairness import SAME
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
@@ -52,7 +52,6 @@ from unitsphere.studies.trials import (
 from unitsphere.training.config import RunConfig, steps_for
 from unitsphere.training.resolve import resolve
 
-ASKED = "asked.json"
 LOOKED_AT = 32
 
 
@@ -120,8 +119,7 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
     call then resumes.
     """
     check_keys(study)
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         trials = all_trials(study, out, executor)
         best = {arm: best_of(found) for arm, found in trials.items()}
         reported = report_runs(study, out, best, executor)
@@ -173,31 +171,20 @@ def runs_left(study: SweepStudy, arm: str, points: int) -> list[Job]:
 def points_so_far(
     study: SweepStudy, out: Path, arm: str, done: Sequence[Trial], turn: int
 ) -> list[Params]:
-    """An arm's points so far and those of the next turn; what was drawn is kept in ASKED."""
+    """An arm's points so far and those of the next turn; what was drawn is kept."""
     if study.method == "grid":
         return grid_points(study.space)
     assert study.trials is not None
-    drawn = Asked(out / RUNS / arm / ASKED, study.search)
+    drawn = Asked(out / RUNS / arm, study.search)
     if study.method == "random":
         asked = drawn.read()
         if not asked:
             asked = random_points(study.space, study.trials, study.search_seed)
-            for number, params in trained_points(drawn.path.parent, study.space).items():
-                asked[number] = params
             drawn.keep(asked)
         return asked
     told = [found for trial in done if (found := told_of(trial)) is not None]
     missing = min(turn, study.trials - len(done))
     return drawn.after(study.space, told, len(done), missing, study.search_seed)
-
-
-def trained_points(folder: Path, space: Space) -> dict[int, Params]:
-    """Trial -> its point, of a random search by an older version, which kept no list of them."""
-    found = {}
-    for config in sorted(folder.glob("trial-*/seed-*/config.json")):
-        values = flatten(read_json(config))
-        found[int(config.parts[-3].removeprefix("trial-"))] = {key: values[key] for key in space}
-    return found
 
 
 def trial_runs(

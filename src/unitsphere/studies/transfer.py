@@ -33,7 +33,7 @@ from scipy import stats
 
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
-from unitsphere.studies.core.execute import Executor, executor_of, failure_lines
+from unitsphere.studies.core.execute import Executor, failure_lines
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
 from unitsphere.studies.core.spec import ArmSpec, Study, check_numbers
@@ -131,8 +131,7 @@ def transfer(study: TransferStudy, out: Path, executor: Executor | None = None) 
     call then resumes.
     """
     parts(study)  # refuses an arm without a law, before anything is written
-    with study_folder(out, study):
-        executor = executor or executor_of(study.run, out)
+    with study_folder(out, study, executor) as executor:
         cells = [cell_of(study, out, arm, *at) for arm in study.arms for at in study.sizes()]
         searches = [cell.search for cell in cells]
         search(searches, executor, study.tune.ratio, study.tune.growths)

@@ -39,7 +39,12 @@ def executor_of(run: Execution, folder: Path) -> Executor:
     """The executor that the [run] of the study in `folder` asks for."""
     if run.executor == "slurm":
         return lambda jobs: SlurmExecutor(folder, run.slurm, run.workers)
-    return lambda jobs: here(jobs, run.workers)
+    return local(run.workers)
+
+
+def local(workers: int | None) -> Executor:
+    """Processes on this machine; none: one per core, or per GPU."""
+    return lambda jobs: here(jobs, workers)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def execute(
     Progress goes to stderr. Raises UserError for unusable data or data that have changed since
     one of the runs was finished, and whatever the executor does when it is asked to stop.
     """
-    missing = {run.folder: run for run in planned if not is_settled(run.folder)}
+    missing = {run.folder: run for run in planned if not has_ended(run.folder)}
     for data, pairs in {(run.config.data, run.config.objective) for run in missing.values()}:
         prepared(data, pairs=pairs == "seq2seq")
     if missing:
@@ -94,13 +99,13 @@ def execute(
     return [read_record(run, errors.get(run.folder)) for run in planned]
 
 
-def check_one_text(settled: Sequence[Planned]) -> None:
+def check_one_text(ended: Sequence[Planned]) -> None:
     """Raise UserError for a run whose data have changed since: others would learn other text.
 
     A run that has not recorded its data, or lost its record, is not known to differ.
     """
     inputs: dict[tuple[DataConfig, str], str] = {}
-    for run in settled:
+    for run in ended:
         recorded, key = recorded_data(run.folder), (run.config.data, run.config.objective)
         if recorded is None:
             continue
@@ -125,7 +130,7 @@ def recorded_data(folder: Path) -> str | None:
 def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress]) -> list[State]:
     """The jobs' states at their ends; `each` sees them whenever they are looked at.
 
-    What came to its end is marked, also where the rest is interrupted.
+    Those that end while the others are interrupted are marked too.
     """
 
     def look(states: list[State]) -> None:
@@ -133,12 +138,10 @@ def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress])
             see(states)
 
     try:
-        states = run_jobs(jobs, executor, look)
+        return run_jobs(jobs, executor, look)
     except Interrupted as stopped:
         mark(stopped.states)
         raise
-    mark(states)
-    return states
 
 
 def mark(states: list[State]) -> None:
@@ -158,10 +161,10 @@ def early_stop(folder: Path) -> Path:
     return folder.with_name(folder.name + ".stopped")
 
 
-def is_settled(folder: Path) -> bool:
+def has_ended(folder: Path) -> bool:
     """Whether a run has ended: finished, diverged, or stopped early."""
-    ended = divergence(folder).exists() or early_stop(folder).exists()
-    return ended or is_finished(folder)
+    given_up = divergence(folder).exists() or early_stop(folder).exists()
+    return given_up or is_finished(folder)
 
 
 def read_record(run: Planned, error: str | None = None) -> Record:

@@ -122,7 +122,7 @@ def check_fair(
 ) -> list[Finding]:
     """The refusals that `allow` lets through, as flags; a UserError for any other.
 
-    configs: each arm's, at its smallest budget, everything decided. annealed: whether runs must be.
+    configs: each arm's, at its smallest budget, resolved. annealed: whether runs must be.
     tuned: the keys that are tuned of each arm; None: arms may be mis-set. allow None: the study has
     no such key, so the error does not advise it.
     """

@@ -40,7 +40,7 @@ from unitsphere.report.document import Page
 from unitsphere.report.numbers import short
 from unitsphere.report.registry import RESULTS
 from unitsphere.report.write import write_results
-from unitsphere.studies.core.execute import Executor, Record, is_settled, runs_commit
+from unitsphere.studies.core.execute import Executor, Record, executor_of, has_ended, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
 from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
 from unitsphere.studies.core.spec import Study, load_study, toml_text
@@ -134,16 +134,17 @@ RECORD = "study.toml"
 
 
 @contextmanager
-def study_folder(out: Path, study: Study) -> Iterator[None]:
+def study_folder(out: Path, study: Study, executor: Executor | None = None) -> Iterator[Executor]:
     """Hold the folder `out` for `study`, its record written or found to be of this very study.
 
+    Gives what its runs are executed by: `executor`, or without one what its [run] asks for.
     Raises UserError for another study's folder, or one that is in use, and `Preempted` for an
     interruption within it.
     """
     with locked(out):
         write_record(out, study)
         try:
-            yield
+            yield executor or executor_of(study.run, out)
         except Interrupted as stopped:
             raise Preempted(f"{out}: {stopped}") from None
 
@@ -233,7 +234,7 @@ def forecast_study(study: Study, parts: Iterable[Part], out: Path) -> dict[str, 
     return {
         "runs": total,
         "may_grow_by": sum(part.growth for part, _ in found),
-        "finished": sum(is_settled(path.parent) for path in (out / RUNS).rglob(CONFIG)),
+        "finished": sum(has_ended(path.parent) for path in (out / RUNS).rglob(CONFIG)),
         **{key: sum(one[key] for one in rows) for key in ("tokens", "flops", "disk")},
         "workers": workers,
         "hours": sum(one["hours"] for one in rows) / workers,

@@ -36,8 +36,7 @@ DEFAULTS: dict[str, object] = {"train.eval_every": 0, "train.sample_every": 0, "
 class Planned:
     """One run: a recipe with some keys set, and the run folder that is or will be its own.
 
-    `name` is for people, its arm's first; `config` is what comes of recipe and keys, everything
-    decided.
+    `name` is for people, its arm's first; `config` is what recipe and keys give, resolved.
     """
 
     name: str
@@ -86,7 +85,7 @@ def plan(name: str, recipe: str, keys: Mapping[str, object], folder: Path) -> Pl
 
 
 def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
-    """The config that `run` is to have: the recipe's with some keys set, everything decided.
+    """The config that `run` is to have: the recipe's with some keys set, resolved.
 
     Raises UserError for an unknown recipe or key, or if `run` holds a run of another config,
     or one that was scored on another part of the validation split.
@@ -151,7 +150,7 @@ def own_rate(study: Study, arm: str, tokens: int) -> float:
 
 
 def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
-    """An arm's config at a budget, everything decided."""
+    """An arm's config at a budget, resolved."""
     keys = run_keys(study, arm, tokens, own_rate(study, arm, tokens), study.seeds[0])
     return resolve(with_overrides(arm_config(study, arm), keys), None)
 

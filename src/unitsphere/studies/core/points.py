@@ -60,7 +60,6 @@ from unitsphere.training.config import RunConfig
 
 ALL = ".*"
 """End of a key that stands for all below it."""
-ASKED = "asked.json"
 FIXED = {key: why for key, why in OWN_KEYS.items() if key != LR}
 """Keys that are never tuned, and why."""
 
@@ -173,10 +172,10 @@ class PointSearch:
 
     def drawn(self, count: int) -> list[Params]:
         """The next points of Optuna."""
-        path = self.out / RUNS / self.arm / f"tune-{self.tokens}" / ASKED
+        folder = self.out / RUNS / self.arm / f"tune-{self.tokens}"
         told = [Told(t.params, t.loss) for t in self.trials if t.status != "failed"]
         done = len(self.trials)
-        asked = Asked(path, self.study.tune.keys[self.arm])
+        asked = Asked(folder, self.study.tune.keys[self.arm])
         return asked.after(self.space, told, done, count, seed=0)[done : done + count]
 
     def plan(self, params: Params) -> list[Planned]:
@@ -259,7 +258,7 @@ def carried(study: Study, arm: str, found: Tuned, tokens: int) -> Tuned:
 
 
 def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
-    """Each arm as it is with one of its values at a time, everything decided, for its checks.
+    """Each arm as it is with one of its values at a time, resolved, for its checks.
 
     Raises UserError for arms without keys, keys in which arms must be alike, unknown keys, keys
     that overlap, and values that make no run.

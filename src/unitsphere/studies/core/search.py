@@ -195,13 +195,18 @@ def taken(choice: Choices | Range, value: bool | int | float | str) -> bool | in
 
 @dataclass(frozen=True)
 class Asked:
-    """The points that were drawn, kept in a file: another version of Optuna may draw others.
+    """The points that were drawn, kept in a folder: another version of Optuna may draw others.
 
     `search` is what they are drawn from, as the study has it.
     """
 
-    path: Path
+    folder: Path
     search: Mapping[str, object]
+
+    @property
+    def path(self) -> Path:
+        """The file that keeps them."""
+        return self.folder / "asked.json"
 
     def read(self) -> list[Params]:
         """Those drawn so far; a `UserError` if they are of another search."""
@@ -209,12 +214,12 @@ class Asked:
             return []
         kept = read_json(self.path)
         if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(self.search)):
-            raise UserError(f"{self.path.parent} holds trials of another search: delete it")
+            raise UserError(f"{self.folder} holds trials of another search: delete it")
         return kept["points"]
 
     def keep(self, points: Sequence[Params]) -> None:
         """Write down all that were drawn, and what they were drawn from."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         kept = {"search": self.search, "points": points}
         write_text(self.path, json.dumps(kept, indent=2) + "\n")
 
