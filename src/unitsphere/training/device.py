@@ -120,7 +120,7 @@ def emulated_fp8() -> Iterator[None]:
 
 
 def pick_precision(name: str, device: torch.device) -> Precision:
-    """`train.precision` for the device: "auto" decided, and fp8 as auto where it has none."""
+    """`train.precision` for the device: "auto" resolved, and fp8 as auto where it has none."""
     if name == "auto" or (name == "fp8" and not computes_in_fp8(device)):
         return "bf16" if computes_in_bf16(device) else "fp32"
     return cast(Precision, name)

@@ -121,7 +121,7 @@ def obstacle(out: Path, config: RunConfig) -> str | None:
 
 
 def resolve(config: RunConfig, saved: RunConfig | None) -> RunConfig:
-    """`config` with what it leaves open decided; a run that resumes keeps what it decided.
+    """`config` with what it leaves open resolved; a run that resumes keeps what it has.
 
     Paths are written from the root on. The precision "auto" depends on the device, and
     `model.vocab_size` none on the tokenizer and the objective. What optim.transfer set is set for

@@ -87,7 +87,7 @@ class Degrees(NamedTuple):
 
 
 def degrees(config: ParallelConfig, world: int, parameters: int) -> Degrees:
-    """The degrees of `world` processes, with what `config` leaves open decided.
+    """The degrees of `world` processes, with what `config` leaves open resolved.
 
     Raises UserError unless they multiply to the number of processes.
     """
