@@ -153,7 +153,7 @@ def test_without_the_baseline_nothing_is_compared_with_it(copy, capsys, monkeypa
     out, arms = copy
     shutil.rmtree(out / "gpt")
 
-    def fail(jobs, **_):
+    def fail(jobs, *_):
         return [State(jobs[0], "failed", error="the disk is full")]
 
     monkeypatch.setattr(module, "run_jobs", fail)
@@ -185,7 +185,7 @@ def test_ctrl_c_says_how_to_resume(copy, monkeypatch):
     out, arms = copy
     shutil.rmtree(out / "gpt")
 
-    def interrupt(jobs, **_):
+    def interrupt(jobs, *_):
         raise Interrupted([])
 
     monkeypatch.setattr(module, "run_jobs", interrupt)

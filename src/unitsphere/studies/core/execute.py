@@ -82,20 +82,19 @@ def execute(
     one of the runs was finished, and whatever the executor does when it is asked to stop.
     """
     missing = {run.folder: run for run in planned if not has_ended(run.folder)}
-    for data, pairs in {(run.config.data, run.config.objective) for run in missing.values()}:
-        prepared(data, pairs=pairs == "seq2seq")
-    if missing:
-        check_one_text([run for run in planned if run.folder not in missing])
-    errors: dict[Path, str] = {}
-    if missing:
-        earlier = len({run.folder for run in planned}) - len(missing)
-        reused = f" ({earlier} finished earlier)" if earlier else ""
-        print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
-        jobs = [run.job() for run in missing.values()]
-        chosen = executor(jobs)
-        with display(chosen.workers, sys.stderr, later) as show:
-            states = followed(jobs, chosen, [watch, mark, show])
-        errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
+    if not missing:
+        return [read_record(run) for run in planned]
+    for data, objective in {(run.config.data, run.config.objective) for run in missing.values()}:
+        prepared(data, pairs=objective == "seq2seq")
+    check_one_text([run for run in planned if run.folder not in missing])
+    earlier = len({run.folder for run in planned}) - len(missing)
+    reused = f" ({earlier} finished earlier)" if earlier else ""
+    print(f"runs to train: {len(missing)}{reused}", file=sys.stderr, flush=True)
+    jobs = [run.job() for run in missing.values()]
+    chosen = executor(jobs)
+    with display(chosen.workers, sys.stderr, later) as show:
+        states = followed(jobs, chosen, [watch, mark, show])
+    errors = {s.job.out: s.error or "" for s in states if s.status != "done"}
     return [read_record(run, errors.get(run.folder)) for run in planned]
 
 
