@@ -32,6 +32,8 @@ NAMES = {
     "tokens": "D_opt(C)",
 }
 """The laws, of parameters N and of compute C = 6·N·D."""
+BY_SIZE = ("batch", "lr")
+"""The laws of size; the others are of compute."""
 LAWS = {
     "batch": ("Best batch by size", "tokens per step"),
     "lr": ("Best rate by size", "learning rate"),
@@ -71,7 +73,7 @@ def results(found: Json) -> list[Block]:
     """The laws by size, those by compute, and the tables that have rows."""
     scaling = ["loss", "parameters", "tokens"] if found["computes"] else ["loss"]
     blocks: list[Block] = []
-    for keys, file in ((["batch", "lr"], "optima.png"), (scaling, "scaling.png")):
+    for keys, file in ((BY_SIZE, "optima.png"), (scaling, "scaling.png")):
         figures = [figure for key in keys if (figure := law_figure(found, key)).series]
         if figures:
             blocks.append(Figures(figures, files=[file]))
@@ -196,7 +198,6 @@ def answer(found: Json) -> str:
 
 def law_figure(found: Json, key: str) -> Figure:
     """The arms' points, and the law through them with its 95% interval."""
-    by_size = key in ("batch", "lr")
     title, label = LAWS[key]
     lines = [
         line
@@ -207,7 +208,7 @@ def law_figure(found: Json, key: str) -> Figure:
         name=f"law-{key}",
         title=title,
         y=label,
-        xs={"x": "parameters" if by_size else "compute (operations)"},
+        xs={"x": "parameters" if key in BY_SIZE else "compute (operations)"},
         series=lines,
         caption="Points: what was found, hollow where the law leaves them out. Dashed: the law "
         "through the points, and its 95% interval.",
@@ -223,9 +224,9 @@ Point = tuple[float, float, bool]
 
 def law_points(arm: Json, key: str, found: Json) -> list[Point]:
     """What a law rests on: the best sizes at the computes, or the sizes' optima."""
-    if found["computes"] and key not in ("batch", "lr"):
+    if found["computes"] and key not in BY_SIZE:
         return [(best["compute"], best[key], best["edge"] is None) for best in arm["allocations"]]
-    x = "parameters" if key in ("batch", "lr") else "compute"
+    x = "parameters" if key in BY_SIZE else "compute"
     return [
         (size[x], size[key], size["batch_edge"] is None and size["lr_edge"] is None)
         for size in arm["sizes"]

@@ -53,7 +53,10 @@ def quickstart_page(found: Json, folder: Path) -> Page:
         title=folder.resolve().name,
         kind="Quickstart",
         answer=answer(arms, baseline),
-        facts=[*data_facts(runs), *arm_facts(arms)],
+        facts=[
+            *data_facts(runs),
+            *((f"{arm.name}, bits per byte", f"{arm.bits_per_byte:.3f}") for arm in arms),
+        ],
         caveats=[
             *([caveat] if arms else []),
             *(f"{each['name']} failed: {each['error']}" for each in found["failed"]),
@@ -118,11 +121,6 @@ def answer(arms: Sequence[Arm], baseline: str | None) -> str:
         f"{first.name}: {best.bits_per_byte:.3f} against {first.bits_per_byte:.3f} bits per byte "
         "of text that neither was trained on."
     )
-
-
-def arm_facts(arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """Each arm's bits per byte."""
-    return [(f"{arm.name}, bits per byte", f"{arm.bits_per_byte:.3f}") for arm in arms]
 
 
 def validation_figures(page: Page) -> Figures | None:

@@ -1,5 +1,6 @@
 """The page of a sweep: its trials, and what the best one gains over the recipe."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from unitsphere.report.document import (
 from unitsphere.report.runs import Json, Run, data_facts, found_in
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.tuning import short_key
 
 SHOWN = 10
 """Trials that a terminal shows."""
@@ -87,7 +89,7 @@ def shown(value: object) -> str:
 def heads(arm: Mapping[str, Any]) -> list[str]:
     """The columns; a key without its section, unless that makes two the same."""
     keys = list(arm["trials"][0]["params"])
-    last = [key.partition(".")[2] or key for key in keys]
+    last = [short_key(key) for key in keys]
     names = [key if last.count(word) > 1 else word for key, word in zip(keys, last, strict=True)]
     return ["trial", *names, unit(arm)]
 
@@ -107,9 +109,7 @@ def findings(name: str, arm: Mapping[str, Any]) -> list[str]:
     if arm["best"] is None:
         return [f"{name}: no trial is finished"]
     lines = [f"{name}: best is trial {arm['best']['trial']}: {best_params(arm)}"]
-    counts: dict[str, int] = {}
-    for trial in arm["trials"]:
-        counts[trial["status"]] = counts.get(trial["status"], 0) + 1
+    counts = Counter(trial["status"] for trial in arm["trials"])
     lines.append("trials: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if arm["at_edge"]:
         lines.append(f"best at the edge of what was tried: {', '.join(arm['at_edge'])}")
@@ -175,11 +175,11 @@ def key_figure(key: str, arms: Mapping[str, Any], command: str) -> Figure:
         values = [t["params"][key] for t in done]
         xs = values if numeric else [words.index(shown(value)) for value in values]
         ys = [t["figure"] for t in done]
-        best = [place for place, trial in enumerate(done) if is_best(arm, trial)]
         if done:
             lines.append(banded(name, "value", xs, ys, index, style="points"))
-        for x, y in [(xs[place], ys[place]) for place in best]:
-            lines.append(banded("best", "value", [x], [y], index, style="hollow", group=name))
+        for trial, x, y in zip(done, xs, ys, strict=True):
+            if arm["best"] is not None and arm["best"]["trial"] == trial["number"]:
+                lines.append(banded("best", "value", [x], [y], index, style="hollow", group=name))
     units = ", ".join(dict.fromkeys(unit(arm) for arm in arms.values()))
     return Figure(
         name=f"trials-{key.replace('.', '-')}",
@@ -193,11 +193,6 @@ def key_figure(key: str, arms: Mapping[str, Any], command: str) -> Figure:
         ticks=dict(enumerate(words)),
         same_axes=True,
     )
-
-
-def is_best(arm: Mapping[str, Any], trial: Mapping[str, Any]) -> bool:
-    """Whether a trial is its arm's best."""
-    return arm["best"] is not None and arm["best"]["trial"] == trial["number"]
 
 
 def spans_ratios(values: Sequence[float]) -> bool:

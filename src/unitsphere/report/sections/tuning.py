@@ -3,12 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from unitsphere.report.document import (
-    Folded,
-    Section,
-    Table,
-    Text,
-)
+from unitsphere.report.document import Folded, Section, Table, Text
 from unitsphere.report.numbers import known
 from unitsphere.report.runs import Json
 
