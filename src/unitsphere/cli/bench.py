@@ -215,9 +215,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"unknown bench '{part}'{did_you_mean(part, parts)}")
     options, measure = parts[part] if part else (Bench, run_training)
     args: Any = parse(options, argv[1:] if part else argv, f"bench {part}" if part else "bench")
-    counts = ("rounds", "steps", "micro_batch", "warmup", "d_k", "new", "batches")
-    check_positive(threads=args.threads)
-    check_positive(**{name: getattr(args, name, None) for name in counts})
+    check_positive(**{name: n for name, n in vars(args).items() if type(n) is int})
     bench, report = measure(args)
     if args.json:
         print_json(report)
@@ -275,7 +273,6 @@ def run_kernels(args: BenchKernels) -> tuple[ModuleType, dict[str, Any]]:
     from unitsphere.bench import kernels
     from unitsphere.training.device import computes_in_bf16
 
-    check_positive(tokens=args.tokens, d_model=args.d_model)
     sizes = sizes_of(args, context=1, n_heads=1)
     device = torch.device(sizes.device)
     dtype = torch.bfloat16 if computes_in_bf16(device) else torch.float32
@@ -289,7 +286,6 @@ def run_loss(args: BenchLoss) -> tuple[ModuleType, dict[str, Any]]:
 
     from unitsphere.bench import loss
 
-    check_positive(tokens=args.tokens, d_model=args.d_model, vocab=args.vocab)
     sizes = sizes_of(args, tokens=None)
     device = torch.device(sizes.device)
     head = loss.Head(args.tokens, sizes.d_model, args.vocab, args.bf16, device)

@@ -131,24 +131,15 @@ def results(found: Json) -> list[Block]:
         for each in found["test"]["seeds"]
     ]
     tuned = [rate for rate in found["rates"] if rate["tune"] is not None]
-    lines = [
-        banded(
-            f"seed {seed}",
-            "lr",
-            [rate["lr"] for rate in tuned],
-            [
-                next(
-                    (s["tune"][metric] for s in rate["seeds"] if s["seed"] == seed and s["tune"]),
-                    None,
-                )
-                for rate in tuned
-            ],
-            place,
-        )
-        for place, seed in enumerate(
-            dict.fromkeys(s["seed"] for rate in tuned for s in rate["seeds"])
-        )
-    ]
+    points: dict[int, list[tuple[float, float | None]]] = {}
+    for rate in tuned:
+        for each in rate["seeds"]:
+            tune = each["tune"][metric] if each["tune"] else None
+            points.setdefault(each["seed"], []).append((rate["lr"], tune))
+    lines = []
+    for colour, (seed, told) in enumerate(points.items()):
+        lrs, scores = zip(*told, strict=True)
+        lines.append(banded(f"seed {seed}", "lr", lrs, scores, colour))
     figure = Figure(
         name="rates",
         title="The choice of the rate",

@@ -9,12 +9,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from unitsphere.report.document import POINTS, Figure, Mark, Number, Panel, Series
 from unitsphere.report.numbers import compact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -70,7 +71,9 @@ def any_positive(panel: Panel) -> bool:
 
 def draw_pale(axes: "Axes", series: Series, axis: str) -> None:
     """Draw a line behind the others."""
-    axes.plot(list(series.x[axis]), gaps(series.y), color="#d4d4d4", linewidth=0.8, zorder=1)
+    axes.plot(
+        list(series.x[axis]), np.array(series.y, float), color="#d4d4d4", linewidth=0.8, zorder=1
+    )
 
 
 def draw_series(
@@ -78,9 +81,9 @@ def draw_series(
 ) -> None:
     """Draw a line or points with its band or bars; a noisy line pale, its smooth one strong."""
     colour, marker = colour_of(series), MARKERS[series.colour % len(MARKERS)]
-    x, y = list(series.x[axis]), gaps(series.y)
+    x, y = list(series.x[axis]), np.array(series.y, float)
     if log_y:
-        y = [value if value > 0 else math.nan for value in y]
+        y = np.where(y > 0, y, np.nan)
     draw_spread(axes, series, x, colour)
     look: dict[str, Any] = {"color": colour, "label": label}
     if series.style in POINTS:
@@ -94,7 +97,7 @@ def draw_series(
         axes.plot(x, y, line, marker=dots, linewidth=1.2, **look)
     elif series.smooth and len(y) > NOISY:
         axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-        axes.plot(x, gaps(smoothed(series.y, SMOOTHING)), linewidth=1.6, **look)
+        axes.plot(x, np.array(smoothed(series.y, SMOOTHING), float), linewidth=1.6, **look)
     else:
         dots = marker if len(y) <= MARKED else None
         line = LINES[series.colour // len(COLOURS) % len(LINES)]
@@ -225,21 +228,19 @@ def draw_ticks(axes: "Axes", figure: Figure, axis: str, small: bool) -> None:
 
 
 def plain_ticks(axes: "Axes") -> None:
-    """Set plain numbers on both axes of a plot whose lines are drawn; ticks that were set stay."""
+    """Set plain numbers on both axes of a plot whose lines are drawn; ticks that were set stay.
+
+    A logarithmic axis has them at 1, 2 and 5, or at decades.
+    """
+    from matplotlib.ticker import FixedLocator, NullLocator
+
     for axis in (axes.xaxis, axes.yaxis):
-        plain_axis(axis)
-
-
-def plain_axis(axis: "Axis") -> None:
-    """Set plain numbers at an axis' ticks; on a logarithmic one at 1, 2 and 5, or at decades."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    if isinstance(axis.get_major_locator(), FixedLocator):
-        return
-    if axis.get_scale() == "log":
-        axis.set_major_locator(FixedLocator(log_places(*sorted(axis.get_view_interval()))))
-        axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+        if isinstance(axis.get_major_locator(), FixedLocator):
+            continue
+        if axis.get_scale() == "log":
+            axis.set_major_locator(FixedLocator(log_places(*sorted(axis.get_view_interval()))))
+            axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: compact(value))
 
 
 def log_places(low: float, high: float) -> Sequence[float]:
@@ -270,11 +271,6 @@ def smoothed(y: Sequence[Number], weight: float) -> list[Number]:
         total = weight * total + (1 - weight)
         found.append(mean / total)
     return found
-
-
-def gaps(y: Sequence[Number]) -> list[float]:
-    """Values for matplotlib; NaN, which it leaves out, where there is none."""
-    return [math.nan if value is None else value for value in y]
 
 
 def all_positive(figure: Figure, axis: str) -> bool:

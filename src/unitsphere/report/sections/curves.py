@@ -1,6 +1,5 @@
 """Curves of training: what the records of some runs say, by step, tokens, time and operations."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -184,7 +183,7 @@ def places(y: Sequence[Number], most: int) -> list[int]:
     """
     if len(y) <= most:
         return list(range(len(y)))
-    values = np.array([math.nan if v is None else v for v in y], np.float64)
+    values = np.array(y, np.float64)  # NaN in the place of None
     kept = {0, len(y) - 1}
     for piece in np.array_split(np.arange(1, len(y) - 1), most // 2 - 1):
         known = piece[np.isfinite(values[piece])]
