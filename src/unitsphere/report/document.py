@@ -192,7 +192,7 @@ class Table:
     most: int = 0
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers only, but where there is none or a run gave none."""
+        """Whether all cells of a column have a number, apart from those that say there is none."""
         said = [row[column] for row in self.rows if row[column] not in NO_NUMBER]
         return bool(said) and all(sort_value(cell) is not None for cell in said)
 

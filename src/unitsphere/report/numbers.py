@@ -62,7 +62,7 @@ def round_off(value: float | None) -> float | None:
 
 
 NO_NUMBER = ("", "–", "diverged", "failed", "stopped")
-"""Cells in the place of a number: there is none, or why the run gave none."""
+"""Cells that say that there is no number, or why a run has none."""
 NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 

@@ -195,19 +195,15 @@ def layer_line(name: str, values: Sequence[Number], shade: float, end: str) -> S
 
 def over_steps(name: str, end: str, history: History) -> list[Series]:
     """A line per layer, over steps."""
-    labels = history.scenes[-1][name]["labels"]
+    labels, values = history.scenes[-1][name]["labels"], history.lines()
     chosen = some_of(len(labels))
     lines = []
-    for shade, place in zip(shades(len(chosen)), chosen, strict=True):
-        values = history.lines()[name, labels[place]]
-        points = [
-            (float(step), value)
-            for step, value in zip(history.steps, values, strict=True)
-            if value is not None
-        ]
-        x, y = ([point[i] for point in points] for i in (0, 1))
-        label = DOTTED.get(end) or (f"layer {labels[place]}" if labels[place] else "all")
-        lines.append(Series(label, {"x": x}, y, style="dotted" if end else "line", shade=shade))
+    for shade, label in zip(shades(len(chosen)), (labels[i] for i in chosen), strict=True):
+        steps = zip(history.steps, values[name, label], strict=True)
+        known = {float(step): value for step, value in steps if value is not None}
+        shown = DOTTED.get(end) or (f"layer {label}" if label else "all")
+        style = "dotted" if end else "line"
+        lines.append(Series(shown, {"x": [*known]}, [*known.values()], style=style, shade=shade))
     return lines
 
 

@@ -65,7 +65,7 @@ REACHED = {
     "val_loss": "a validation loss of {:.4f} nats per token",
     "loss": "a training loss of {:.4f} nats per token; it has not been validated yet",
 }
-"""What says how far a model came, the first that is on record."""
+"""How far a model came, by the first of these keys that is on record."""
 
 
 def answer(run: Run) -> str:

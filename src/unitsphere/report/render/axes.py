@@ -195,7 +195,7 @@ def name_ends(axes: "Axes", series: Sequence[Series], axis: str) -> None:
 
 
 def apart(heights: Sequence[float], room: float, lowest: float = -math.inf) -> list[float]:
-    """The heights from `lowest` on, at least `room` apart, nearest to the given ones by squares."""
+    """Heights at least `room` apart, none below `lowest`, nearest to the given by least squares."""
     from scipy.optimize import isotonic_regression
 
     order = sorted(range(len(heights)), key=heights.__getitem__)

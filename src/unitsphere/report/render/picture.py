@@ -143,9 +143,10 @@ Cell = tuple[Figure, Panel]
 
 
 def cells_of(figures: Sequence[Figure]) -> list[Cell]:
-    """The panels of a figure; of several figures, or one whose lines are named at their ends, all.
+    """The plots to draw: a panel for each figure, or all the panels of a single one.
 
-    One panel is enough for those: names next to the lines stay readable where a legend does not.
+    One panel is enough for a figure whose lines are named at their ends, however many it has: such
+    names stay readable where a legend does not.
     """
     if len(figures) == 1 and not figures[0].ends:
         return [(figures[0], panel) for panel in figures[0].panels()]
@@ -178,9 +179,9 @@ def name_axes(drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", t
 def add_legends(
     drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", several: bool
 ) -> None:
-    """Add a legend next to panels that show the same lines, or one in each plot that needs its own.
+    """Add one legend for panels that show the same lines, or one in each plot with other lines.
 
-    Panels with one line each need none: their titles name it.
+    Panels with one line each have none: their titles name it.
     """
     shaded = any(series.shade is not None for _, panel in cells for series in panel.series)
     told = []

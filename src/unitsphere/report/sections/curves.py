@@ -158,7 +158,7 @@ def places_on(axes: Axes, run: Run, records: Sequence[Json]) -> dict[str, list[f
 
 
 def last_values(lines: Sequence[Series]) -> str:
-    """What the lines end with, of several in a group their mean: for those who cannot see them."""
+    """The last value of each line, or the mean of a group's: for readers who cannot see them."""
     ends: dict[str, list[float]] = {}
     for line in lines:
         if (last := line.y[-1]) is not None:
@@ -172,7 +172,7 @@ def last_values(lines: Sequence[Series]) -> str:
 
 
 def data_command(runs: Sequence[Run]) -> str:
-    """The line that trained the first run of those."""
+    """The command that trained the first run that has one on record; empty without any."""
     return next((run.command for run in runs if run.command), "")
 
 
@@ -193,7 +193,7 @@ def places(y: Sequence[Number], most: int) -> list[int]:
 
 
 def unfinished(runs: Sequence[Run]) -> str:
-    """How far those runs are that have not come to their end; empty if all have."""
+    """How far the unfinished runs are; empty if all are finished."""
     going = [run for run in runs if not run.done]
     if not going:
         return ""
