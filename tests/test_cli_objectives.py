@@ -75,8 +75,9 @@ def test_eval_as_a_table_says_what_its_perplexity_is(capsys):
 
 
 def test_a_run_is_scored_for_what_it_was_trained_for_alone(capsys):
-    message = refused(capsys, "eval", "run", "--objective", "clm")
-    assert "run was trained with objective mlm and cannot be scored as clm" in message
+    for more in ([], ["--tasks", "text", "--task_data", "text.txt"]):
+        message = refused(capsys, "eval", "run", "--objective", "clm", *more)
+        assert "run was trained with objective mlm and cannot be scored as clm" in message
 
 
 def test_a_context_without_room_for_a_mask_is_one_line(capsys):

@@ -109,6 +109,7 @@ def run(argv: list[str]) -> int:
     args = parse(Eval, argv, "eval")
     check_contexts(args.context)
     check_task_options(args)
+    refuse_position_options(args)
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.plans import fold_
     from unitsphere.training.folder import check_own_data
@@ -116,6 +117,12 @@ def run(argv: list[str]) -> int:
 
     check_scored(args.data)
     loaded = load_run(args.run, args.device, weights=args.weights)
+    own = loaded.config.objective
+    if args.objective not in (None, own):
+        raise UserError(
+            f"{args.run} was trained with objective {own} and cannot be scored as "
+            f"{args.objective}: leave --objective out"
+        )
     if args.fold:
         fold_(loaded.model)
     if args.data is None and not args.tasks:
@@ -160,18 +167,12 @@ def subject(args: Eval, config: "RunConfig", contexts: list[int]) -> dict[str, A
 def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
     """Context -> figures, in fp32 on every device, so that they can be compared."""
     own = run.config.objective
-    if args.objective not in (None, own):
-        raise UserError(
-            f"{args.run} was trained with objective {own} and cannot be scored as "
-            f"{args.objective}: leave --objective out"
-        )
     contexts = args.context or (run.config.data.context,)
     if args.by_position:
         refuse_pair_options(args, own)
         return context_evaluations(
             run, str(args.run), args.data, args.field, contexts, args.chunk, args.per_document
         )
-    refuse_position_options(args)
     if own == "seq2seq":
         return pair_evaluations(args, run, contexts)
     if not args.tasks:
@@ -294,5 +295,5 @@ def check_task_options(args: "Eval") -> None:
 def refuse_position_options(args: "Eval") -> None:
     """Raise UserError for an option that only --by_position has."""
     for name in ("chunk", "per_document"):
-        if getattr(args, name) is not None:
+        if getattr(args, name) is not None and not args.by_position:
             raise UserError(f"--{name} needs --by_position: give both, or leave it out")
