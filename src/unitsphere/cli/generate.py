@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from unitsphere.cli.output import print_json, print_piece, print_text
+from unitsphere.cli.output import print_json, print_piece
 from unitsphere.cli.parse import parse
 from unitsphere.cli.scores import refuse_pair_options, search_of
 from unitsphere.errors import UserError
@@ -100,7 +100,7 @@ def run(argv: list[str]) -> int:
     for number, text in enumerate(texts):
         if len(texts) > 1:
             print(f"{'' if number == 0 else chr(10)}[{number + 1}]")
-        print_text(text)
+        print_piece(text + "\n")
     return 0
 
 

@@ -38,11 +38,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     print(rendered.get(), end="")
 
 
-def print_text(text: str) -> None:
-    """Text that a model wrote, and a line's end."""
-    print_piece(text + "\n")
-
-
 def print_piece(text: str) -> None:
     """A model's text; on a terminal without control characters, which could garble it."""
     if sys.stdout.isatty():

@@ -94,21 +94,29 @@ def count(name: str) -> dict[str, Any]:
 def counted(config: "RunConfig") -> dict[str, Any]:
     """The parameters of a config's model, all and by role, and its shape."""
     from unitsphere.models.experts import active_parameters
-    from unitsphere.models.registry import count_by_role, lay_out
-    from unitsphere.training.resolve import model_vocabulary
+    from unitsphere.models.registry import count_by_role
+    from unitsphere.training.forecast import shapes_of
 
-    numbers = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
-    model = lay_out(config.architecture, numbers, config.objective)
+    config = with_vocabulary(config)
+    model = shapes_of(config)
     by_role = count_by_role(model)
-    shape = {key: getattr(numbers, key) for key in ("d_model", "n_layers", "n_heads", "vocab_size")}
+    shape = ("d_model", "n_layers", "n_heads", "vocab_size")
     return {
         "architecture": config.architecture,
         "objective": config.objective,
         "parameters": sum(by_role.values()),
         "active_parameters": active_parameters(model),
         "by_role": by_role,
-        **shape,
+        **{key: getattr(config.model, key) for key in shape},
     }
+
+
+def with_vocabulary(config: "RunConfig") -> "RunConfig":
+    """The config with the size of its tokenizer's vocabulary, where it names none."""
+    from unitsphere.training.resolve import model_vocabulary
+
+    model = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
+    return dataclasses.replace(config, model=model)
 
 
 def show(name: str, argv: list[str]) -> int:
@@ -145,10 +153,8 @@ def trained_roles(config: "RunConfig") -> list[dict[str, Any]]:
     from unitsphere.training.forecast import shapes_of
     from unitsphere.training.optim import build_optimizer
     from unitsphere.training.optim.roles import trained
-    from unitsphere.training.resolve import model_vocabulary
 
-    sized = dataclasses.replace(config.model, vocab_size=model_vocabulary(config))
-    model = shapes_of(dataclasses.replace(config, model=sized))
+    model = shapes_of(with_vocabulary(config))
     return trained(model, build_optimizer(model, config.optim))
 
 

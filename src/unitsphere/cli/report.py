@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -11,9 +11,6 @@ from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
 from unitsphere.report.render.terminal import harmless
-
-if TYPE_CHECKING:
-    from unitsphere.report.write import Written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +72,10 @@ def run(argv: list[str]) -> int:
     if args.json:
         print_json(written.record())
     else:
-        tell(written)
+        for line in filter(None, (written.page.answer, written.page.unfinished)):
+            print(harmless(line))
+        print(written.path)
+        if written.figures:
+            count = len(written.figures)
+            print(f"{count} figures as SVG and PNG in {args.figures}", file=sys.stderr)
     return 0
-
-
-def tell(written: "Written") -> None:
-    """The answer, and the page's path."""
-    print(harmless(written.page.answer))
-    if written.page.unfinished:
-        print(harmless(written.page.unfinished))
-    print(written.path)
-    if written.figures:
-        folder = Path(next(iter(next(iter(written.figures.values())).values()))).parent
-        print(f"{len(written.figures)} figures as SVG and PNG in {folder}", file=sys.stderr)
