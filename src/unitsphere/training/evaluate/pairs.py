@@ -83,13 +83,11 @@ def evaluate_pair_split(
     """Score a prepared split; with `max_tokens` only as many pairs, spread evenly over it, as hold
     about that number of target tokens. `between` is called before each batch.
     """
-    count = len(pairs)
-    chosen = range(count)
+    wanted = count = len(pairs)
     if max_tokens is not None:
-        wanted = max_tokens * count // max(pairs.n_target_tokens, 1)
-        chosen = evenly_spread(count, max(wanted, 1))
+        wanted = max(max_tokens * count // max(pairs.n_target_tokens, 1), 1)
     separator = pairs.shards.separator
-    some = (pairs[i] for i in chosen)
+    some = (pairs[i] for i in evenly_spread(count, wanted))
     lost = pairs.shards.text_lost
     return evaluate_pairs(model, some, separator, context, rows, precision, between, layout, lost)
 
