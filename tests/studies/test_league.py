@@ -162,6 +162,9 @@ def test_rules_are_not_an_entrys_to_set(entries, tmp_path, capsys):
         module.checked(league_study([path]))
     assert main(["compare", "league"]) == 2
     assert "no entry of the league is published yet" in capsys.readouterr().err
+    for option in (["--out", "here"], ["--workers", "2"], ["--dry_run"]):
+        assert main(["compare", "league", *option]) == 2
+        assert f"{option[0]} is for entries that are trained" in capsys.readouterr().err
     assert main(["compare", "quickstart", "--add", str(path)]) == 2
     assert "--add is for the league" in capsys.readouterr().err
 

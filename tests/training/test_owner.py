@@ -121,6 +121,11 @@ def test_the_key_is_the_user_s_alone_and_what_is_none_is_refused(place, capsys):
     assert "is not a key" in refused(capsys, "eval", "new")
 
 
+def test_the_key_is_the_same_from_every_folder(monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert key_file() == Path.home() / ".local/state/unitsphere/key"
+
+
 def test_a_home_that_cannot_be_written_is_said(place, capsys, monkeypatch):
     Path("file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "file"))

@@ -67,6 +67,9 @@ def run_league(args: Compare) -> int:
     usual = Path("runs/compare-league")
     if args.add:
         return run_verb(KIND, league_study(args.add), args, usual)
+    for name in ("out", "workers", "dry_run"):
+        if getattr(args, name):
+            raise UserError(f"--{name} is for entries that are trained: add --add FILE")
     found = published_standings()
     if args.json:
         print_json(found)

@@ -206,7 +206,9 @@ KEY_BYTES = 32
 
 def key_file() -> Path:
     """The path of the user's key: in $XDG_STATE_HOME, or ~/.local/state."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    named = os.environ.get("XDG_STATE_HOME", "")
+    # The standard of XDG_STATE_HOME ignores a relative path.
+    state = named if os.path.isabs(named) else os.path.expanduser("~/.local/state")
     return Path(state, "unitsphere", "key")
 
 
