@@ -12,6 +12,7 @@ docs/how-to/gpu.md says how to run it; benchmarks/gpu_page.py makes the page fro
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -140,10 +141,13 @@ def measure(name: str, out: Path, seconds: float, options: argparse.Namespace) -
 
 def run_tests(seconds: float, out: Path, rehearse: bool) -> dict[str, Any]:
     """How many tests of the kernels and masks passed on the device, and which failed."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *TESTS]
+    workers = str(min(os.cpu_count() or 1, 8))
+    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", *TESTS]
     command += ["--collect-only"] if rehearse else []
     text = output_of(command, out / "tests.log", seconds, fine=(0, 1))
     lines = text.splitlines()
+    if not lines:  # pytest itself did not start
+        raise subprocess.CalledProcessError(1, command)
     return {"summary": lines[-1], "failed": [x for x in lines if x.startswith(("FAILED", "ERROR"))]}
 
 

@@ -2,13 +2,15 @@
 
 A step is the training code's own, on random tokens. The gate compares the losses of an arm's first
 steps with those of its reference: the same run in fp32, without torch.compile and without kernels.
-On a GPU the reference takes one sequence at a time, because fp32 needs more memory. An arm whose
-losses differ computes something else, and its times would mean nothing.
+On a GPU the reference takes one sequence at a time, because fp32 needs more memory, and beside arms
+of less precision it multiplies in TF32, which takes a fraction of the time. An arm whose losses
+differ computes something else, and its times would mean nothing.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -101,6 +103,17 @@ def reference_losses(config: RunConfig) -> list[float]:
     return first_losses(Stepper(config, "off"))
 
 
+@contextmanager
+def fp32_products(precision: str) -> Iterator[None]:
+    """Multiply fp32 matrices in "high" (TF32, where the device has it) or "highest" precision."""
+    former = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(former)
+
+
 def check_arm(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -> float | None:
     """The largest difference of the first losses from the reference's, divided by these.
 
@@ -112,7 +125,9 @@ def check_arm(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float
     plain = kernels == "off" or (kernels == "auto" and device.type == "cpu")
     if plain and reference == with_overrides(config, {"train.precision": precision}):
         return None
-    wanted = reference_losses(reference)
+    rounded = device.type == "cuda" and precision != "fp32"
+    with fp32_products("high" if rounded else "highest"):
+        wanted = reference_losses(reference)
     return compare_losses(arm, losses, wanted, TOLERANCE[precision])
 
 
