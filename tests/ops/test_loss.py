@@ -1,3 +1,5 @@
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
+from unitsphere.ops import chunked_loss
 from unitsphere.ops.chunked_loss import chunk_rows
 from unitsphere.ops.loss import IGNORE, chunked, cross_entropy, linear_cross_entropy
 
@@ -45,9 +48,10 @@ def assert_same(found, wanted, atol=1e-10):
     smoothing=st.sampled_from([0.0, 0.1]),
     z_loss=st.sampled_from([0.0, 1e-2]),
     softcap=st.sampled_from([None, 1.5]),
+    fused=st.booleans(),
 )
 def test_chunks_give_the_plain_loss_and_gradients(
-    seed, shape, V, ignored, rows, reduction, smoothing, z_loss, softcap
+    seed, shape, V, ignored, rows, reduction, smoothing, z_loss, softcap, fused
 ):
     h, weight, _, targets = head(seed, shape, 4, V, ignored)
     if z_loss and bool((targets == IGNORE).all()) and reduction == "mean":
@@ -56,7 +60,8 @@ def test_chunks_give_the_plain_loss_and_gradients(
     def in_chunks(h, weight):
         flat = h.flatten(0, -2)
         numbers = reduction, smoothing, z_loss, softcap, rows
-        return chunked(flat, weight, targets.flatten(), h.dtype, *numbers)
+        with mock.patch.object(chunked_loss, "compiled", lambda function: function):
+            return chunked(flat, weight, targets.flatten(), h.dtype, *numbers, fused=fused)
 
     def plain(h, weight):
         z = F.linear(h, weight)
@@ -66,7 +71,7 @@ def test_chunks_give_the_plain_loss_and_gradients(
     assert_same(loss_and_gradients(in_chunks, h, weight), loss_and_gradients(plain, h, weight))
 
 
-@pytest.mark.parametrize("path", ["auto", "chunked", torchs])
+@pytest.mark.parametrize("path", ["auto", "chunked", "fused", torchs])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("scaled", ["no", "by row", "by one"])
 def test_every_path_gives_the_plain_loss_and_gradients(path, reduction, scaled):

@@ -5,7 +5,7 @@ function; `registry` has the modes that decide it.
 """
 
 from unitsphere.kernels.cpu_attention import attention
-from unitsphere.kernels.functions import adam_project_, lerp_norm, rope_norm
+from unitsphere.kernels.functions import adam_project_, lerp_norm, loss_path, rope_norm
 from unitsphere.kernels.fused_step import fused_step
 from unitsphere.kernels.registry import Mode, mode, use_kernels, using_kernels
 
@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "fused_step",
     "lerp_norm",
+    "loss_path",
     "mode",
     "rope_norm",
     "use_kernels",

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unitsphere.kernels.registry import Kernel, call, register, unfit
+from unitsphere.kernels.registry import Kernel, call, mode, register, unfit
 from unitsphere.ops import project, residual, rope
+from unitsphere.ops.loss import Path
 from unitsphere.ops.project import AdamSettings, Target
 
 LONGEST_ROW = 8192  # a program of lerp_norm holds whole rows in registers
@@ -140,3 +141,8 @@ def _load_adam_project() -> Callable[..., Tensor]:
 
 
 ADAM_PROJECT = register(Kernel(project.adam_project_, _no_adam_project, _load_adam_project))
+
+
+def loss_path(device: torch.device) -> Path:
+    """The path of `ops.loss.linear_cross_entropy` that is the fastest on a device."""
+    return "fused" if device.type == "cuda" and mode() != "off" else "auto"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.errors import UserError
+from unitsphere.kernels import loss_path
 from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
@@ -312,6 +313,7 @@ class Transformer(nn.Module, ABC):
             reduction,
             label_smoothing,
             z_loss,
+            loss_path(h.device),
             softcap=head.softcap,
             logit_gradient=gradient,
         )

@@ -1,18 +1,12 @@
 """Scaled dot-product attention over heads."""
 
-import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from unitsphere.errors import UserError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from unitsphere.ops.compiled import compiled
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -33,20 +27,6 @@ def offset_keys(k: Tensor, start: int) -> Tensor:
     """
     before = F.pad(k[..., :-1, start:], (0, 0, 1, 0))
     return torch.cat([k[..., :start], before], dim=-1)
-
-
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that needs the compiler, for instance not to hold all scores of attention.
-
-    Inside a function that is being compiled it is a part of that one. Otherwise it is compiled
-    separately, at its first use: the compiler takes seconds to import.
-    """
-    return function if torch.compiler.is_compiling() else _compiled(function)
-
-
-@functools.cache
-def _compiled(function: Callable[P, R]) -> Callable[P, R]:
-    return torch.compile(function)
 
 
 def attention(

@@ -9,6 +9,10 @@ way has. For logits z = W h of one token with target t, label smoothing ε and z
 
 With a soft cap (`activations.soft_cap_`) z are the capped logits, and their slope follows dloss/dz.
 
+Eagerly each operation of a chunk reads and writes all of its logits, in place. On a GPU that takes
+longer than the matrix products, so there `fused_chunk` is compiled: it reads the logits twice and
+writes their gradient once.
+
 Shapes: N tokens, V vocabulary entries, d width, C tokens of a chunk.
 """
 
@@ -19,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unitsphere.ops.activations import soft_cap_
+from unitsphere.ops.compiled import compiled
 
 CHUNK_BYTES = {"cpu": 2**23, "cuda": 2**30}
 """Size of a chunk's logits: on a CPU what its caches hold is fastest, a GPU wants large ones."""
@@ -50,6 +55,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         softcap: float | None,
         with_gradients: bool,
         gradient_V: Tensor | None,
+        fused: bool,
     ) -> Tensor:
         """Matrix products in `compute`, everything else in fp32 or wider.
 
@@ -65,21 +71,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(h_Nd), rows):
             part = slice(start, start + rows)
             h_Cd, targets_C, scored_C = h_Nd[part].to(compute), targets_N[part], scored_N[part]
-            z_CV = (h_Cd @ W_Vd.T).to(wide)
-            slope_CV = None if softcap is None else soft_cap_(z_CV, softcap)
-            loss_C, lse_C = chunk_loss_(z_CV, targets_C, smoothing, z_loss)
+            chunk = compiled(fused_chunk) if fused else chunk_in_place
+            loss, dz_CV = chunk(
+                h_Cd @ W_Vd.T,
+                targets_C,
+                scored_C,
+                smoothing,
+                z_loss,
+                softcap,
+                bool(made),
+                gradient_V,
+            )
             # Not in place: compiled by torch 2.11, an output changed in place has no gradient.
-            total = total + (loss_C * scored_C).sum()
+            total = total + loss
             if made:
-                chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
-                if slope_CV is not None:
-                    z_CV.mul_(slope_CV)
-                if gradient_V is not None:
-                    z_CV *= gradient_V
-                z_CV = z_CV.to(compute)
-                made[0][part] = z_CV @ W_Vd
-                add_product_(made[1], z_CV.T, h_Cd)
-            del z_CV, slope_CV  # before the next chunk's are made
+                made[0][part] = dz_CV @ W_Vd
+                add_product_(made[1], dz_CV.T, h_Cd)
+            del dz_CV  # before the next chunk's are made
         if made:
             ctx.save_for_backward(made[0], made[1].to(weight_Vd.dtype))
         return total
@@ -92,7 +100,70 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """The gradients that were made in the forward pass, times the one from above."""
         (above,) = grads
         grad_h, grad_W = ctx.saved_tensors
-        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 9)
+        return (grad_h * above.to(grad_h.dtype), grad_W * above.to(grad_W.dtype), *[None] * 10)
+
+
+def chunk_in_place(
+    z_CV: Tensor,
+    targets_C: Tensor,
+    scored_C: Tensor,
+    smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    with_gradients: bool,
+    gradient_V: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of a chunk, and the gradient of its logits in their dtype.
+
+    Without gradients the second has no meaning. What is in `z_CV` is lost.
+    """
+    compute = z_CV.dtype
+    z_CV = z_CV.to(scored_C.dtype)
+    slope_CV = None if softcap is None else soft_cap_(z_CV, softcap)
+    loss_C, lse_C = chunk_loss_(z_CV, targets_C, smoothing, z_loss)
+    loss = (loss_C * scored_C).sum()
+    if with_gradients:
+        chunk_gradient_(z_CV, lse_C, targets_C, scored_C, smoothing, z_loss)
+        if slope_CV is not None:
+            z_CV.mul_(slope_CV)
+        if gradient_V is not None:
+            z_CV *= gradient_V
+    return loss, z_CV.to(compute)
+
+
+def fused_chunk(
+    z_CV: Tensor,
+    targets_C: Tensor,
+    scored_C: Tensor,
+    smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    with_gradients: bool,
+    gradient_V: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """What `chunk_in_place` computes, as the formulas above: for the compiler."""
+    compute, V = z_CV.dtype, z_CV.shape[1]
+    z_CV = z_CV.to(scored_C.dtype)
+    slope_CV = None
+    if softcap is not None:
+        root_CV = softcap * torch.rsqrt(z_CV.square() + softcap**2)
+        z_CV, slope_CV = root_CV * z_CV, root_CV**3
+    lse_C = z_CV.logsumexp(1)
+    picked_C = z_CV.gather(1, targets_C[:, None])[:, 0]
+    loss_C = lse_C - (1 - smoothing) * picked_C + z_loss * lse_C.square()
+    if smoothing:
+        loss_C = loss_C - smoothing * z_CV.mean(1)
+    loss = (loss_C * scored_C).sum()
+    if not with_gradients:
+        return loss, z_CV
+    onehot_CV = (targets_C[:, None] == torch.arange(V, device=z_CV.device)).to(z_CV.dtype)
+    dz_CV = (1 + 2 * z_loss * lse_C)[:, None] * (z_CV - lse_C[:, None]).exp()
+    dz_CV = scored_C[:, None] * (dz_CV - (1 - smoothing) * onehot_CV - smoothing / V)
+    if slope_CV is not None:
+        dz_CV = dz_CV * slope_CV
+    if gradient_V is not None:
+        dz_CV = dz_CV * gradient_V
+    return loss, dz_CV.to(compute)
 
 
 def chunk_loss_(

@@ -14,7 +14,7 @@ from unitsphere.ops.linear import product_dtype, scale_rows
 from unitsphere.ops.sharded_loss import IGNORE, is_sharded, mean_over, sharded_cross_entropy
 
 Reduction = Literal["mean", "sum"]
-Path = Literal["auto", "plain", "chunked", "torch", "liger"]
+Path = Literal["auto", "plain", "chunked", "fused", "torch", "liger"]
 
 
 def cross_entropy(
@@ -69,6 +69,7 @@ def linear_cross_entropy(
     |---|---|---|
     | plain | all of them | everything |
     | chunked | one chunk (`ops.chunked_loss`) | everything |
+    | fused | one chunk, all but its products compiled | everything |
     | torch | one chunk, by torch's `linear_cross_entropy` (2.13) | no smoothing, z-loss or soft \
 cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     | liger | one chunk, by Liger's Triton kernels | CUDA, no soft cap |
@@ -101,7 +102,10 @@ cap; fp32 and wider: in bf16 it rounds the loss itself to bf16 |
     if path == "liger":
         return by_liger(flat, folded, wanted, compute, reduction, label_smoothing, z_loss)
     numbers = reduction, label_smoothing, z_loss, softcap
-    return chunked(flat, folded, wanted, compute, *numbers, logit_gradient=logit_gradient)
+    fused = path == "fused"
+    return chunked(
+        flat, folded, wanted, compute, *numbers, logit_gradient=logit_gradient, fused=fused
+    )
 
 
 def precondition(scale: Tensor, power: float) -> tuple[Tensor, Tensor]:
@@ -131,6 +135,7 @@ def chunked(
     softcap: float | None = None,
     rows: int | None = None,
     logit_gradient: Tensor | None = None,
+    fused: bool = False,
 ) -> Tensor:
     """By `ChunkedCrossEntropy`, `rows` tokens at a time; none: as many as suit the device."""
     scored = targets != IGNORE
@@ -146,6 +151,7 @@ def chunked(
         softcap,
         torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad),
         logit_gradient,
+        fused,
     )
     assert isinstance(total, Tensor)
     return total if reduction == "sum" else mean_over(total, scored.sum())

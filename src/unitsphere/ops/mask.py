@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from unitsphere.errors import UserError
-from unitsphere.ops.attention import compiled
+from unitsphere.ops.compiled import compiled
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """bool of (row of the batch, head, query's position, key's position), shapes that broadcast."""
