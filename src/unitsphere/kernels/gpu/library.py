@@ -32,8 +32,8 @@ def blocks(n: int, size: int) -> int:
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile: 16 elements a thread, from 4 warps to 16."""
-    return min(max(covering(elements) // 512, 4), 16)
+    """Warps for a tile: 16 elements a thread, from 2 warps to 16."""
+    return min(max(covering(elements) // 512, 2), 16)
 
 
 @triton.jit

@@ -5,7 +5,8 @@ ds = Σ g⊙u;  du = s⊙g;  dz = r(du − u⟨u, du⟩);  dx = RoPEᵀ(dz), the
 r is kept from the forward pass, one number per head. A head [d_k] lies in three pieces: a and b,
 which turn together, and the rest c, so that no element changes its thread.
 
-A program takes a stretch of time for a few heads and loads the table once for them. Tensors are
+A program takes a stretch of time for a few heads and loads the table once for them. In the backward
+pass it takes a few stretches for one head, so that ds is summed over time only once. Tensors are
 read where they lie, be it [batch, H, time, d_k] or a view of [batch, time, H·d_k].
 """
 
@@ -22,8 +23,9 @@ from torch.library import wrap_triton
 
 from unitsphere.kernels.gpu.library import blocks, covering, kernel_op, reciprocal, warps
 
-TILE = 4096  # elements of x that a program holds
+TILE, TILE_BACK = 2048, 1024  # elements of x that a program holds; in the backward pass
 HEADS = 4  # heads that a program takes at most, one after the other
+STEPS = 8  # stretches of time that a program of the backward pass takes, one after the other
 
 
 @triton.jit
@@ -90,14 +92,19 @@ def _backward(
     g_ptr, x_ptr, cos_ptr, sin_ptr, scale_ptr, r_ptr, dx_ptr, partial_ptr,
     g_b, g_h, g_t, x_b, x_h, x_t, dx_b, dx_h, dx_t, table_b, time,
     heads: tl.constexpr, half: tl.constexpr, rest: tl.constexpr, SCALED: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_T: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_T: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    batch = tl.program_id(2).to(tl.int64)
-    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None]
-    cos, sin = _table(cos_ptr, sin_ptr, batch, table_b, t, t < time, half, HALF)
-    for member in range(GROUP):
-        head = tl.program_id(1) * GROUP + member
-        inside = (t < time) & (head < heads)
+    head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    if SCALED:
+        s_a, s_b, s_c = _load3(scale_ptr, head * (2 * half + rest), True, half, rest, HALF, REST)
+        ds_a = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
+        ds_b = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
+        ds_c = tl.zeros([BLOCK_T, REST], dtype=tl.float32)
+    for step in range(STEPS):
+        first = (tl.program_id(1) * STEPS + step) * BLOCK_T
+        t = (first + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None]
+        inside = t < time
+        cos, sin = _table(cos_ptr, sin_ptr, batch, table_b, t, inside, half, HALF)
         row = batch * x_b + head * x_h + t * x_t
         a, b, c = _load3(x_ptr, row, inside, half, rest, HALF, REST)
         row = batch * g_b + head * g_h + t * g_t
@@ -105,13 +112,9 @@ def _backward(
         r = tl.load(r_ptr + (batch * heads + head) * time + t, mask=inside, other=0.0)
         u_a, u_b, u_c = r * (a * cos - b * sin), r * (b * cos + a * sin), r * c
         if SCALED:
-            at = head * (2 * half + rest)
-            s_a, s_b, s_c = _load3(scale_ptr, at, head < heads, half, rest, HALF, REST)
-            at += (batch * tl.num_programs(0) + tl.program_id(0)) * heads * (2 * half + rest)
-            ds_a = tl.sum(g_a * u_a, axis=0)[None, :]
-            ds_b = tl.sum(g_b_ * u_b, axis=0)[None, :]
-            ds_c = tl.sum(g_c * u_c, axis=0)[None, :]
-            _store3(partial_ptr, at, head < heads, ds_a, ds_b, ds_c, half, rest, HALF, REST)
+            ds_a += g_a * u_a
+            ds_b += g_b_ * u_b
+            ds_c += g_c * u_c
             g_a, g_b_, g_c = s_a * g_a, s_b * g_b_, s_c * g_c
         along = tl.sum(u_a * g_a + u_b * g_b_, axis=1) + tl.sum(u_c * g_c, axis=1)
         along = along[:, None]
@@ -120,11 +123,17 @@ def _backward(
         row = batch * dx_b + head * dx_h + t * dx_t
         da, db = dz_a * cos + dz_b * sin, dz_b * cos - dz_a * sin
         _store3(dx_ptr, row, inside, da, db, dc, half, rest, HALF, REST)
+    if SCALED:
+        at = (batch * tl.num_programs(1) + tl.program_id(1)) * heads + head
+        sum_a, sum_b = tl.sum(ds_a, axis=0)[None, :], tl.sum(ds_b, axis=0)[None, :]
+        sum_c = tl.sum(ds_c, axis=0)[None, :]
+        at *= 2 * half + rest
+        _store3(partial_ptr, at, True, sum_a, sum_b, sum_c, half, rest, HALF, REST)
 
 
-def tiles(time: int, d_k: int, half: int) -> tuple[int, int, int]:
+def tiles(tile: int, time: int, d_k: int, half: int) -> tuple[int, int, int]:
     """BLOCK_T, HALF and REST: powers of two that cover a stretch of time and a head's pieces."""
-    block_t = TILE // covering(d_k)
+    block_t = tile // covering(d_k)
     if time < block_t:
         block_t = covering(int(time))
     return block_t, covering(half), covering(max(d_k - 2 * half, 1))
@@ -136,7 +145,7 @@ def _rope_norm(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None) -> tup
     batch, heads, time, d_k = x.shape
     half = cos.shape[-1]
     y, r = torch.empty_like(x), x.new_empty(x.shape[:3], dtype=torch.float32)
-    block_t, HALF, REST = tiles(time, d_k, half)
+    block_t, HALF, REST = tiles(TILE, time, d_k, half)
     group = min(HEADS, heads)
     grid = (blocks(time, block_t), blocks(heads, group), batch)
     wrap_triton(_forward)[grid](
@@ -161,15 +170,14 @@ def _rope_norm_backward(
     batch, heads, time, d_k = x.shape
     half = cos.shape[-1]
     dx = torch.empty_like(x)
-    block_t, HALF, REST = tiles(time, d_k, half)
-    group = min(HEADS, heads)
-    grid = (blocks(time, block_t), blocks(heads, group), batch)
-    programs = 0 if scale is None else batch * grid[0]
+    block_t, HALF, REST = tiles(TILE_BACK, time, d_k, half)
+    grid = (heads, blocks(time, block_t * STEPS), batch)
+    programs = 0 if scale is None else batch * grid[1]
     partial = x.new_empty(programs, heads, d_k, dtype=torch.float32)
     wrap_triton(_backward)[grid](
         g, x, cos, sin, None if scale is None else scale.contiguous(), r, dx, partial,
         *g.stride()[:3], *x.stride()[:3], *dx.stride()[:3], _per_row(cos), time,
-        heads, half, d_k - 2 * half, scale is not None, group, block_t, HALF, REST,
+        heads, half, d_k - 2 * half, scale is not None, STEPS, block_t, HALF, REST,
         num_warps=warps(block_t * d_k),
     )  # fmt: skip
     return dx, partial.sum(0)
