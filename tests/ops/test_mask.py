@@ -148,8 +148,8 @@ def test_flex_attention_on_a_gpu_is_the_formula(rule, H_kv):
     q, k, v, g = (torch.randn(s, generator=generator, device=device) for s in shapes)
     results = []
     for mask, dtype in (
-        (wide.mask(time, time, device), torch.float64),
-        (wide.mask(time, time, device), torch.float32),
+        (wide.dense(time, time, device), torch.float64),
+        (wide.dense(time, time, device), torch.float32),
         (wide.blocks(time, device), torch.float32),
     ):
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
