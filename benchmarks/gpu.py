@@ -30,7 +30,11 @@ from unitsphere.studies.core.spec import toml_text
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "benchmarks" / "compare-gpu.toml"
 UNITSPHERE = (sys.executable, "-m", "unitsphere")
-TESTS = ("tests/kernels", "tests/models/mixers/test_fla.py", "tests/ops/test_mask.py")
+TESTS = {
+    "tests": ("tests/kernels", "tests/ops/test_mask.py"),
+    "fla": ("tests/models/mixers/test_fla.py",),
+}
+"""Part -> files of tests. Those of fla are apart: its kernels take minutes to tune themselves."""
 
 STEP = "--rounds 5 --steps 3 --warmup 5"
 SMALL = "--d_model 384 --layers 8 --heads 6 " + STEP
@@ -63,13 +67,13 @@ class Part:
 
 BENCHES = {
     "kernels": Part(
-        0.7, "kernels", "", "--device cpu --tokens 64 --d_model 32 --d_k 16 --rounds 2"
+        0.5, "kernels", "", "--device cpu --tokens 64 --d_model 32 --d_k 16 --rounds 2"
     ),
     "loss": Part(
         0.7, "loss", "--bf16 --tokens 16384", "--device cpu --tokens 64 --d_model 32 --vocab 64"
     ),
     "step-0.5b": Part(
-        4.5, "--arms gpt-plus gpt-plus:kernels=off ngpt ngpt:kernels=off angpt", STEP, TOY_STEP
+        3.5, "--arms gpt-plus gpt-plus:kernels=off ngpt ngpt:kernels=off angpt", STEP, TOY_STEP
     ),
     "step-50m": Part(
         2,
@@ -109,7 +113,8 @@ BENCHES = {
         "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --rounds 2 --steps 1",
     ),
 }
-ESTIMATES = {"tests": 2.0} | {name: part.minutes for name, part in BENCHES.items()} | {"compare": 4}
+ESTIMATES = {"tests": 1.5} | {name: part.minutes for name, part in BENCHES.items()}
+ESTIMATES |= {"fla": 3, "compare": 4}
 """Part -> the minutes that must be left for it to start, in the order in which they run.
 
 `compare` is given all that is left."""
@@ -129,8 +134,8 @@ class Cut(Exception):
 
 def measure(name: str, out: Path, seconds: float, options: argparse.Namespace) -> Any:
     """The figures of one part. Raises Cut, or CalledProcessError for a command that failed."""
-    if name == "tests":
-        return run_tests(seconds, out, options.rehearse)
+    if name in TESTS:
+        return run_tests(name, seconds, out, options.rehearse)
     if name == "compare":
         study = write_study(out, seconds, options.data, options.rehearse)
         command = [*UNITSPHERE, "compare", str(study), "--out", str(out / "compare"), "--json"]
@@ -139,16 +144,20 @@ def measure(name: str, out: Path, seconds: float, options: argparse.Namespace) -
     return json.loads(output_of(command, out / f"{name}.log", seconds))
 
 
-def run_tests(seconds: float, out: Path, rehearse: bool) -> dict[str, Any]:
-    """How many tests of the kernels and masks passed on the device, and which failed."""
+def run_tests(name: str, seconds: float, out: Path, rehearse: bool) -> dict[str, Any]:
+    """How many tests of a part passed on the device, and which failed.
+
+    The log names each as it ends, for a part that is cut off.
+    """
     workers = str(min(os.cpu_count() or 1, 8))
-    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", *TESTS]
-    command += ["--collect-only"] if rehearse else []
-    text = output_of(command, out / "tests.log", seconds, fine=(0, 1))
+    command = [sys.executable, "-m", "pytest", "-vv", "-n", workers, "-p", "no:cacheprovider"]
+    command += [*TESTS[name], *(["--collect-only"] if rehearse else [])]
+    text = output_of(command, out / f"{name}.log", seconds, fine=(0, 1))
     lines = text.splitlines()
     if not lines:  # pytest itself did not start
         raise subprocess.CalledProcessError(1, command)
-    return {"summary": lines[-1], "failed": [x for x in lines if x.startswith(("FAILED", "ERROR"))]}
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"summary": lines[-1].strip("= "), "failed": failed}
 
 
 def output_of(command: Sequence[str], log: Path, seconds: float, fine: Sequence[int] = (0,)) -> str:

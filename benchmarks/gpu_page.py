@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu import BENCHES, ESTIMATES
+from gpu import BENCHES, ESTIMATES, TESTS
 
 from unitsphere.bench import generate, kernels, loss, optimizers, train
 from unitsphere.config import read_json
@@ -37,7 +37,7 @@ def page(folder: Path) -> str:
 
 def section(name: str, result: Mapping[str, Any]) -> list[str]:
     """One part: its table, what its reader must know, where and with what code."""
-    if name == "tests":
+    if name in TESTS:
         return [f"{result['summary']}\n", *(f"- {test}" for test in result["failed"])]
     if name == "compare":
         return comparison(result)

@@ -20,7 +20,7 @@ from unitsphere.bench.measure import (
     state_bytes,
     timed,
 )
-from unitsphere.bench.steps import RandomBatches, Stepper, check_arm, compare_losses, first_losses
+from unitsphere.bench.steps import RandomBatches, Stepper, check_arm, compare_steps, first_steps
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -107,7 +107,7 @@ def test_people_are_told_the_same(report, tmp_path):
 
 def test_a_step_is_the_training_code_s_own():
     stepper = Stepper(arm_config("ngpt", TINY))
-    mine = [stepper.step().item() for _ in range(3)]
+    mine = [stepper.step()[0].item() for _ in range(3)]
     trainer = Stepper(arm_config("ngpt", TINY)).trainer
     shown = []
     short = dataclasses.replace(trainer.config.train, steps=3)
@@ -141,23 +141,27 @@ def test_batches_are_random_and_shifted_by_one():
 
 
 def test_the_gate_passes_what_agrees_and_stops_what_does_not():
-    assert compare_losses("x", [2.0, 1.0], [2.0, 1.0001], 1e-3) == pytest.approx(1e-4, rel=1e-2)
+    wanted = [(2.0, 0.5), (1.0, 0.5)]
+    near = [(2.0, 0.5), (1.0001, 0.5)]
+    assert compare_steps("x", near, wanted, 1e-3) == pytest.approx(1e-4, rel=1e-2)
     with pytest.raises(UserError, match="at step 2 its loss"):
-        compare_losses("x", [2.0, 1.1], [2.0, 1.0], 1e-3)
+        compare_steps("x", [(2.0, 0.5), (1.1, 0.5)], wanted, 1e-3)
+    with pytest.raises(UserError, match="at step 1 its gradient's norm"):
+        compare_steps("x", [(2.0, 0.4), (1.0, 0.5)], wanted, 1e-3)
     with pytest.raises(UserError, match="computes something else"):
-        compare_losses("x", [float("nan")], [2.0], 1e-3)
+        compare_steps("x", [(float("nan"), 0.5), (1.0, 0.5)], wanted, 1e-3)
 
 
 def test_an_arm_is_compared_with_fp32_unless_it_is_that():
     config = arm_config("ngpt", TINY)
-    assert check_arm("ngpt", config, "auto", first_losses(Stepper(config))) is None
+    assert check_arm("ngpt", config, "auto", first_steps(Stepper(config))) is None
     narrow = arm_config("ngpt", dataclasses.replace(TINY, precision="bf16"))
-    losses = first_losses(Stepper(narrow))
-    off = check_arm("ngpt", narrow, "off", losses)
+    found = first_steps(Stepper(narrow))
+    off = check_arm("ngpt", narrow, "off", found)
     assert off is not None
     assert 0 < off < 2e-2
     with pytest.raises(UserError, match="computes something else"):
-        check_arm("ngpt", narrow, "off", [1.5 * loss for loss in losses])
+        check_arm("ngpt", narrow, "off", [(1.5 * loss, norm) for loss, norm in found])
 
 
 def test_sizes_and_arms_are_checked():

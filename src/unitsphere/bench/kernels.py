@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitsphere.bench.measure import clock_name, copy_rate, say, si, take_turns, timed
+from unitsphere.bench.measure import clock_name, copy_rate, own_time, say, si, take_turns
 from unitsphere.kernels.registry import REGISTRY, Kernel, mode, serves
 from unitsphere.ops.project import AdamSettings, Target
 from unitsphere.ops.rope import rope_table
 from unitsphere.training.device import environment
 
 COLUMNS = ("function", "pass", "by", "ms", "rate", "÷ copy")
+OWN = "the kernels' own time, by torch's profiler"
 COPIED = {"cuda": 2**32, "cpu": 2**28}
 
 
@@ -92,7 +93,7 @@ def bench_kernels(shape: Shape, rounds: int) -> dict[str, Any]:
     return {
         "environment": environment(shape.device)
         | {
-            "clock": clock_name(shape.device),
+            "clock": OWN if shape.device.type == "cuda" else clock_name(shape.device),
             "sizes": {"tokens": shape.tokens, "d": shape.d, "d_k": shape.d_k},
             "dtype": str(shape.dtype).removeprefix("torch."),
             "kernels": mode(),
@@ -145,7 +146,7 @@ def medians(
     """Name -> median ms; the calls take turns."""
 
     def turn(name: str, number: int) -> float:
-        return statistics.median(timed(calls[name], 3, device))
+        return own_time(calls[name], device)
 
     return {name: statistics.median(t) for name, t in take_turns(list(calls), rounds, turn).items()}
 

@@ -1,15 +1,15 @@
 """One training step of an arm, and the gate that an arm must pass before it is timed.
 
-A step is the training code's own, on random tokens. The gate compares the losses of an arm's first
-steps with those of its reference: the same run in fp32, without torch.compile and without kernels.
-On a GPU the reference takes one sequence at a time, because fp32 needs more memory, and beside arms
-of less precision it multiplies in TF32, which takes a fraction of the time. An arm whose losses
-differ computes something else, and its times would mean nothing.
+A step is the training code's own, on random tokens. The gate compares the loss and the norm of the
+gradient of an arm's first steps with those of its reference: the same run in fp32, without
+torch.compile and without kernels. On a GPU the reference takes one sequence at a time, because fp32
+needs more memory, and beside arms of less precision it multiplies in TF32, which takes a fraction
+of the time. An arm that differs computes something else, and its times would mean nothing.
 """
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,9 +26,11 @@ from unitsphere.training.step import update
 
 POOL = 4
 """Batches that are drawn in advance and used in turn: drawing is not part of a step."""
-GATE_STEPS = 5
+GATE_STEPS = 2
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp8": 5e-2, "bf16-storage": 5e-2}
-"""Precision -> the largest relative difference of a step's loss from the reference's."""
+"""Precision -> the largest relative difference of a step's figures from the reference's."""
+Figures = list[tuple[float, float]]
+"""Loss in nats and norm of the gradient of each step."""
 
 
 class RandomBatches:
@@ -76,17 +78,18 @@ class Stepper:
         """Where it computes."""
         return self.trainer.model.device
 
-    def step(self) -> Tensor:
-        """One update; its loss."""
+    def step(self) -> tuple[Tensor, Tensor]:
+        """One update; its loss and the norm of its gradient."""
         with using_kernels(self.kernels):
-            loss, _, _ = update(self.trainer, self.done)
+            loss, norm, _ = update(self.trainer, self.done)
         self.done += 1
-        return loss
+        return loss, norm
 
 
-def first_losses(stepper: Stepper) -> list[float]:
-    """Losses of an arm's first steps, in nats."""
-    return [stepper.step().item() for _ in range(GATE_STEPS)]
+def first_steps(stepper: Stepper) -> Figures:
+    """What an arm's first steps show."""
+    steps = (stepper.step() for _ in range(GATE_STEPS))
+    return [(loss.item(), norm.item()) for loss, norm in steps]
 
 
 def reference_config(config: RunConfig) -> RunConfig:
@@ -98,9 +101,9 @@ def reference_config(config: RunConfig) -> RunConfig:
 
 
 @functools.lru_cache(maxsize=1)  # the baseline's copy comes after it, and has the same
-def reference_losses(config: RunConfig) -> list[float]:
-    """First losses of a reference's config, without kernels."""
-    return first_losses(Stepper(config, "off"))
+def reference_steps(config: RunConfig) -> Figures:
+    """The first steps of a reference's config, without kernels."""
+    return first_steps(Stepper(config, "off"))
 
 
 @contextmanager
@@ -114,8 +117,8 @@ def fp32_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(former)
 
 
-def check_arm(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float]) -> float | None:
-    """The largest difference of the first losses from the reference's, divided by these.
+def check_arm(arm: str, config: RunConfig, kernels: Mode, found: Figures) -> float | None:
+    """The largest difference of the first steps' figures from the reference's, divided by these.
 
     None if the arm is its own reference. Raises UserError for an arm beyond the tolerance.
     """
@@ -127,19 +130,21 @@ def check_arm(arm: str, config: RunConfig, kernels: Mode, losses: Sequence[float
         return None
     rounded = device.type == "cuda" and precision != "fp32"
     with fp32_products("high" if rounded else "highest"):
-        wanted = reference_losses(reference)
-    return compare_losses(arm, losses, wanted, TOLERANCE[precision])
+        wanted = reference_steps(reference)
+    return compare_steps(arm, found, wanted, TOLERANCE[precision])
 
 
-def compare_losses(
-    arm: str, losses: Sequence[float], wanted: Sequence[float], tolerance: float
-) -> float:
+def compare_steps(arm: str, found: Figures, wanted: Figures, tolerance: float) -> float:
     """The largest relative difference; a `UserError` if one is beyond the tolerance."""
-    off = [abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)]
-    for step, (difference, loss, other) in enumerate(zip(off, losses, wanted, strict=True), 1):
-        if not difference <= tolerance or not math.isfinite(loss):
-            raise UserError(
-                f"the arm {arm} computes something else: at step {step} its loss is {loss:.6g}, "
-                f"in fp32 without compiling {other:.6g}; its times would mean nothing"
-            )
-    return max(off)
+    off = 0.0
+    for step, figures in enumerate(zip(found, wanted, strict=True), 1):
+        for name, own, other in zip(("loss", "gradient's norm"), *figures, strict=True):
+            difference = abs(own - other) / abs(other)
+            if not difference <= tolerance or not math.isfinite(own):
+                raise UserError(
+                    f"the arm {arm} computes something else: at step {step} its {name} is "
+                    f"{own:.6g}, in fp32 without compiling {other:.6g}; its times would mean "
+                    "nothing"
+                )
+            off = max(off, difference)
+    return off

@@ -35,7 +35,7 @@ from unitsphere.bench.measure import (
     take_turns,
     timed,
 )
-from unitsphere.bench.steps import Stepper, check_arm, first_losses
+from unitsphere.bench.steps import Stepper, check_arm, first_steps
 from unitsphere.errors import UserError
 from unitsphere.files import aside
 from unitsphere.training.device import environment, peak_flops
@@ -90,7 +90,7 @@ def start(name: str, sizes: Sizes) -> Arm:
     arm = name.removesuffix(COPY)
     config, kernels = arm_config(arm, sizes), arm_kernels(arm)
     stepper = Stepper(config, kernels)
-    off = check_arm(name, config, kernels, first_losses(stepper))
+    off = check_arm(name, config, kernels, first_steps(stepper))
     return Arm(name, stepper, off)
 
 

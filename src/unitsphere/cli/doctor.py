@@ -79,9 +79,16 @@ def computing() -> dict[str, Any]:
 
 
 def installed_packages() -> list[dict[str, Any]]:
-    """Every package that the project can use: wanted and installed version, and how to get it."""
+    """Every package that the project can use: wanted and installed version, and how to get it.
+
+    Nothing of a checkout that is imported without being installed: then no metadata names them.
+    """
+    try:
+        requirements = importlib.metadata.requires("unitsphere") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
     found = []
-    for requirement in importlib.metadata.requires("unitsphere") or []:
+    for requirement in requirements:
         match = REQUIREMENT.match(requirement)
         assert match is not None
         name, extra = match["name"], match["extra"]
