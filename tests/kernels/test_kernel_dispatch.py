@@ -10,7 +10,15 @@ from kernel_cases import DEVICE, heads, rates, residual, table
 
 import unitsphere.kernels
 from unitsphere.errors import UserError
-from unitsphere.kernels import lerp_norm, mode, registry, rope_norm, use_kernels, using_kernels
+from unitsphere.kernels import (
+    lerp_norm,
+    loss_path,
+    mode,
+    registry,
+    rope_norm,
+    use_kernels,
+    using_kernels,
+)
 from unitsphere.ops import residual as plain
 
 
@@ -109,6 +117,20 @@ def test_missing_triton_is_said_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'unitsphere\[kernels\]'"):
         lerp_norm(*arguments())
+
+
+def test_the_loss_is_compiled_where_kernels_run_unless_they_are_off(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    with using_kernels("auto"):
+        assert loss_path(gpu) == "fused"
+        assert loss_path(torch.device("cpu")) == "auto"
+    with using_kernels("off"):
+        assert loss_path(gpu) == "auto"
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
+    with using_kernels("auto"):
+        assert loss_path(gpu) == "auto"  # without Triton nothing compiles there
 
 
 def test_a_refusal_reaches_the_user_through_the_compiler():

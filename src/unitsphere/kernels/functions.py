@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unitsphere.kernels.registry import Kernel, call, mode, register, unfit
+from unitsphere.kernels.registry import Kernel, call, mode, no_backend, register, unfit
 from unitsphere.ops import project, residual, rope
 from unitsphere.ops.loss import Path
 from unitsphere.ops.project import AdamSettings, Target
@@ -145,4 +145,5 @@ ADAM_PROJECT = register(Kernel(project.adam_project_, _no_adam_project, _load_ad
 
 def loss_path(device: torch.device) -> Path:
     """The path of `ops.loss.linear_cross_entropy` that is the fastest on a device."""
-    return "fused" if device.type == "cuda" and mode() != "off" else "auto"
+    can = mode() != "off" and no_backend(device.type, device.index, "auto") is None
+    return "fused" if can else "auto"
