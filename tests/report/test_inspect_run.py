@@ -15,7 +15,8 @@ from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.inspect_run import inspect_run, records_of
-from unitsphere.report.kinds.inspection import history_of, rows
+from unitsphere.report.kinds.inspection import rows
+from unitsphere.report.sections.probe_pictures import pictured
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
@@ -186,12 +187,12 @@ def test_the_start_is_the_model_that_training_began_with(runs):
 
 def test_a_picture_over_steps_shows_the_live_records_and_relative_shares(found):
     values = found["probes"]["moment_variance"]["values"]
-    history = history_of("moment_variance", values)
-    assert history.over_steps
-    assert list(history.steps) == [1, 2, 3, 4]
-    shares = [scene["W_q"]["values"][1] for scene in history.scenes]
+    view = pictured("moment_variance", values)
+    assert view.over_steps
+    assert list(view.steps) == [1, 2, 3, 4]
+    shares = [scene["W_q"]["values"][1] for scene in view.scenes]
     assert sum(shares) == pytest.approx(1, rel=1e-4)
-    assert history_of("logit_lens", found["probes"]["logit_lens"]["values"]).over_steps is False
+    assert pictured("logit_lens", found["probes"]["logit_lens"]["values"]).over_steps is False
 
 
 def test_means_are_over_the_steps_since_the_checkpoint_before(found, runs):

@@ -105,6 +105,16 @@ def test_more_than_three_series_have_a_panel_each(inspected):
     assert [line.legend for line in panels[3].series] == ["step 100", "step 0"]
 
 
+def test_series_of_one_layer_and_of_the_whole_model_are_one_figure(inspected):
+    path = inspected / "inspect" / "inspect.json"
+    document = json.loads(path.read_text())
+    scales = spread(0) | {"s_qk": spread(1)["input"] | {"labels": ["0"]}}
+    document["probes"]["spread"]["values"]["series"] = [scales, scales]
+    path.write_text(json.dumps(document))
+    figures = [f for f in page_of(inspected).figures() if f.name == "run-spread"]
+    assert [figure.ticks for figure in figures] == [{0.0: "all", 1.0: "0"}]
+
+
 def test_what_does_not_apply_says_why(inspected):
     section = next(s for s in page_of(inspected).sections if s.name == "probes")
     folded = next(block for block in section.blocks if isinstance(block, Folded))
@@ -132,6 +142,6 @@ def test_a_run_without_probes_has_no_such_part(tmp_path):
 
 
 def test_bins_without_a_width_are_left_out():
-    line = density_line("run", "all", {"edges": [1.0, 1.0, 2.0], "counts": [3, 1]}, 0)
+    line = density_line("run", {"edges": [1.0, 1.0, 2.0], "counts": [3, 1]}, 0)
     assert line is not None
     assert (line.x["value"], line.y) == ([1.5], [0.25])

@@ -18,7 +18,7 @@ from unitsphere.report.render.markdown import markdown
 from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
 from unitsphere.report.runs import Folders, Json, listed
 from unitsphere.report.sections.playground import playground_section
-from unitsphere.report.sections.probe_view import film
+from unitsphere.report.sections.probe_pictures import film
 from unitsphere.report.sections.samples import fresh_samples, with_samples
 from unitsphere.report.sections.settings import report_command
 

@@ -4,16 +4,23 @@ A probe over layers shows the last checkpoint and the first; one over steps a li
 each layer, or their mean with their range.
 """
 
-import dataclasses
-import itertools
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from unitsphere.report.document import MOST_LINES, Figure, Number, Series, Style
 from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run
-from unitsphere.report.sections.probe_view import FIRST, LAST, means, quantile, view_of
+from unitsphere.report.sections.probe_view import (
+    FIRST,
+    LAST,
+    ProbeView,
+    means,
+    quantile,
+    view_of,
+)
 
 FEW = 3
 """Series of one plot; more have a panel each."""
@@ -21,67 +28,65 @@ MOST_STEP_LINES = 8
 """Lines of a plot over steps; of more a series' layers become their mean."""
 
 
-def layer_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
-    """A probe over layers at the last checkpoint, and at the first; None for one over steps.
-
-    None too for what has a single place.
-    """
+def probe_figure(run: Run, name: str, probe: Json) -> Figure | None:
+    """A probe at a run's checkpoints; None for a single number, or one over a single step."""
     view = view_of(probe["values"])
-    labels = view.labels()
-    if view.over_steps or not view.scenes or len(labels) == 1:
-        return None
-    last = view.scenes[LAST]
-    lines = [
-        layer_line(key, series, labels, colour, banded=True)
-        for colour, (key, series) in enumerate(last.items())
-    ]
-    steps = view.steps
-    began, ended = (f"step {steps[place]:,}" for place in (FIRST, LAST))
-    if len(steps) > 1:
-        lines += [
-            layer_line(f"{key}, {began}", series, labels, colour, style="dashed")
-            for colour, (key, series) in enumerate(view.scenes[FIRST].items())
-        ]
-    if len(last) > FEW:
-        lines = [in_panel(line, began, ended) for line in lines]
-    caption = f"S{ended[1:]}; dashed: {began}." if len(steps) > 1 else f"S{ended[1:]}."
-    return Figure(
+    plain = Figure(
         name=f"{run.name}-{name}",
         title=probe["title"],
         y=probe["values"]["unit"],
+        xs={},
+        series=[],
+        caption=f"{probe['source']}.",
+        log_y=view.log,
+        data=f"unitsphere inspect {run.folder}",
+        printed=False,
+    )
+    if view.over_steps:
+        return step_figure(plain, view)
+    return layer_figure(plain, view) if len(view.labels()) > 1 else histogram_figure(plain, view)
+
+
+def compared(view: ProbeView) -> list[tuple[int, Style, str]]:
+    """Place, style and name of the last checkpoint, and of the first if that is another."""
+    styles: tuple[tuple[int, Style], ...] = ((LAST, "both"), (FIRST, "dashed"))
+    return [(at, style, f"step {view.steps[at]:,}") for at, style in styles[: len(view.steps)]]
+
+
+def layer_figure(plain: Figure, view: ProbeView) -> Figure:
+    """A probe over layers at the last checkpoint and the first; of many series a panel each."""
+    labels, found = view.labels(), compared(view)
+    lines = []
+    for place, style, step in found:
+        for colour, (key, series) in enumerate(view.scenes[place].items()):
+            shown = f"{key}, {step}" if style == "dashed" else key
+            line = layer_line(shown, series, labels, colour, style)
+            if len(view.scenes[LAST]) > FEW:  # the panel names the series, the legend the steps
+                line = replace(line, panel=key, group=step, colour=0)
+            lines.append(line)
+    dashed = "".join(f"; dashed: {step}" for _, style, step in found if style == "dashed")
+    return replace(
+        plain,
         xs={"layer": "layer"},
         series=lines,
-        caption=f"{probe['source']}. {caption}",
-        log_y=view.log,
-        data=command,
-        ticks={float(place): label or "all" for place, label in enumerate(labels)},
-        printed=False,
+        caption=f"{plain.caption} S{found[0][2][1:]}{dashed}.",
+        ticks=layer_ticks(labels),
     )
 
 
 def layer_line(
-    name: str,
-    series: Json,
-    labels: Sequence[str],
-    colour: int,
-    style: Style = "both",
-    banded: bool = False,
+    name: str, series: Json, labels: Sequence[str], colour: int, style: Style = "both"
 ) -> Series:
-    """A series over the places of its layers; `banded` from its 5% to its 95% quantile."""
-    low, high = quantile_ends(series) if banded else (None, None)
+    """A series over the places of its layers; of a distribution with its 5% to 95%, if solid."""
+    banded = series.get("quantiles") and style != "dashed"
+    low, high = (quantile(series, share) if banded else None for share in (0.05, 0.95))
     places = {"layer": [float(labels.index(label)) for label in series["labels"]]}
     return Series(name, places, means(series), colour, style, low=low, high=high)
 
 
-def in_panel(line: Series, began: str, ended: str) -> Series:
-    """A series' line in its own panel, where the legend names the steps."""
-    first = line.style == "dashed"
-    return dataclasses.replace(
-        line,
-        panel=line.name.removesuffix(f", {began}") if first else line.name,
-        group=began if first else ended,
-        colour=0,
-    )
+def layer_ticks(labels: Sequence[str]) -> dict[float, str]:
+    """Place -> the label of the layer that is there."""
+    return {float(place): label or "all" for place, label in enumerate(labels)}
 
 
 def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool) -> list[Figure]:
@@ -97,11 +102,11 @@ def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: boo
         scenes = probe["values"]["series"]
         for key, series in (scenes[LAST] if scenes else {}).items():
             if spread:
-                found = density_line(arm, key, series, colour)
+                found = density_line(arm, series, colour)
             else:
                 labels += [label for label in series["labels"] if label not in labels]
                 single = len(series["labels"]) < 2
-                found = None if single else layer_line(arm, series, labels, colour, banded=True)
+                found = None if single else layer_line(arm, series, labels, colour)
             if found is not None:
                 panels.setdefault(key, []).append(found)
     shared = {key: lines for key, lines in panels.items() if len(lines) > 1}
@@ -133,7 +138,7 @@ def overlay_figure(
         y="density" if spread else values["unit"],
         xs={"value": values["unit"]} if spread else {"layer": "layer"},
         series=[
-            dataclasses.replace(line, panel=key if several else "")
+            replace(line, panel=key if several else "")
             for key, lines in panels.items()
             for line in lines
         ],
@@ -141,12 +146,12 @@ def overlay_figure(
         log_x=spread and bool(values["log"]),
         log_y=not spread and bool(values["log"]),
         data=shlex.join(["unitsphere", "inspect", str(next(iter(arms.values()))[0].folder)]),
-        ticks={} if spread else {float(i): label or "all" for i, label in enumerate(labels)},
+        ticks={} if spread else layer_ticks(labels),
         printed=False,
     )
 
 
-def density_line(arm: str, key: str, series: Json, colour: int) -> Series | None:
+def density_line(arm: str, series: Json, colour: int) -> Series | None:
     """An arm's histogram as shares per width of a bin, so that bins of any width compare.
 
     Bins without a width, of values that differ by less than the file's digits show, are left out.
@@ -155,78 +160,46 @@ def density_line(arm: str, key: str, series: Json, colour: int) -> Series | None
     if len(edges) < 2:
         return None
     total = sum(counts) or 1
-    pairs = [p for p in zip(itertools.pairwise(edges), counts, strict=True) if p[0][0] < p[0][1]]
+    pairs = [p for p in zip(pairwise(edges), counts, strict=True) if p[0][0] < p[0][1]]
     middles = [round_off((a + b) / 2) or 0.0 for (a, b), _ in pairs]
     heights = [round_off(count / total / (b - a)) for (a, b), count in pairs]
     return Series(arm, {"value": middles}, heights, colour, "line")
 
 
-def has_edges(series: Mapping[str, Json]) -> bool:
-    """Whether there are histograms."""
-    return any(len(each.get("edges", [])) > 1 for each in series.values())
-
-
-def quantile_ends(series: Json) -> tuple[list[Number] | None, list[Number] | None]:
-    """The 5% and 95% quantiles of a distribution at each label."""
-    if not series.get("quantiles"):
-        return None, None
-    return quantile(series, 0.05), quantile(series, 0.95)
-
-
-def histogram_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
-    """The distribution of a probe with one place, at the last checkpoint and the first, or None."""
-    view = view_of(probe["values"])
-    if view.over_steps or not view.scenes:
-        return None
-    last = view.scenes[LAST]
-    if any(len(series["labels"]) > 1 for series in last.values()) or not has_edges(last):
+def histogram_figure(plain: Figure, view: ProbeView) -> Figure | None:
+    """The distribution of what has one place, at the last checkpoint and the first, or None."""
+    if not view.scenes or all(len(s.get("edges", [])) < 2 for s in view.scenes[LAST].values()):
         return None
     lines = []
-    for place in (LAST, FIRST)[: len(view.scenes)]:
-        step = view.steps[place]
+    for place, style, step in compared(view):
         for colour, (key, series) in enumerate(view.scenes[place].items()):
             edges, counts = series.get("edges", []), series.get("counts", [])
             total = sum(counts) or 1
-            middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-            lines.append(
-                Series(
-                    f"{key}, step {step:,}",
-                    {"value": [round_off(x) or 0.0 for x in middles]},
-                    [round_off(count / total) for count in counts],
-                    colour,
-                    style="line" if place == LAST else "dashed",
-                )
-            )
-    return Figure(
-        name=f"{run.name}-{name}",
-        title=probe["title"],
+            middles = {"value": [round_off((a + b) / 2) or 0.0 for a, b in pairwise(edges)]}
+            shares = [round_off(count / total) for count in counts]
+            outline = "dashed" if style == "dashed" else "line"
+            lines.append(Series(f"{key}, {step}", middles, shares, colour, outline))
+    return replace(
+        plain,
         y="share",
-        xs={"value": probe["values"]["unit"]},
+        xs={"value": plain.y},
         series=lines,
-        caption=f"{probe['source']}. Its distribution; dashed: at the first checkpoint.",
+        caption=f"{plain.caption} Its distribution; dashed: at the first checkpoint.",
         log_x=view.log,
-        data=command,
-        printed=False,
+        log_y=False,
     )
 
 
-def step_figure(run: Run, name: str, probe: Json, command: str) -> Figure | None:
-    """A probe over the checkpoints' steps; None for one over layers, or of a single step."""
-    view = view_of(probe["values"])
-    if not view.over_steps or len(view.steps) < 2:
+def step_figure(plain: Figure, view: ProbeView) -> Figure | None:
+    """A probe over the checkpoints' steps; None of a single step."""
+    if len(view.steps) < 2:
         return None
-    by_line = view.lines()
-    axis = {"step": [float(step) for step in view.steps]}
-    return Figure(
-        name=f"{run.name}-{name}",
-        title=probe["title"],
-        y=probe["values"]["unit"],
+    lines = view.lines()
+    return replace(
+        plain,
         xs={"step": "optimizer steps"},
-        series=step_lines(by_line, axis),
-        caption=f"{probe['source']}. At the checkpoints{RANGE if too_many(by_line) else ''}.",
-        log_y=view.log,
-        data=command,
-        printed=False,
+        series=step_lines(lines, {"step": [float(step) for step in view.steps]}),
+        caption=f"{plain.caption} At the checkpoints{RANGE if too_many(lines) else ''}.",
     )
 
 

@@ -12,10 +12,8 @@ from unitsphere.report.runs import Json, Run, document, live_values
 from unitsphere.report.sections.curves import axis_labels, places_on
 from unitsphere.report.sections.probe_figures import (
     RANGE,
-    histogram_figure,
-    layer_figure,
     overlay_figures,
-    step_figure,
+    probe_figure,
     step_lines,
     too_many,
 )
@@ -80,12 +78,11 @@ def run_blocks(run: Run) -> list[Block]:
     """A run's probes: over layers, over steps, recorded live; and those that do not apply."""
     told = probes_of(run)
     shown = [(name, probe) for name, probe in told.items() if probe.get("applies")]
-    command = f"unitsphere inspect {run.folder}"
-    spread = [f for n, p in shown if (f := histogram_figure(run, n, p, command))]
-    over_layers = [f for n, p in shown if (f := layer_figure(run, n, p, command))]
-    over_steps = [f for n, p in shown if (f := step_figure(run, n, p, command))]
-    blocks: list[Block] = [Figures(spread, apart=True)] if spread else []
-    blocks += [Figures(group) for group in (over_layers, over_steps) if group]
+    figures = [figure for n, p in shown if (figure := probe_figure(run, n, p))]
+    blocks: list[Block] = []
+    for axis in ("value", "layer", "step"):
+        group = [figure for figure in figures if axis in figure.xs]
+        blocks += [Figures(group, apart=axis == "value")] if group else []
     live = live_figures(run, told)
     blocks += [Figures(live)] if live else []
     without = [
