@@ -163,19 +163,13 @@ def content(run: Path) -> str:
     from unitsphere import __version__
     from unitsphere.inference.hf import export
     from unitsphere.training import checkpoint
-    from unitsphere.training.folder import run_and_checkpoint
+    from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(run)
     taken = chosen_checkpoint(folder, wanted)
     digest = hashlib.sha256(__version__.encode())
     modeling = Path(export.__file__).with_name(f"{export.MODELING}.py")
-    made_of = (
-        taken / checkpoint.MARKER,
-        folder / "config.json",
-        folder / "tokenizer.json",
-        modeling,
-    )
-    for file in made_of:
+    for file in (taken / checkpoint.MARKER, folder / CONFIG, folder / TOKENIZER, modeling):
         digest.update(hashlib.sha256(read_bytes(file)).digest())
     return f"{run.resolve().name}-{digest.hexdigest()[:16]}"

@@ -31,7 +31,7 @@ from unitsphere.studies.core.local import available_cores
 from unitsphere.studies.core.plan import Planned, is_finished, wanted
 from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
 from unitsphere.training.config import RunConfig
-from unitsphere.training.folder import locked
+from unitsphere.training.folder import CONFIG, locked
 from unitsphere.training.forecast import size_of
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
@@ -149,7 +149,7 @@ def read_finished(name: str, recipe: str, run: Path) -> Finished:
 
     Raises UserError if its records lack a figure.
     """
-    config = load_recipe(run / "config.json")
+    config = load_recipe(run / CONFIG)
     records = read_metrics(run)
     evaluations = having("val_bits_per_byte", records, run)
     last = result(run, trained=False)
