@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain, count
 from os.path import exists
 from pathlib import Path
@@ -13,28 +13,25 @@ from unitsphere.data.manifest import is_prepared
 from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
 from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
-from unitsphere.inspection.live import InspectConfig
-from unitsphere.training.by_size import BaseConfig, without_forms
+from unitsphere.training.by_size import without_forms
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
-from unitsphere.training.distributed.layout import Layout, ParallelConfig
+from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, no_run
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
-from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.transfer import closed
 
+FREE_TABLES = ("parallel.", "inspect.", "optim.base.")
+"""Tables of which every key is free, as those in FREE_KEYS are."""
 FREE_KEYS = frozenset(
     {
         "data.cache",
-        *(f"parallel.{field.name}" for field in fields(ParallelConfig)),
         "data.prefetch",
         "data.verify",
-        *(f"inspect.{field.name}" for field in fields(InspectConfig)),
         "optim.transfer",
-        *(f"optim.base.{key}" for key in flatten(to_dict(BaseConfig()))),
         "train.async_save",
         "train.compile",
         "train.kernels",
@@ -57,16 +54,16 @@ FREE_KEYS = frozenset(
 )
 """Keys that may change when a run resumes: where it computes and what it writes, nothing that it
 learns: what optim.transfer makes of optim.base is in the keys that it sets. (`micro_batch`,
-`compile` and `device` change results by rounding, and dropout's draws.)"""
+`compile` and `device` change results by rounding, and dropout's draws.) A new key of another table
+is not free until it is named here."""
 
 PLACES = ("data.source", "data.validation", "data.tokenizer")
 """Keys that name where data are: a run resumes from another place if the same contents are there.
 """
 
-LENGTH_KEYS = frozenset(
-    {"train.steps", *(f"schedule.{field.name}" for field in fields(ScheduleConfig))}
-)
-"""Keys that may change when a run resumes if all of its steps so far had the same rate by both."""
+LENGTH = ("train.steps:", "schedule.")
+"""How the lines of keys begin that may change when a run resumes if all of its steps so far had the
+same rate by both."""
 
 OWN = ("data.cache", "init")
 """Further keys that name a place on a machine; where the first weights come from, the first says.
@@ -214,7 +211,7 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
     With `resize` the keys of a run's length may differ, if nothing else does.
     """
     odd = other_settings(out, saved, config)
-    if not (resize and all(line.partition(":")[0] in LENGTH_KEYS for line in odd)) and odd:
+    if not (resize and all(line.startswith(LENGTH) for line in odd)) and odd:
         raise UserError(
             f"{out} holds a run of another config ({'; '.join(odd)}): give its own settings to "
             "resume it, or another --out"
@@ -224,14 +221,18 @@ def check_same(out: Path, saved: RunConfig, config: RunConfig, resize: bool = Fa
 def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
     """What makes `config` another run than that of `saved`, in `out`: `key: saved -> asked` each.
 
-    Keys in FREE_KEYS may differ, and those in PLACES if the same data are at both. All others
-    decide what is learned; `train.steps` too, since the schedule is stretched over them.
+    Free keys may differ, and those in PLACES if the same data are at both. All others decide what
+    is learned; `train.steps` too, since the schedule is stretched over them.
     """
     if saved.architecture != config.architecture:
         return [f"architecture: {saved.architecture!r} -> {config.architecture!r}"]
     saved, config = at_places(saved), at_places(config)
     changed = {line.partition(":")[0]: line for line in differences(saved, config)}
-    odd = {key: line for key, line in changed.items() if key not in FREE_KEYS}
+    odd = {
+        key: line
+        for key, line in changed.items()
+        if key not in FREE_KEYS and not key.startswith(FREE_TABLES)
+    }
     others = [line for key, line in odd.items() if key not in PLACES]
     if len(others) == len(odd) or (not others and holds_data_of(out, saved, config)):
         return others
