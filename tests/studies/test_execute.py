@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from studies.inprocess import InProcess
@@ -15,17 +16,20 @@ from unitsphere.report.numbers import short
 from unitsphere.report.runs import Run
 from unitsphere.studies.core.execute import (
     execute,
+    executor_of,
     has_ended,
-    local,
     read_record,
     runs_commit,
     timing,
 )
 from unitsphere.studies.core.local import Interrupted
 from unitsphere.studies.core.plan import plan
+from unitsphere.studies.core.spec import Execution
 from unitsphere.training.config import steps_for
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
+
+ONE_WORKER = executor_of(Execution(workers=1), Path())
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def runs(tmp_path_factory):
     planned[2] = dataclasses.replace(planned[2], recipe=str(folder / "gone.toml"))
     good, wild, broken = planned
     failing = execute([broken, wild], InProcess())
-    return planned, [*execute([good], local(1)), *reversed(failing)]
+    return planned, [*execute([good], ONE_WORKER), *reversed(failing)]
 
 
 def nothing(jobs):
@@ -133,7 +137,7 @@ def test_what_ended_before_an_interruption_is_known_after_it(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        execute(planned, local(1), watch)
+        execute(planned, ONE_WORKER, watch)
     assert [has_ended(run.folder) for run in planned] == [True, True, False]
     assert "gradient norm" in read_record(planned[0]).error
     assert read_record(planned[1]).error == "too slow"

@@ -39,12 +39,7 @@ def executor_of(run: Execution, folder: Path) -> Executor:
     """The executor that the [run] of the study in `folder` asks for."""
     if run.executor == "slurm":
         return lambda jobs: SlurmExecutor(folder, run.slurm, run.workers)
-    return local(run.workers)
-
-
-def local(workers: int | None) -> Executor:
-    """Processes on this machine; none: one per core, or per GPU."""
-    return lambda jobs: here(jobs, workers)
+    return lambda jobs: here(jobs, run.workers)
 
 
 @dataclass(frozen=True)
