@@ -49,7 +49,7 @@ def test_the_bytes_are_those_of_what_goes_in_and_comes_out(name):
 
 
 def test_kernels_are_reported_as_shares_of_a_copy(monkeypatch):
-    monkeypatch.setattr(kernels, "copy_rate", lambda size, device: 1e9)
+    monkeypatch.setattr(kernels, "copy_rate", lambda device: 1e9)
     monkeypatch.setattr(kernels, "own_time", lambda call, device: 2.0 + 0 * (call() is None))
     report = bench_kernels(SHAPE, rounds=1)
     json.dumps(report)
@@ -130,7 +130,7 @@ def test_data_is_reported_as_a_share_of_a_step(tmp_path):
     ],
 )
 def test_each_part_prints_a_table_or_json(command, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "copy_rate", lambda size, device: 1e9)
+    monkeypatch.setattr(kernels, "copy_rate", lambda device: 1e9)
     text = tmp_path / "text.jsonl"
     text.write_text("".join(f'{{"text": "the {n} brown foxes"}}\n' for n in range(50)))
     words = [str(text) if word == "TEXT" else word for word in command.split()]

@@ -11,11 +11,10 @@ from unitsphere.bench import steps, train
 from unitsphere.bench.arms import ON_CPU, arm_config, arm_kernels, sizes_for
 from unitsphere.bench.measure import (
     Ceilings,
-    copy_rate,
+    ceilings,
     drift,
     held_bytes,
     kernels_of,
-    matmul_rate,
     peak_of,
     state_bytes,
     timed,
@@ -211,8 +210,9 @@ def test_what_is_held_is_weights_and_state():
 
 
 def test_ceilings_are_rates():
-    assert 1e6 < copy_rate(2**20, CPU) < 1e13
-    assert 1e6 < matmul_rate(64, torch.float32, CPU) < 1e15
+    found = ceilings(CPU)
+    assert 1e6 < found.copy < 1e13
+    assert 1e6 < found.matmul < 1e15
     assert drift(Ceilings(100, 10), Ceilings(99, 10.5)) == pytest.approx(0.05)
 
 

@@ -108,7 +108,10 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
 def arm_kernels(arm: str) -> Mode:
     """The kernels' mode of an arm; a `UserError` for an unknown one."""
     _, changes = read_arm(arm)
-    return _mode(str(changes.get("kernels", "auto")))
+    name, modes = str(changes.get("kernels", "auto")), get_args(Mode)
+    if name not in modes:
+        raise UserError(f"kernels={name} of an arm is not a mode: use {', '.join(modes)}")
+    return cast(Mode, name)
 
 
 def read_arm(arm: str) -> tuple[str, dict[str, Any]]:
@@ -135,10 +138,3 @@ def check_names(arms: Sequence[str]) -> None:
     twice = [arm for arm in arms if arms.count(arm) > 1]
     if twice:
         raise UserError(f"the arm {twice[0]} is given twice: the first arm runs twice anyway")
-
-
-def _mode(name: str) -> Mode:
-    modes = get_args(Mode)
-    if name not in modes:
-        raise UserError(f"kernels={name} of an arm is not a mode: use {', '.join(modes)}")
-    return cast(Mode, name)

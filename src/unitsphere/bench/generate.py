@@ -89,8 +89,8 @@ def writer(name: str, sizes: Sizes, device: torch.device) -> Writer:
     if name == LLAMA:
         return llama(sizes, device)
     _, changes = read_arm(name)
-    model = built(name, sizes, device)
-    return partial(generate, model, compile=changes.get("train.compile") is True)
+    compiled = changes.get("train.compile") is True
+    return partial(generate, built(name, sizes, device), compile=compiled)
 
 
 def built(name: str, sizes: Sizes, device: torch.device) -> Transformer:
@@ -161,7 +161,7 @@ def report_of(load: Load, times: dict[str, Times], names: Sequence[str]) -> dict
     }
 
 
-def llama(sizes: Sizes, device: torch.device) -> Callable[[list[list[int]], int], torch.Tensor]:
+def llama(sizes: Sizes, device: torch.device) -> Writer:
     """Continues prompts of one length greedily by a number of tokens, as its users would.
 
     An MLP of 4·d_model, as the other arms have it, no end token, transformers' choice of attention.

@@ -22,7 +22,6 @@ from unitsphere.training.device import environment
 
 COLUMNS = ("function", "pass", "by", "ms", "rate", "÷ copy")
 OWN = "the kernels' own time, by torch's profiler"
-COPIED = {"cuda": 2**32, "cpu": 2**28}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +84,7 @@ CASES: dict[str, Callable[[Shape], Case]] = {
 def bench_kernels(shape: Shape, rounds: int) -> dict[str, Any]:
     """Everything that the verb reports, as plain values."""
     say("copy")
-    copy = copy_rate(COPIED[shape.device.type], shape.device)
+    copy = copy_rate(shape.device)
     found = []
     for name, kernel in REGISTRY.items():
         say(name)
@@ -144,11 +143,8 @@ def medians(
     calls: dict[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, float]:
     """Name -> median ms; the calls take turns."""
-
-    def turn(name: str, number: int) -> float:
-        return own_time(calls[name], device)
-
-    return {name: statistics.median(t) for name, t in take_turns(list(calls), rounds, turn).items()}
+    times = take_turns(list(calls), rounds, lambda name, _: own_time(calls[name], device))
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from unitsphere.bench.measure import (
     METHODS,
     clock_name,
-    interval,
     peak_of,
     ratios,
     size,
@@ -57,11 +56,7 @@ def bench_loss(head: Head, rounds: int) -> dict[str, Any]:
             path: {
                 "ms": statistics.median(times[path]),
                 "peak_bytes": peak_of(call, head.device),
-                "ratio": dataclasses.asdict(
-                    ratios(times[path], times[BASELINE])
-                    if path != BASELINE
-                    else interval([1.0] * rounds)
-                ),
+                "ratio": dataclasses.asdict(ratios(times[path], times[BASELINE])),
             }
             for path, call in calls.items()
         },

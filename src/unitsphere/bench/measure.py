@@ -119,9 +119,9 @@ class Interval:
     high: float
 
 
-def interval(values: Sequence[float], seed: int = 0) -> Interval:
+def interval(values: Sequence[float]) -> Interval:
     """The median of `values` and its bootstrap interval, the same for the same values."""
-    drawn = np.random.default_rng(seed).choice(np.asarray(values), (RESAMPLES, len(values)))
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
     return Interval(statistics.median(values), float(low), float(high))
 
@@ -168,23 +168,22 @@ class Ceilings:
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """CUDA: 4 GB and 8,192³ in bf16; CPU: 256 MB and 1,024³ in fp32."""
-    on_gpu = device.type == "cuda"
-    return Ceilings(
-        copy_rate(2**32 if on_gpu else 2**28, device),
-        matmul_rate(8192 if on_gpu else 1024, torch.bfloat16 if on_gpu else torch.float32, device),
-    )
+    """The device's, measured now."""
+    return Ceilings(copy_rate(device), matmul_rate(device))
 
 
-def copy_rate(size: int, device: torch.device) -> float:
-    """Bytes read and written per second when `size` bytes are copied on the device."""
+def copy_rate(device: torch.device) -> float:
+    """Bytes read and written per second in a copy of 4 GiB on a GPU, of 256 MiB on a CPU."""
+    size = 2**32 if device.type == "cuda" else 2**28
     source = torch.ones(size // 8, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds(lambda: target.copy_(source), device)
 
 
-def matmul_rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of a product of n × n matrices of random numbers."""
+def matmul_rate(device: torch.device) -> float:
+    """Operations per second of a product of random matrices: 8,192³ in bf16, on a CPU 1,024³ in
+    fp32."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = torch.randn(2, n, n, device=device).to(dtype)
     out = torch.empty_like(a)
     return 2 * n**3 / _seconds(lambda: torch.mm(a, b, out=out), device)

@@ -8,7 +8,7 @@ SOAP's are not alike. The first is the baseline and runs twice: the difference i
 import copy
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,11 +63,10 @@ def bench_optimizers(
         parameter.grad = torch.randn(parameter.shape, generator=generator, device=device)
     names = [*arms, arms[0] + COPY]
     made = {name: with_optimizer(name.removesuffix(COPY), config, model) for name in names}
-    calls: dict[str, Callable[[], object]] = {name: own.step for name, (_, own) in made.items()}
     times = take_turns(
         names,
         rounds,
-        lambda name, number: statistics.mean(timed(calls[name], steps, device)),
+        lambda name, number: statistics.mean(timed(made[name].step, steps, device)),
         tell=True,
     )
     noise, found = against_baseline({name: times[name] for name in arms}, times[names[-1]])
@@ -83,7 +82,7 @@ def bench_optimizers(
         "optimizers": {
             name: {
                 "ms": statistics.median(times[name]),
-                "state_bytes": state_bytes(made[name][1]),
+                "state_bytes": state_bytes(made[name]),
             }
             for name in arms
         },
@@ -91,8 +90,8 @@ def bench_optimizers(
     }
 
 
-def with_optimizer(arm: str, config: RunConfig, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-    """A copy of the model with the same gradients, and the arm's optimizer on its constraint."""
+def with_optimizer(arm: str, config: RunConfig, model: nn.Module) -> Optimizer:
+    """The arm's optimizer, with its constraint, of a copy of the model with the same gradients."""
     name, changes = read_arm(arm)
     plain = dataclasses.replace(config, optim=optim_config_type()())
     keys = {f"optim.{key}": value for key, value in changes.items()}
@@ -102,7 +101,7 @@ def with_optimizer(arm: str, config: RunConfig, model: nn.Module) -> tuple[nn.Mo
         own.grad = parameter.grad
     optimizer = build_optimizer(twin, optim)
     constrain(twin, optimizer, config=optim.constrained, warmup=1)
-    return twin, optimizer
+    return optimizer
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:

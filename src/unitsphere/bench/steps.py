@@ -40,10 +40,8 @@ class RandomBatches:
     the vocabulary, on average.
     """
 
-    def __init__(
-        self, vocabulary: int, context: int, rows: int, seed: int = 0, apart: bool = False
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, vocabulary: int, context: int, rows: int, apart: bool = False) -> None:
+        generator = torch.Generator().manual_seed(0)
         shape = (POOL, rows, context + 1)
         self.windows = torch.randint(vocabulary, shape, generator=generator)
         self.apart = apart

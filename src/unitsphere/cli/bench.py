@@ -75,7 +75,7 @@ class Bench(Measured):
     precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """auto: bf16 where the device computes in it, else fp32"""
     warmup: int | None = None
-    """steps of each arm before the first round, after the 5 of the gate"""
+    """steps of each arm before the first round, after those of the gate"""
     rounds: int = 8
     """rounds; every arm takes its turn in each"""
     steps: int | None = None
