@@ -6,7 +6,7 @@ so it holds for any architecture of the registry.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from unitsphere.models.parts import Embedding, Linear
 from unitsphere.models.plans import tp_plan
 from unitsphere.models.trunk import Transformer
 
+T = TypeVar("T")
 Place = Literal["in", "out"]
 PLACES: dict[str, Place] = {"columns": "in", "shared": "in", "rows": "out"}
 """How tensor parallel shards a matrix -> what it is in its sublayer."""
@@ -168,7 +169,7 @@ def shown(name: str) -> str:
     return ("cross " if "cross" in owners[:-1] else "") + ".".join(parts)
 
 
-def unless_none(found: list[tuple[str, str, Tensor]], why: str) -> list[tuple[str, str, Tensor]]:
+def unless_none(found: list[T], why: str) -> list[T]:
     """What was found; DoesNotApply says `why` if that is nothing."""
     if not found:
         raise DoesNotApply(why)

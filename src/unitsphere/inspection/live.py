@@ -132,7 +132,7 @@ class Live:
         """Take the wanted probes that read a kind of thing, where they apply."""
         for name in self.wanted(reads):
             try:
-                values = PROBES[name](subject)
+                values = PROBES[name].look(subject)
             except DoesNotApply:
                 continue
             self.found |= {f"{PREFIX}{name}/{key}": value for key, value in flat(values).items()}

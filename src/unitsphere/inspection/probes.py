@@ -32,16 +32,13 @@ class Probe:
     source: str
     unit: str
     look: Callable[[Subject], Values]
+    """what it finds; DoesNotApply if that is nothing"""
     form: ProbeForm = "layers"
     axis: Axis = "layer"
     log: bool = False
     relative: bool = False
     reads: Reads = "weights"
     live: bool = False
-
-    def __call__(self, subject: Subject) -> Values:
-        """What it finds; DoesNotApply if that is nothing."""
-        return self.look(subject)
 
 
 PROBES: dict[str, Probe] = {
@@ -310,7 +307,7 @@ def inspect(subject: Subject, names: Iterable[str] = ()) -> dict[str, Values | s
     found: dict[str, Values | str] = {}
     for name in chosen(names):
         try:
-            found[name] = PROBES[name](subject)
+            found[name] = PROBES[name].look(subject)
         except DoesNotApply as reason:
             found[name] = str(reason)
     return found

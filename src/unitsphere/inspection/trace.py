@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.inspection.anatomy import Layer, layers_of
 from unitsphere.inspection.values import entropy
-from unitsphere.models.context import Context, KeysValues, LayerState
+from unitsphere.models.context import Context, LayerState
 from unitsphere.models.experts import Experts
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.mixers.recurrent import RecurrentMixer, RecurrentState
@@ -175,22 +175,9 @@ class Watched:
     context: Context
     receive: Callable[[Tensor, Tensor], None]
 
-    def rotate(self, x: Tensor) -> Tensor:
-        """The context's."""
-        return self.context.rotate(x)
-
-    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
-        """The context's."""
-        return self.context.rotate_norm(x, scale)
-
-    def keys_values(
-        self,
-        h: Tensor,
-        project: Callable[[Tensor, Context], KeysValues],
-        offset: int | None = None,
-    ) -> KeysValues:
-        """The context's."""
-        return self.context.keys_values(h, project, offset)
+    def __getattr__(self, name: str) -> Any:
+        """All else is the context's."""
+        return getattr(self.context, name)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
         """The context's, after its weights are handed over, without dropout."""
@@ -198,10 +185,6 @@ class Watched:
         identity = torch.eye(keys, dtype=v.dtype, device=v.device).expand(*k.shape[:2], keys, keys)
         self.receive(self.context.attend(q, k, identity, scale), self.context.keys_seen(k))
         return self.context.attend(q, k, v, scale, dropout)
-
-    def keys_seen(self, k: Tensor) -> Tensor:
-        """The context's."""
-        return self.context.keys_seen(k)
 
 
 def watched_recurrence(layer: Layer, count: Tensor, found: Trace) -> AbstractContextManager[None]:

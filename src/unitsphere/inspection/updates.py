@@ -12,19 +12,27 @@ Gradients and moments are dicts by the parameter's full name, shaped as the para
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unitsphere.data.batch import Batch
-from unitsphere.inspection.anatomy import matrices_of, parameters_of, second_matrices, shown
+from unitsphere.inspection.anatomy import (
+    Matrix,
+    matrices_of,
+    parameters_of,
+    second_matrices,
+    shown,
+    unless_none,
+)
 from unitsphere.inspection.values import DoesNotApply, Series, Values, angle, layers, number, whole
 from unitsphere.models.constraint import MATRICES, declarations
 from unitsphere.models.trunk import Transformer
 
 ByName = Mapping[str, Tensor]
+NOTHING_SHARED = "the two models have no layer in common"
 
 
 class Gradients(NamedTuple):
@@ -74,17 +82,20 @@ def gradient_ratio(
     2 means twice as large as the baseline's. Matrices meet by layer and by their place in the
     sublayer, not by name: W_d of anGPT meets W_oMLP of nGPT. Raises DoesNotApply unless some do.
     """
-    places = {(m.layer, m.sublayer, m.place, m.order): m for m in matrices_of(base)}
     points = []
+    for m, other in pairs(model, base):
+        own = gradients.by_name[m.parameter].norm() / gradients.loss
+        theirs = base_gradients.by_name[other.parameter].norm() / base_gradients.loss
+        points.append((m.name, m.layer, own / theirs))
+    return layers(unless_none(points, NOTHING_SHARED))
+
+
+def pairs(model: Transformer, base: Transformer) -> Iterator[tuple[Matrix, Matrix]]:
+    """The matrices of two models that meet: of one layer, and one place in the sublayer."""
+    places = {(m.layer, m.sublayer, m.place, m.order): m for m in matrices_of(base)}
     for m in matrices_of(model):
-        other = places.get((m.layer, m.sublayer, m.place, m.order))
-        if other is not None:
-            own = gradients.by_name[m.parameter].norm() / gradients.loss
-            theirs = base_gradients.by_name[other.parameter].norm() / base_gradients.loss
-            points.append((m.name, m.layer, own / theirs))
-    if not points:
-        raise DoesNotApply("the two models have no layer in common")
-    return layers(points)
+        if other := places.get((m.layer, m.sublayer, m.place, m.order)):
+            yield m, other
 
 
 class Recorded(NamedTuple):
@@ -146,16 +157,12 @@ def mean_gradient_ratio(
             "before: train both with --inspect.probes gradient_norms"
         )
     own, theirs = (each.mean("gradient_norms", steps) for each in (recorded, base_recorded))
-    places = {(m.layer, m.sublayer, m.place, m.order): m for m in matrices_of(base)}
-    points = []
-    for m in matrices_of(model):
-        other = places.get((m.layer, m.sublayer, m.place, m.order))
-        if other is not None and (m.name, m.layer) in own and (other.name, other.layer) in theirs:
-            ratio = quotient(own[m.name, m.layer], theirs[other.name, other.layer])
-            points.append((m.name, m.layer, ratio))
-    if not points:
-        raise DoesNotApply("the two models have no layer in common")
-    return layers(points)
+    points = [
+        (m.name, m.layer, quotient(own[m.name, m.layer], theirs[other.name, other.layer]))
+        for m, other in pairs(model, base)
+        if (m.name, m.layer) in own and (other.name, other.layer) in theirs
+    ]
+    return layers(unless_none(points, NOTHING_SHARED))
 
 
 def moment_variance(model: Transformer, moments: ByName) -> Values:
@@ -168,9 +175,8 @@ def moment_variance(model: Transformer, moments: ByName) -> Values:
         for m in matrices_of(model)
         if m.parameter in moments
     ]
-    if not points:
-        raise DoesNotApply("Adam has no first moment of any layer's matrix (Muon, or no step yet)")
-    return layers(points)
+    why = "Adam has no first moment of any layer's matrix (Muon, or no step yet)"
+    return layers(unless_none(points, why))
 
 
 def relative_variance(history: Sequence[Values]) -> list[Values]:
