@@ -57,29 +57,27 @@ def fused_step(
     stepped where a shard holds whole vectors.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    ready, near = [], []
+    ready = []
     for weight, bound in held:
         group, shadow = groups.get(id(weight)), (shadows or {}).get(weight)
         if weight.grad is None or group is None or mode() == "off":
             continue
-        reason = _unsupported(optimizer, group) or _split(weight, bound.dim)
+        reason = _unsupported(optimizer, group, weight, bound.dim)
         if reason is not None:
             refuse(ADAM_PROJECT.name, reason, weight.device.type)
             continue
         arguments = _arguments(weight, _state(optimizer, group, weight), group, bound, shadow)
         if serves(ADAM_PROJECT, *arguments):
-            ready.append((weight, arguments))
+            ready.append((weight, arguments, ADAM_PROJECT.load()))
         elif weight.device.type == "cpu" and group["fused"] and shadow is None:
-            near.append((weight, arguments))
-    if not ready and not near:
+            ready.append((weight, arguments, _step_near))
+    if not ready:
         return {}
-    steps = [arguments[4] for _, arguments in [*ready, *near]]
+    steps = [arguments[4] for _, arguments, _ in ready]
     torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
-    for _, arguments in ready:
-        ADAM_PROJECT.load()(*arguments)
-    for _, arguments in near:
-        _step_near(*arguments)
-    return {weight: _put_aside(weight) for weight, _ in [*ready, *near]}
+    for _, arguments, step in ready:
+        step(*arguments)
+    return {weight: _put_aside(weight) for weight, _, _ in ready}
 
 
 def _put_aside(weight: Tensor) -> Tensor:
@@ -109,7 +107,9 @@ def _step_near(
     PROJECTIONS[target.kind](weight, target.dim, target.radius)
 
 
-def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+def _unsupported(
+    optimizer: Optimizer, group: Mapping[str, Any], weight: Tensor, dim: int
+) -> str | None:
     if not isinstance(optimizer, Adam):
         return f"{type(optimizer).__name__} is not Adam"
     # torch wraps the step of each class for its hooks, so the functions inside are compared.
@@ -118,11 +118,8 @@ def _unsupported(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
     if getattr(optimizer, "grad_scale", None) is not None:
         return "a GradScaler leaves its scaling to the optimizer"
     flags = [flag for flag in PLAIN_FLAGS if group[flag]]
-    return f"Adam's {' and '.join(flags)} is not in the kernel" if flags else None
-
-
-def _split(weight: Tensor, dim: int) -> str | None:
-    """Why a weight's shards cannot be stepped one by one; None where they hold whole vectors."""
+    if flags:
+        return f"Adam's {' and '.join(flags)} is not in the kernel"
     return "a vector is spread over several shards" if spreads_vectors(weight, dim) else None
 
 
