@@ -20,7 +20,7 @@ def order():
 
 
 @pytest.mark.parametrize("chip", [H200, B200, B300])
-def test_cudnn_comes_first_on_hopper_and_blackwell_if_it_is_mended(chip, monkeypatch):
+def test_cudnn_comes_first_on_hopper_and_blackwell_if_it_is_fixed(chip, monkeypatch):
     assert attention_backends(chip, 91501)[:2] == [CUDNN, FLASH]
     for old in (91500, 90100, None):
         assert attention_backends(chip, old)[0] == FLASH

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,24 +135,20 @@ def watched_attention(layer: Layer, count: Tensor, found: Trace) -> AbstractCont
     for sublayer in layer.sublayer_inputs:
         module = layer.block.get_submodule(sublayer)
         if isinstance(module, AttentionMixer):
-            receive = entropy_receiver(found, (layer.label, sublayer), count)
+            receive = partial(record_entropy, found, (layer.label, sublayer), count)
             handles.append(module.register_forward_pre_hook(watching(receive)))
     return hooked(handles)
 
 
-def entropy_receiver(
-    found: Trace, place: tuple[str, str], count: Tensor
-) -> Callable[[Tensor, Tensor], None]:
-    """A receiver of attention weights [batch, H, queries, keys] and the keys seen by each query."""
-
-    def receive(weights: Tensor, seen: Tensor) -> None:
-        by_query = entropy(weights).transpose(0, 1)  # [H, batch, queries]
-        found.entropies[place] = by_query[:, count].mean(dim=1)
-        rows = seen[:, 0] if seen.dim() == 4 else seen
-        most = rows.squeeze(-1).float().log().expand(by_query.shape[1:])
-        found.uniform[place] = float(most[count].mean())
-
-    return receive
+def record_entropy(
+    found: Trace, place: tuple[str, str], count: Tensor, weights: Tensor, seen: Tensor
+) -> None:
+    """Of attention weights [batch, H, queries, keys], with the keys `seen` by each query."""
+    by_query = entropy(weights).transpose(0, 1)  # [H, batch, queries]
+    found.entropies[place] = by_query[:, count].mean(dim=1)
+    rows = seen[:, 0] if seen.dim() == 4 else seen
+    most = rows.squeeze(-1).float().log().expand(by_query.shape[1:])
+    found.uniform[place] = float(most[count].mean())
 
 
 def watching(receive: Callable[[Tensor, Tensor], None]) -> Callable[..., tuple[Any, ...]]:

@@ -65,13 +65,13 @@ def inspect_run(
     bases = {} if against is None else bases_of(against, data, on)
     last, recorded = max(places), records_of(run)
     scenes: dict[int, Mapping[str, Values | str]] = {}
-    for subject, step in subjects(run, config, places, on):
+    for subject in subjects(run, config, places, on):
+        step = subject.step
         base = bases.get(max(bases) if step == last else step) if bases else None
         full = replace(
             subject,
             batch=batch,
             no_batch=why,
-            step=step,
             recorded=recorded,
             base=base and base(),
             against=bool(bases),
@@ -158,17 +158,17 @@ def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
 
 def subjects(
     run: Path, config: RunConfig, places: Mapping[int, Path], device: torch.device
-) -> Iterator[tuple[Subject, int]]:
+) -> Iterator[Subject]:
     """The model at its start and at each checkpoint, with what is known of the one before."""
     model = start(config, device)
     before, last = None, 0
     if starts_alike(run, device):
-        yield Subject(model), 0
+        yield Subject(model)
         before = copies(model)
     for step, folder in places.items():
         load_model(folder, model)
         moments = moments_of(folder, model, config)
-        yield Subject(model, moments=moments, before=before, steps=step - last), step
+        yield Subject(model, moments=moments, before=before, steps=step - last, step=step)
         before, last = copies(model), step
 
 
