@@ -150,7 +150,7 @@ def layer_of(model: Transformer, parameter: str) -> tuple[str, str]:
 
 
 def parameters_of(model: Transformer, *wanted: Role) -> Iterator[tuple[str, str, str]]:
-    """(full name, layer's label, name within it) of the parameters of some roles."""
+    """(full name, layer's label, name within it, or the full one) of parameters of some roles."""
     for name, declared in declarations(model).items():
         if declared.role in wanted:
             yield name, *layer_of(model, name)

@@ -222,5 +222,5 @@ def angular_updates(model: Transformer, before: ByName, after: ByName, steps: in
         dim = -1 if bound is None else bound.dim
         ends = (whole(weights[name]).movedim(dim, -1) for weights in (before, after))
         turned = angle(*ends).nanmean() / steps
-        points.append((shown(local) if layer else shown(name), layer, turned))
+        points.append((shown(local), layer, turned))
     return layers(points)

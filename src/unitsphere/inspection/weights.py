@@ -121,7 +121,7 @@ def group_norms(model: Transformer) -> Values:
 def gain_norms(model: Transformer) -> Values:
     """Length of each norm's gain γ, and of NormFormer's γ and λ (anGPT Figure C.1)."""
     found = [
-        (shown(local) if layer else shown(name), layer, whole(model.get_parameter(name)).norm())
+        (shown(local), layer, whole(model.get_parameter(name)).norm())
         for name, layer, local in parameters_of(model, "gain")
     ]
     return layers(unless_none(found, "no norm of this model has a learned gain"))
@@ -151,7 +151,7 @@ def learned_scales(model: Transformer) -> Values:
     nGPT Figure 6 (middle, right) and 15, NormFormer Figure 4.
     """
     found = [
-        (shown(local) if layer else shown(name), layer, used(model, name))
+        (shown(local), layer, used(model, name))
         for name, layer, local in parameters_of(model, "scale", "gain")
     ]
     return distribution(unless_none(found, "the model has no learned scale or gain"))
