@@ -17,6 +17,7 @@ from unitsphere.report.sections.probe_view import (
     FIRST,
     LAST,
     ProbeView,
+    layer_ticks,
     means,
     quantile,
     view_of,
@@ -82,11 +83,6 @@ def layer_line(
     low, high = (quantile(series, share) if banded else None for share in (0.05, 0.95))
     places = {"layer": [float(labels.index(label)) for label in series["labels"]]}
     return Series(name, places, means(series), colour, style, low=low, high=high)
-
-
-def layer_ticks(labels: Sequence[str]) -> dict[float, str]:
-    """Place -> the label of the layer that is there."""
-    return {float(place): label or "all" for place, label in enumerate(labels)}
 
 
 def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool) -> list[Figure]:

@@ -15,6 +15,7 @@ from unitsphere.report.sections.probe_view import (
     FIRST,
     LAST,
     ProbeView,
+    layer_ticks,
     medians,
     quantile,
     view_of,
@@ -62,7 +63,6 @@ def probe_pictures(name: str, probe: Json) -> list[Figure]:
     for title, names in panels.items():
         histogram = title in histograms
         labels = view.scenes[LAST][title]["labels"]
-        numbered = {float(place): label or "all" for place, label in enumerate(labels)}
         figures.append(
             Figure(
                 name=f"{name}-{title}",
@@ -73,7 +73,7 @@ def probe_pictures(name: str, probe: Json) -> list[Figure]:
                 caption=probe["source"],
                 log_x=view.log and histogram,
                 log_y=view.log and not histogram,
-                ticks={} if histogram or view.over_steps else numbered,
+                ticks={} if histogram or view.over_steps else layer_ticks(labels),
                 level=1.0 if name in OVER_ONE else None,
                 same_axes=name != "learned_scales" and not histograms,
             )
@@ -233,5 +233,5 @@ def film_figure(name: str, key: str, values: Mapping[str, Any], step: int) -> Fi
         series=[*before, *now],
         log_y=log,
         limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
-        ticks=dict(enumerate(label or "all" for label in labels)),
+        ticks=layer_ticks(labels),
     )

@@ -59,3 +59,8 @@ def medians(series: Json) -> list[Number]:
 def quantile(series: Json, share: float) -> list[Number]:
     """A quantile of a distribution at each label."""
     return [quantiles[QUANTILES.index(share)] for quantiles in series["quantiles"]]
+
+
+def layer_ticks(labels: Sequence[str]) -> dict[float, str]:
+    """Place -> the label of the layer that is there."""
+    return {float(place): label or "all" for place, label in enumerate(labels)}
