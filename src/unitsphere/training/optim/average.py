@@ -108,9 +108,9 @@ class Averages(StepHook):
                 wide = torch.promote_types(weight.dtype, torch.float32)
                 state[AVERAGE] = torch.zeros_like(weight, dtype=wide)
                 state["average_steps"] = torch.zeros(())
-            state["average_steps"] += 1
-            average = local(state[AVERAGE])
-            share = self.share(int(state["average_steps"]))
+            # Loading moves the count to the weight's device, where each step would wait for it.
+            count = state["average_steps"] = state["average_steps"].cpu() + 1
+            average, share = local(state[AVERAGE]), self.share(int(count))
             average.lerp_(local(weight.detach()).to(average.dtype), share)
 
     def share(self, step: int) -> float:
