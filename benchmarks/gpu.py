@@ -12,6 +12,7 @@ docs/how-to/gpu.md says how to run it; benchmarks/gpu_page.py makes the page fro
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -42,6 +43,8 @@ TOY_STEP = (
     "--device cpu --d_model 32 --layers 1 --heads 2 --context 16 --tokens 32 --vocab 64 "
     "--rounds 2 --steps 1 --warmup 1"
 )
+STARTS = 0.7
+"""Share of a part's time in which training arms and rounds start; the rest is for the last ones."""
 TOY_MODEL = {"d_model": 32, "n_layers": 1, "n_heads": 2}
 
 
@@ -57,9 +60,15 @@ class Part:
     sizes: str
     toy: str
 
-    def command(self, rehearse: bool) -> list[str]:
-        """Its command line. A rehearsal uses no FP8, which CPUs lack, and compiles nothing."""
+    def command(self, rehearse: bool, seconds: float = math.inf) -> list[str]:
+        """Its command line, for a part that is cut off after `seconds`.
+
+        Training arms end before that with what they have. A rehearsal uses no FP8, which CPUs lack,
+        and compiles nothing.
+        """
         line = f"bench {self.what} {self.toy if rehearse else self.sizes} --json"
+        if self.what.startswith("--arms") and seconds < math.inf:
+            line += f" --minutes {STARTS * seconds / 60:.2f}"
         if rehearse:
             line = line.replace("compile=true", "compile=false").replace("=fp8", "=bf16")
         return [*UNITSPHERE, *line.split()]
@@ -124,7 +133,7 @@ SLOWEST = 300_000
 START_UP, SPARE = 45, 0.8
 """Seconds of a comparison's run before its first step; the share of the rest that is planned."""
 BATCH, MOST = 65_536, 100_000_000
-PATIENCE = 3
+PATIENCE = 2
 """A part but `compare` is cut off after this many times its estimate, for the others' sake."""
 
 
@@ -140,7 +149,7 @@ def measure(name: str, out: Path, seconds: float, options: argparse.Namespace) -
         study = write_study(out, seconds, options.data, options.rehearse)
         command = [*UNITSPHERE, "compare", str(study), "--out", str(out / "compare"), "--json"]
         return json.loads(output_of(command, out / "compare.log", seconds))
-    command = BENCHES[name].command(options.rehearse)
+    command = BENCHES[name].command(options.rehearse, seconds)
     return json.loads(output_of(command, out / f"{name}.log", seconds))
 
 
@@ -258,6 +267,8 @@ def run_parts(
             document = {"part": name, "seconds": took, "result": result}
             write_text(path, json.dumps(document, indent=1) + "\n")
             say(f"{name}: {took:g} s, {path}")
+            for arm, why in result.get("left", {}).items():
+                say(f"{name}: without {arm}: {why}")
     return left
 
 

@@ -91,6 +91,40 @@ def test_the_figures_are_those_of_the_rounds(quick, monkeypatch):
     assert not found["ratios"]["ngpt/gpt-plus"]["tie"]
 
 
+def test_when_the_time_is_up_no_arm_and_no_round_starts(quick):
+    found = bench_training(["gpt-plus", "ngpt"], TINY, Protocol(1, 8, 1, minutes=0))
+    assert found["left"] == {"ngpt": "there was no time for it"}
+    assert [len(arm["rounds_ms"]) for arm in found["arms"].values()] == [1]
+    assert found["environment"]["protocol"]["rounds"] == 1
+    assert "ngpt is left out: there was no time for it" in train.notes(found)
+    assert [row[0] for row in train.rows(found)] == ["gpt-plus"]
+
+
+@pytest.mark.parametrize("error", [UserError("it differs"), torch.OutOfMemoryError("too large")])
+def test_an_arm_that_fails_is_left_out_and_the_baseline_s_ends_the_bench(quick, monkeypatch, error):
+    def check(name, *given):
+        if name == failing:
+            raise error
+
+    monkeypatch.setattr(train, "check_arm", check)
+    arms, protocol = ["gpt-plus", "ngpt", "angpt"], Protocol(1, 1, 1)
+    failing = "ngpt"
+    found = bench_training(arms, TINY, protocol)
+    assert [*found["arms"]] == ["gpt-plus", "angpt"]
+    why = "it differs" if isinstance(error, UserError) else "out of GPU memory"
+    assert why in found["left"]["ngpt"]
+    failing = "gpt-plus"
+    with pytest.raises(type(error)):
+        bench_training(arms, TINY, protocol)
+
+
+def test_a_mistake_in_the_last_arm_is_told_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(train, "ceilings", lambda device: pytest.fail("it measured"))
+    for last, said in (("nonesuch", "unknown recipe"), ("ngpt:kernels=on", "is not a mode")):
+        with pytest.raises(UserError, match=said):
+            bench_training(["gpt-plus", last], TINY, Protocol(1, 1, 1))
+
+
 def test_people_are_told_the_same(report, tmp_path):
     rows = train.rows(report)
     assert [row[0] for row in rows] == list(report["arms"])

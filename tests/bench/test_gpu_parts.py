@@ -107,6 +107,26 @@ def test_each_part_is_written_at_once_and_measured_only_once(tmp_path):
     assert json.loads((tmp_path / "tests.json").read_text())["result"] == {"of": "tests"}
 
 
+def test_training_arms_end_before_their_part_is_cut_off(tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def answer(command, log, seconds):
+        commands.append(command)
+        return json.dumps({"left": {"ngpt": "there was no time for it"}})
+
+    monkeypatch.setattr(gpu, "output_of", answer)
+    options = gpu.parse(["--rehearse"])
+    names = ["step-0.5b", "loss"]
+    measured = gpu.run_parts(
+        names, 99, tmp_path, lambda name, seconds: gpu.measure(name, tmp_path, seconds, options)
+    )
+    assert measured == []
+    minutes = gpu.PATIENCE * gpu.ESTIMATES["step-0.5b"] * gpu.STARTS
+    assert commands[0][-2:] == ["--minutes", f"{minutes:.2f}"]
+    assert "--minutes" not in commands[1]
+    assert "step-0.5b: without ngpt: there was no time for it" in capsys.readouterr().err
+
+
 def test_a_command_is_ended_when_the_time_is_up(tmp_path):
     log = tmp_path / "log"
     with pytest.raises(gpu.Cut):

@@ -12,6 +12,7 @@ each allocation and release of torch's allocator, so what other libraries alloca
 
 import dataclasses
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -87,14 +88,18 @@ def take_turns(
     measure: Callable[[str, int], T],
     warmup: int = 1,
     tell: bool = False,
+    end: float = math.inf,
 ) -> dict[str, list[T]]:
     """Name -> what `measure(name, round)` gave in each round.
 
     The order rotates from round to round. The `warmup` rounds before the first are not kept.
-    tell: print each round on stderr.
+    tell: print each round on stderr. end: by `time.monotonic`; after the first, no round starts
+    later than that.
     """
     kept: dict[str, list[T]] = {name: [] for name in names}
     for number in range(-warmup, rounds):
+        if number > 0 and time.monotonic() > end:
+            break
         if tell and number >= 0:
             say(f"round {number + 1} of {rounds}")
         for name in rotated(names, number):

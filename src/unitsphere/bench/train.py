@@ -7,7 +7,9 @@ twice: the difference between its copies is noise.
 """
 
 import dataclasses
+import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +51,19 @@ COLUMNS = ("arm", "ms", "tokens/s", "FLOP/s", "MFU", "peak", "kernels", "÷ base
 
 @dataclass(frozen=True)
 class Protocol:
-    """How often: steps before the first round, rounds, and steps of each arm in a round."""
+    """How often: steps before the first round, rounds, and steps of each arm in a round.
+
+    minutes: after which neither an arm nor a round starts; one round is made in any case.
+    """
 
     warmup: int
     rounds: int
     steps: int
+    minutes: float | None = None
+
+    def end(self) -> float:
+        """When these minutes are over, by `time.monotonic`, if they begin now."""
+        return math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
 
 
 @dataclass
@@ -71,17 +81,40 @@ class Arm:
 def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> dict[str, Any]:
     """Everything that the verb reports, as plain values.
 
-    Raises UserError for an unknown arm, and for one that computes another thing than its reference.
+    Raises UserError for an unknown arm, and for a baseline that computes another thing than its
+    reference. Another arm that does, or for which there is no memory, is left out and named.
     """
     check_names(names)
-    device = torch.device(sizes.device)
+    for name in names:  # a mistake in the last one is told before minutes of measuring
+        arm_config(name, sizes)
+        arm_kernels(name)
+    device, end = torch.device(sizes.device), protocol.end()
     # All arms share code that is compiled again for each; beyond its limit torch would run eagerly.
     with torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True):
         first = ceilings(device)
-        arms = [start(name, sizes) for name in [names[0], names[0] + COPY, *names[1:]]]
-        measure(arms, protocol, device)
+        arms = [start(name, sizes) for name in (names[0], names[0] + COPY)]
+        left = start_others(arms, names[1:], sizes, end)
+        measure(arms, protocol, device, end)
         last = ceilings(device)
-    return report(arms, sizes, protocol, device, first, last)
+    return report(arms, sizes, protocol, device, first, last) | {"left": left}
+
+
+def start_others(arms: list[Arm], names: Sequence[str], sizes: Sizes, end: float) -> dict[str, str]:
+    """Start the arms beside the baseline; name -> why, of those that are left out."""
+    left = {}
+    for name in names:
+        if time.monotonic() > end:
+            left[name] = "there was no time for it"
+            continue
+        try:
+            arms.append(start(name, sizes))
+        except UserError as error:
+            left[name] = str(error)
+        except torch.OutOfMemoryError:
+            left[name] = "out of GPU memory: give --micro_batch a lower value"
+        if name in left:
+            say(f"{name} is left out: {left[name]}")
+    return left
 
 
 def start(name: str, sizes: Sizes) -> Arm:
@@ -94,7 +127,7 @@ def start(name: str, sizes: Sizes) -> Arm:
     return Arm(name, stepper, off)
 
 
-def measure(arms: Sequence[Arm], protocol: Protocol, device: torch.device) -> None:
+def measure(arms: Sequence[Arm], protocol: Protocol, device: torch.device, end: float) -> None:
     """Warm up, time the rounds, then look at memory and kernels."""
     for arm in arms:
         timed(arm.stepper.step, protocol.warmup, device)
@@ -103,7 +136,7 @@ def measure(arms: Sequence[Arm], protocol: Protocol, device: torch.device) -> No
     def median(name: str, number: int) -> float:
         return statistics.median(timed(by_name[name].stepper.step, protocol.steps, device))
 
-    times = take_turns(list(by_name), protocol.rounds, median, warmup=0, tell=True)
+    times = take_turns(list(by_name), protocol.rounds, median, warmup=0, tell=True, end=end)
     for arm in arms:
         arm.times = times[arm.name]
         trainer = arm.stepper.trainer
@@ -128,7 +161,7 @@ def report(
         "environment": environment(device)
         | {
             "sizes": dataclasses.asdict(sizes) | {"precision": base.stepper.trainer.plan.precision},
-            "protocol": dataclasses.asdict(protocol),
+            "protocol": dataclasses.asdict(protocol) | {"rounds": len(base.times)},
             "clock": clock_name(device),
             "memory": METHODS[device.type],
         },
@@ -199,6 +232,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     ]
     if any(arm["precision"] == "fp8" for arm in report["arms"].values()):
         lines.append("MFU of an arm in fp8 is over the bf16 peak too: above 100% is possible")
+    lines += [f"{name} is left out: {why}" for name, why in report["left"].items()]
     if found["drifted"]:
         lines.append(
             f"the ceilings moved by {found['drift']:.1%} meanwhile: only ratios can be trusted"

@@ -80,6 +80,8 @@ class Bench(Measured):
     """rounds; every arm takes its turn in each"""
     steps: int | None = None
     """steps of an arm in a round"""
+    minutes: float | None = None
+    """start neither an arm nor a round after so many, so that a slow bench ends with what it has"""
     figure: Annotated[Path | None, arg(metavar="FILE")] = None
     """draw the result too: .png, .svg or .pdf"""
 
@@ -256,7 +258,7 @@ def run_training(args: Bench) -> tuple[ModuleType, dict[str, Any]]:
         train.check_figure(args.figure)
     sizes = sizes_of(args, compile=args.compile or None)
     steps, warmup = (8, 10) if sizes.device.startswith("cuda") else (2, 1)
-    protocol = train.Protocol(args.warmup or warmup, args.rounds, args.steps or steps)
+    protocol = train.Protocol(args.warmup or warmup, args.rounds, args.steps or steps, args.minutes)
     try:
         report = train.bench_training(args.arms, sizes, protocol)
     except OutOfMemoryError as error:
