@@ -35,8 +35,9 @@ class Measured:
 class Bench(Measured):
     """Compare the training step of several architectures in time and memory.
 
-    Arms take turns in one process. First each arm must give the losses of its
-    reference. The first arm is the baseline and runs twice, which shows the noise.
+    Arms take turns in one process. First each arm must give the losses and gradient
+    norms of its reference, or it is left out. The first arm is the baseline and
+    runs twice, which shows the noise.
     Sizes default to 4 layers of 256 on a CPU, to the 0.5B model in 4k context on
     a GPU.
 
@@ -75,7 +76,7 @@ class Bench(Measured):
     precision: Literal["auto", "fp32", "bf16", "fp8", "bf16-storage"] = "auto"
     """auto: bf16 where the device computes in it, else fp32"""
     warmup: int | None = None
-    """steps of each arm before the first round, after those of the gate"""
+    """steps of each arm before the first round, after the 2 of the gate"""
     rounds: int = 8
     """rounds; every arm takes its turn in each"""
     steps: int | None = None
