@@ -274,8 +274,8 @@ def test_grouped_products_take_empty_groups():
     [
         ({"n_experts": 1}, r"model\.n_experts must be 0 or at least 2"),
         ({"n_experts": -2}, r"model\.n_experts must be 0 or at least 2"),
-        ({"top_k": 1}, r"model\.top_k must be from 2 to model\.n_experts 4"),
-        ({"top_k": 5}, r"model\.top_k must be from 2 to model\.n_experts 4"),
+        ({"top_k": 1}, r"model\.top_k must be from 2 to model\.n_experts 4: 1; the gate of a"),
+        ({"top_k": 5}, r"model\.top_k 5 is above model\.n_experts 4: a token uses each"),
         ({"shared_experts": -1}, r"model\.shared_experts must not be negative"),
         ({"balance": -1.0}, r"model\.balance must be a number from 0 on"),
     ],

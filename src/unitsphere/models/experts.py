@@ -191,7 +191,12 @@ def check_sizes(config: ModelConfig) -> None:
     """Raise UserError for numbers of experts that cannot be."""
     if config.n_experts < 2:
         raise UserError(f"model.n_experts must be 0 or at least 2: {config.n_experts}")
-    if not 2 <= config.top_k <= config.n_experts:
+    if config.top_k > config.n_experts:
+        raise UserError(
+            f"model.top_k {config.top_k} is above model.n_experts {config.n_experts}: "
+            "a token uses each expert once at most"
+        )
+    if config.top_k < 2:
         raise UserError(
             f"model.top_k must be from 2 to model.n_experts {config.n_experts}: {config.top_k}; "
             "the gate of a single expert is always 1, so its router would not learn"
