@@ -3,8 +3,10 @@
 import io
 import json
 import math
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -409,3 +411,25 @@ def test_chat_takes_turns_and_takes_them_back(folder, capsys, monkeypatch):
     assert f"the text ends: …The cat{one}".rstrip() in told
     assert "a new text" in told
     assert "unknown: /huh" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_before_training_is_one_line_and_status_75(number, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    before = signal.getsignal(number)
+
+    def load_recipe(name):
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("unitsphere.training.recipes.load_recipe", load_recipe)
+    # Where the command does not handle the signal this does, and not the suite's end.
+    signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main(["train", "quickstart/ngpt"])
+    finally:
+        signal.signal(number, before)
+    assert end.value.code == 75
+    (line,) = capsys.readouterr().err.splitlines()
+    name = signal.Signals(number).name
+    assert line.startswith(f"unitsphere: {name} while not training: the same command ")

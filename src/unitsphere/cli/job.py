@@ -14,6 +14,7 @@ from types import FrameType
 
 from unitsphere.cli.app import EXIT_PREEMPTED, main
 from unitsphere.studies.core.cluster import TIME_IS_UP, Resubmitted, torchrun_variables
+from unitsphere.studies.core.jobs import nothing_to_save
 
 
 class TrainTask(Resubmitted):
@@ -54,11 +55,6 @@ def run_train(argv: list[str]) -> int:
         if end.code != EXIT_PREEMPTED:
             raise
         return EXIT_PREEMPTED
-
-
-def nothing_to_save(number: int, frame: FrameType | None) -> None:
-    """For a signal before the first step and after the last, when the run does not listen."""
-    sys.exit(EXIT_PREEMPTED)
 
 
 def ask_to_save(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from unitsphere.cli.parse import check_positive
 from unitsphere.cli.settings import FORMS, read_settings, split_recipe
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
+from unitsphere.studies.core.jobs import handling, nothing_to_save
 
 if TYPE_CHECKING:
     from unitsphere.training.config import RunConfig
@@ -92,8 +94,18 @@ class Train:
     --schedule.area"""
 
 
+STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
 def run(argv: list[str]) -> int:
-    """Train, or resume a run."""
+    """Train, or resume a run; a signal before and after the training ends it with status 75."""
+    # Processes of torchrun wait for each other where Python handles no signal: it must end them.
+    with handling(() if "RANK" in os.environ else STOPS, nothing_to_save):
+        return run_recipe(argv)
+
+
+def run_recipe(argv: list[str]) -> int:
+    """What the options say: train, lay out, show the schedule's area, or submit."""
     argv = [{"--verify": "--data.verify", "--schedule.area": "--area"}.get(w, w) for w in argv]
     submission, argv = take_submission(argv)
     name, rest = split_recipe(argv, Train)

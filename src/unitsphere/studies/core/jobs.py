@@ -5,6 +5,8 @@ import dataclasses
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -113,14 +115,29 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Within: `handler` takes these signals, but for those that are ignored."""
-    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    """Within: `handler` takes these signals, but for those that are ignored.
+
+    Python delivers signals only to the main thread: elsewhere it takes none.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    taken = [n for n in numbers if here and signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def nothing_to_save(number: int, frame: FrameType | None) -> None:
+    """For a signal before the first step and after the last, when a run does not listen."""
+    name = signal.Signals(number).name
+    print(
+        f"unitsphere: {name} while not training: the same command starts or resumes the run",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.exit(SAVED)
 
 
 @contextlib.contextmanager
