@@ -433,3 +433,11 @@ def test_a_signal_before_training_is_one_line_and_status_75(number, capsys, monk
     (line,) = capsys.readouterr().err.splitlines()
     name = signal.Signals(number).name
     assert line.startswith(f"unitsphere: {name} while not training: the same command ")
+
+
+def test_the_short_names_of_train_take_a_value(capsys):
+    for area in ("--area=True", "--schedule.area=True", "--schedule.area"):
+        assert main(["train", "quickstart/ngpt", "--verify=False", area]) == 0
+        assert capsys.readouterr().out.startswith("schedule.area 0.5")
+    assert main(["train", "quickstart/ngpt", "--verify=maybe"]) == 2
+    assert "--data.verify must be True or False" in capsys.readouterr().err

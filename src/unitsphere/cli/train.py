@@ -94,6 +94,8 @@ class Train:
     --schedule.area"""
 
 
+SHORT = {"--verify": "--data.verify", "--schedule.area": "--area"}
+"""An option that USAGE names -> the option that the verb has."""
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -101,12 +103,17 @@ def run(argv: list[str]) -> int:
     """Train, or resume a run; a signal before and after the training ends it with status 75."""
     # Processes of torchrun wait for each other where Python handles no signal: it must end them.
     with handling(() if "RANK" in os.environ else STOPS, nothing_to_save):
-        return run_recipe(argv)
+        return run_recipe([spelled_out(word) for word in argv])
+
+
+def spelled_out(word: str) -> str:
+    """A word of the command line, with the option's name in full if it is a short one."""
+    name, equals, value = word.partition("=")
+    return f"{SHORT.get(name, name)}{equals}{value}"
 
 
 def run_recipe(argv: list[str]) -> int:
     """What the options say: train, lay out, show the schedule's area, or submit."""
-    argv = [{"--verify": "--data.verify", "--schedule.area": "--area"}.get(w, w) for w in argv]
     submission, argv = take_submission(argv)
     name, rest = split_recipe(argv, Train)
     if name is None:
