@@ -129,3 +129,8 @@ def test_options_of_another_objective_are_one_line(capsys):
     capsys.readouterr()
     assert "for runs with objective seq2seq" in refused(capsys, "eval", "clm", "--beam", "2")
     assert "for runs with objective seq2seq" in refused(capsys, "generate", "clm", "--beam", "2")
+
+
+@pytest.mark.parametrize("argv", [["eval", "run", "--by_position"], ["context", "run"]])
+def test_losses_by_position_are_refused_for_the_objective_and_not_for_the_data(capsys, argv):
+    assert "a model with the objective seq2seq has no losses by position" in refused(capsys, *argv)

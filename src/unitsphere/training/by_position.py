@@ -64,6 +64,15 @@ class ContextLoss:
         return named if self.text_lost else {k: named[k] for k in named if k != "text_lost"}
 
 
+def check_causal(objective: str) -> None:
+    """Raise UserError unless a model of this objective predicts each token from those before it."""
+    if objective != "clm":
+        raise UserError(
+            f"a model with the objective {objective} has no losses by position: the objective must "
+            "be clm"
+        )
+
+
 def losses_by_position(
     model: Transformer,
     documents: DocumentTokens,
@@ -82,11 +91,7 @@ def losses_by_position(
     not divide the longest, and if no document is long enough.
     """
     longest = check_contexts(contexts)
-    if model.objective != "clm":
-        raise UserError(
-            f"a model with the objective {model.objective} has no losses by position: the "
-            "objective must be clm"
-        )
+    check_causal(model.objective)
     sums = {context: np.zeros(context) for context in contexts}
     scored = 0
     with evaluating(model):
@@ -199,8 +204,10 @@ def open_documents(
 ) -> Iterator[Callable[[], DocumentTokens]]:
     """A source of documents that can be asked for again and again; data None: validation.
 
-    Raises UserError for an empty text, and for a split that another tokenizer made.
+    Raises UserError for a run that is not causal, an empty text, and a split that another tokenizer
+    made.
     """
+    check_causal(run.config.objective)
     shards = scored_split(data, run.config.data)
     if shards is not None:
         shards.check_tokenizer(run.tokenizer)
