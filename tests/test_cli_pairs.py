@@ -134,3 +134,17 @@ def test_options_of_another_objective_are_one_line(capsys):
 @pytest.mark.parametrize("argv", [["eval", "run", "--by_position"], ["context", "run"]])
 def test_losses_by_position_are_refused_for_the_objective_and_not_for_the_data(capsys, argv):
     assert "a model with the objective seq2seq has no losses by position" in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pairs", "--field", "en"], "--field is for documents"),
+        (["--source_field", "en"], "--source_field is for pairs: add --pairs"),
+        (["--target_field=de"], "--target_field is for pairs: add --pairs"),
+        (["--validation", "text.txt", "--val_fraction", "0.3"], "--validation or --val_fraction"),
+    ],
+)
+def test_prepare_refuses_options_that_it_would_not_use(capsys, options, message):
+    command = ["prepare", "pairs.jsonl", "--tokenizer", "bytes", "--out", "unused"]
+    assert message in refused(capsys, *command, *options)

@@ -7,7 +7,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
-from unitsphere.cli.parse import parse
+from unitsphere.cli.parse import given_options, parse
+from unitsphere.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Prepare:
 def run(argv: list[str]) -> int:
     """Prepare; `prepare` itself says on stderr what there is."""
     args = parse(Prepare, argv, "prepare")
+    check_used(args.pairs, given_options(Prepare, argv, "prepare"))
     from unitsphere.data.documents import PairFields
     from unitsphere.data.manifest import read_manifest
     from unitsphere.data.prepare import prepare
@@ -78,3 +80,16 @@ def run(argv: list[str]) -> int:
             }
         )
     return 0
+
+
+def check_used(pairs: bool, given: set[str]) -> None:
+    """Raise UserError for an option that would change nothing."""
+    if pairs and "field" in given:
+        raise UserError(
+            "--field is for documents: with --pairs give --source_field and --target_field"
+        )
+    for name in ("source_field", "target_field"):
+        if name in given and not pairs:
+            raise UserError(f"--{name} is for pairs: add --pairs")
+    if {"validation", "val_fraction"} <= given:
+        raise UserError("give --validation or --val_fraction, not both")
