@@ -95,11 +95,11 @@ def _backward(
     STEPS: tl.constexpr, BLOCK_T: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    ds_a = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
+    ds_b = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
+    ds_c = tl.zeros([BLOCK_T, REST], dtype=tl.float32)
     if SCALED:
         s_a, s_b, s_c = _load3(scale_ptr, head * (2 * half + rest), True, half, rest, HALF, REST)
-        ds_a = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
-        ds_b = tl.zeros([BLOCK_T, HALF], dtype=tl.float32)
-        ds_c = tl.zeros([BLOCK_T, REST], dtype=tl.float32)
     for step in range(STEPS):
         first = (tl.program_id(1) * STEPS + step) * BLOCK_T
         t = (first + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None]
