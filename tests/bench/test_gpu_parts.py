@@ -66,19 +66,15 @@ def test_the_options_and_arms_of_every_part_are_known(name, monkeypatch, capsys)
 
 def test_the_comparison_is_a_study_of_as_many_tokens_as_there_is_time_for(tmp_path, capsys):
     path = gpu.write_study(tmp_path, 600, None, rehearse=False)
-    assert read_toml(path)["budgets"] == [gpu.tokens_for(600, 4, gpu.SLOWEST)]
+    assert read_toml(path)["budgets"] == [gpu.tokens_for(600, 4)]
     assert main(["compare", str(path), "--out", str(tmp_path / "compare"), "--dry_run"]) == 0
     assert "4 runs" in capsys.readouterr().out
 
 
-def test_its_tokens_follow_the_time_and_the_measured_rate(tmp_path):
-    assert gpu.tokens_per_second(tmp_path) == gpu.SLOWEST
-    arms = {"ngpt": 4e5, "gpt-plus": 5e5, "ngpt:train.compile=false": 1e5}
-    found = {"arms": {name: {"tokens_per_second": rate} for name, rate in arms.items()}}
-    (tmp_path / "step-50m.json").write_text(json.dumps({"result": found}))
-    assert gpu.tokens_per_second(tmp_path) == 4e5
-    assert gpu.tokens_for(4 * (gpu.START_UP + 100), 4, 4e5) == 488 * gpu.BATCH
-    assert gpu.tokens_for(1, 4, 4e5) == 16 * gpu.BATCH
+def test_its_tokens_follow_the_time():
+    seconds = 4 * (gpu.START_UP + 100)
+    assert gpu.tokens_for(seconds, 4) == int(8e6 * 2) // gpu.BATCH * gpu.BATCH
+    assert gpu.tokens_for(1, 4) == 16 * gpu.BATCH
 
 
 def test_a_study_that_was_cut_short_keeps_its_tokens(tmp_path):
