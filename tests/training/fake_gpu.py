@@ -135,7 +135,7 @@ def config_of(architecture: str, changes: Changes) -> RunConfig:
 def train(config: RunConfig) -> Trainer:
     """Make two steps, the optimizer's state saved and loaded in between."""
     global stepping
-    batches = with_values(RandomBatches)(V, CONTEXT, ROWS, 0, config.data.document_mask)
+    batches = with_values(RandomBatches)(V, CONTEXT, ROWS, config.data.document_mask)
     for name in ("batch", "rows"):
         setattr(batches, name, with_values(getattr(batches, name)))
     factors = with_values(frequency.row_factors)(batches, CONTEXT * ROWS, V)
