@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitsphere.errors import UserError
+from unitsphere.models import trunk
+from unitsphere.models.registry import build
 from unitsphere.ops import chunked_loss
 from unitsphere.ops.chunked_loss import chunk_rows
 from unitsphere.ops.loss import IGNORE, chunked, cross_entropy, linear_cross_entropy
@@ -205,3 +207,15 @@ def test_a_reduction_and_a_smoothing_that_there_are_not_are_refused(path):
     for smoothing in (-0.1, 1.1):
         with pytest.raises(UserError, match="label_smoothing must be between 0 and 1"):
             linear_cross_entropy(h, weight, targets, label_smoothing=smoothing, path=path)
+
+
+def test_a_model_takes_the_path_of_its_device(monkeypatch):
+    taken = []
+    monkeypatch.setattr(trunk, "loss_path", lambda device: "fused")
+    monkeypatch.setattr(chunked_loss, "compiled", lambda f: taken.append(f) or f)
+    model = build("gpt", vocab_size=11, d_model=8, n_layers=1, n_heads=2)
+    tokens = torch.arange(6)[None]
+    fused = model.loss(tokens, tokens)
+    assert taken == [chunked_loss.fused_chunk]
+    monkeypatch.setattr(trunk, "loss_path", lambda device: "auto")
+    torch.testing.assert_close(fused, model.loss(tokens, tokens))

@@ -68,10 +68,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         made: list[Tensor] = []
         if with_gradients:
             made = [torch.empty_like(h_Nd), torch.zeros_like(weight_Vd, dtype=wide)]
+        chunk = compiled(fused_chunk) if fused else chunk_in_place
         for start in range(0, len(h_Nd), rows):
             part = slice(start, start + rows)
             h_Cd, targets_C, scored_C = h_Nd[part].to(compute), targets_N[part], scored_N[part]
-            chunk = compiled(fused_chunk) if fused else chunk_in_place
             loss, dz_CV = chunk(
                 h_Cd @ W_Vd.T,
                 targets_C,
