@@ -100,7 +100,7 @@ def test_without_a_verb_the_usage_is_shown(capsys):
         (["params", "quickstart/ngpt", "--model.d_model=64"], ["--model.d_model needs --show"]),
         (["--verbose"], ["unknown option '--verbose'"]),
         (["params", "--jsn"], ["'--jsn'", "did you mean '--json'?", "params --help"]),
-        (["params", "--json=yes"], ["--json must be True or False, not 'Yes'"]),
+        (["params", "--json=yes"], ["--json must be True or False, not 'yes'"]),
         (["prepare"], ["SOURCE", "--tokenizer", "--out"]),
         (["prepare", "a", "b", "--tokenizer", "bytes", "--out", "c"], ["unexpected", "b"]),
         (["prepare", "a", "--tokenizer"], ["--tokenizer needs a value"]),
@@ -220,13 +220,13 @@ def test_a_boolean_is_true_by_its_name_or_what_follows_it():
     assert fast("n --inner.fast true --json") == (True, True)
     assert fast("n --inner.fast --json=false") == (True, False)
     assert fast("--inner.fast n") == (True, False)
-    with pytest.raises(UserError, match=r"--json must be True or False, not 'Maybe'"):
+    with pytest.raises(UserError, match=r"--json must be True or False, not 'maybe'"):
         fast("n --json=maybe")
 
 
 def test_where_no_words_are_taken_what_follows_a_boolean_is_its_value():
     assert parse(Inner, ["--fast", "--width", "3"], "verb") == Inner(3, fast=True)
-    with pytest.raises(UserError, match=r"--fast must be True or False, not 'Maybe'"):
+    with pytest.raises(UserError, match=r"--fast must be True or False, not 'maybe'"):
         parse(Inner, ["--fast", "maybe"], "verb")
     assert parse(Inner, ["--quiet", "--width", "3"], "verb") == Inner(3, quiet=True)
     assert parse(Inner, ["--quiet", "false"], "verb").quiet is False

@@ -118,6 +118,8 @@ def test_params_shows_each_setting_with_its_source(capsys):
     assert "--train.steps or --train.tokens, not both" in capsys.readouterr().err
     assert main(["params", "--show"]) == 2
     assert "needs a recipe" in capsys.readouterr().err
+    for asked_not in (["--show=False"], ["--show", "false"]):
+        assert "settings" not in printed(capsys, "params", "quickstart/ngpt", *asked_not)[0]
     assert main(["params", "quickstart/ngpt", "--show", "--model.d_modle", "4"]) == 2
     assert "did you mean '--model.d_model'?" in capsys.readouterr().err
 

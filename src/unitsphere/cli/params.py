@@ -1,6 +1,7 @@
 """`unitsphere params`: exact parameter counts without allocating a model, and resolved recipes."""
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -55,7 +56,7 @@ class Show:
 def run(argv: list[str]) -> int:
     """Count, or show one recipe's settings, and print."""
     name, rest = split_recipe(argv, Show)
-    if name is not None and any(word.partition("=")[0] == "--show" for word in rest):
+    if name is not None and asks_to_show(rest):
         return show(name, rest)
     changed = next((word for word in rest if word.startswith("--") and "." in word), None)
     if name is not None and changed:
@@ -81,6 +82,15 @@ def run(argv: list[str]) -> int:
     if folded:
         print(f"and {folded} ablations: unitsphere recipes --ablations lists them")
     return 0
+
+
+def asks_to_show(words: list[str]) -> bool:
+    """Whether --show is among the words, and not said to be False."""
+    for word, after in itertools.pairwise([*words, ""]):
+        option, _, value = word.partition("=")
+        if option == "--show":
+            return (value or after).lower() != "false"
+    return False
 
 
 def count(name: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from unitsphere.config import did_you_mean, field_types
 from unitsphere.errors import UserError
 
 T = TypeVar("T")
+TRUTHS = ("true", "false")
+"""The values of a boolean, in any case."""
 
 
 def options(cls: type, prefix: str = "") -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _is_truth(rest: collections.deque[str], takes_words: bool) -> bool:
     """Whether the next word is a boolean's value, rather than an option or another word."""
     if not rest or rest[0].startswith("-"):
         return False
-    return not takes_words or rest[0].lower() in ("true", "false")
+    return not takes_words or rest[0].lower() in TRUTHS
 
 
 def _values(rest: collections.deque[str], kind: Any) -> list[str]:
@@ -229,7 +231,8 @@ def _values(rest: collections.deque[str], kind: Any) -> list[str]:
         value = rest.popleft()
         if "\0" in value:
             raise UserError(f"an argument must not hold a NUL character: {value!r}")
-        values.append(value.capitalize() if is_boolean(kind) else value)
+        known = is_boolean(kind) and value.lower() in (*TRUTHS, "none")
+        values.append(value.capitalize() if known else value)
     return values
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unitsphere.cli.parse import given_options, is_boolean, options, parse
+from unitsphere.cli.parse import TRUTHS, given_options, is_boolean, options, parse
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def split_recipe(argv: list[str], own: type) -> tuple[str | None, list[str]]:
             return token, argv[:index] + argv[index + 1 :]
         alone = "=" in token or token in ("-h", "--help")
         if not alone and argv[index + 1 : index + 2]:
-            alone = argv[index + 1].lower() not in ("true", "false") and _is_boolean(token, own)
+            alone = argv[index + 1].lower() not in TRUTHS and _is_boolean(token, own)
         index += 1 if alone else 2
     return None, argv
 

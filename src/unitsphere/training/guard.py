@@ -11,7 +11,8 @@ a spike (`train.on_spike`) costs no wait where there is none:
 
 - stop: the run ends at the next record. What is saved is from before.
 - skip: the update is taken back on the device, weights and optimizer state bit for bit. For that a
-  second copy of both is kept there.
+  second copy of both is kept there. With an optimizer that counts its steps on the host (SOAP,
+  adaptive Muons) every step waits once.
 - rollback: at the next record the run goes back to its last checkpoint, and from there on without
   the update that was the spike.
 """
@@ -165,11 +166,15 @@ class Guard:
     @torch.no_grad()
     def take_back(self, optimizer: Optimizer, before: dict[Held, Tensor]) -> None:
         """Give weights and state their values from before the step, if it was a spike."""
-        spike, after = self.spike, held_by(optimizer)
+        after = held_by(optimizer)
+        devices = {tensor.device for tensor in after.values()}
+        # The host waits for a copy of its own where an optimizer counts its steps there.
+        spike = {device: self.spike.to(device) for device in devices}
         for place in before:
-            after[place].copy_(torch.where(spike, self.kept[place], after[place]))
+            there = spike[after[place].device]
+            after[place].copy_(torch.where(there, self.kept[place], after[place]))
         new = [place for place in after if place not in before]
-        if new and bool(spike):  # the host waits, but only for the step that makes the state
+        if new and bool(self.spike):  # the host waits, but only for the step that makes the state
             for weight, key in new:
                 del optimizer.state[weight][key]
 

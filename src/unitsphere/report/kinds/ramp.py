@@ -14,8 +14,8 @@ COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
 ABOVE = 3.0
 """Nats above the lowest loss that the picture shows."""
 DIVERGED = (
-    "Diverged: the mean of {window} losses was {margin:g} nats or more above its lowest for "
-    "{patience} steps in a row, or a loss was not finite."
+    "Diverged: the mean of {window} losses was above its lowest by {margin:g} or more (nats) "
+    "for {patience} steps in a row, or a loss was not finite."
 )
 
 

@@ -40,7 +40,7 @@ def probe_figure(run: Run, name: str, probe: Json) -> Figure | None:
         series=[],
         caption=f"{probe['source']}.",
         log_y=view.log,
-        data=f"unitsphere inspect {run.folder}",
+        data=shlex.join(["unitsphere", "inspect", str(run.folder)]),
         printed=False,
     )
     if view.over_steps:
