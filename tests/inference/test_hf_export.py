@@ -78,6 +78,7 @@ RUNS = {
     "shifted-angpt": ("angpt", "clm", "bytes"),
     "offset": ("ngpt", "clm", "bytes"),
     "offset-gpt": ("gpt", "clm", "bpe:300"),
+    "peri-ln": ("gpt", "clm", "bpe:300"),
 }
 SIZES = "\nrecurrence = { d_key = 8, d_value = 16 }"
 MORE = {
@@ -90,6 +91,7 @@ MORE = {
     "shifted-angpt": "token_shift = true",
     "offset": "key_offset = true\nrotary_fraction = 0.5",
     "offset-gpt": "key_offset = true\nrotary_fraction = 0.5\ntoken_shift = true",
+    "peri-ln": "output_norm = true\nembedding_norm = true\nbranch = 0.4",
 }
 """What a run sets beside its architecture."""
 CAUSAL = [name for name, (_, objective, _) in RUNS.items() if objective == "clm"]

@@ -63,6 +63,8 @@ NAMES = {
     "norm_M": "mlp_norm",
     "LN_2": "mlp_norm",
     "LN_a": "attention_output_norm",
+    "norm_oA": "attention_output_norm",
+    "norm_oM": "mlp_output_norm",
     "LN_f": "norm",
     "LN_q": "q_norm",
     "LN_k": "k_norm",
@@ -117,7 +119,6 @@ def not_exportable(model: Transformer) -> str:
         "to transformers' attention kernels",
         "softcap": "softcap {}: its exported form has logits without a cap",
         "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
-        "output_norm": "GPT's norms of outputs (model.output_norm): its exported form has none",
         "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
         "offset": "model.key_offset beside model.window: transformers' cache has no key from "
         "before the window",
@@ -130,7 +131,6 @@ def not_exportable(model: Transformer) -> str:
         "attention_factor": (False,),
         "softcap": (None,),
         "gated": (False,),
-        "output_norm": (False,),
         "value_embeddings": (False,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]

@@ -241,8 +241,10 @@ def config_fields(
 
 def _gpt_parts(config: Any, d_k: int) -> dict[str, Any]:
     """GPT, GPT+ and what builds on them."""
-    normed = getattr(config, "qk_norm", False)
+    normed, outputs = getattr(config, "qk_norm", False), getattr(config, "output_norm", False)
     return {
+        "attention_output_norm": outputs,
+        "mlp_output_norm": outputs,
         "qk_norm": normed,
         "logit_gain": normed,
         "attention_scale": 1.0 if normed else 1 / math.sqrt(d_k),

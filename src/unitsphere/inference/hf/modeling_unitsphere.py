@@ -82,9 +82,10 @@ class UnitsphereConfig(PreTrainedConfig):
     qk_norm: bool = False
     qk_scale: bool = False  # nGPT's s_qk
     logit_gain: bool = False  # g of GPT+ and anGPT
+    attention_output_norm: bool = False  # with block "pre_norm" or "normformer"
+    mlp_output_norm: bool = False  # with block "pre_norm"
     qkv_norm: bool = False  # the rest with block "normformer"
     head_scale: bool = False
-    attention_output_norm: bool = False
     mlp_norm: bool = False
     residual_scale: bool = False
     post_norm: bool = False
@@ -632,16 +633,21 @@ def make_mlp(config: UnitsphereConfig) -> nn.Module:
 
 
 class PreNormBlock(GradientCheckpointingLayer):
-    """h = h + attention(norm(h)); h = h + MLP(norm(h))."""
+    """h = h + attention(norm(h)); h = h + MLP(norm(h)); Peri-LN has a norm of each output too."""
 
     def __init__(self, config: UnitsphereConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
         self.self_attn, self.mlp = make_mixer(config, layer_idx), make_mlp(config)
+        self.attention_output_norm, self.mlp_output_norm = (
+            make_norm(config) if extra else nn.Identity()
+            for extra in (config.attention_output_norm, config.mlp_output_norm)
+        )
 
     def forward(self, h: Tensor, rotation: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
-        h = h + self.self_attn(self.attention_norm(h), rotation, **kwargs)[0]
-        return h + self.mlp(self.mlp_norm(h))
+        x = self.self_attn(self.attention_norm(h), rotation, **kwargs)[0]
+        h = h + self.attention_output_norm(x)
+        return h + self.mlp_output_norm(self.mlp(self.mlp_norm(h)))
 
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
