@@ -4,14 +4,16 @@
 
 A folder in docs/results/horizons is a ladder: arms of one size on one text. Its files are what
 `unitsphere compare benchmarks/horizons-….toml --json` printed, one for some of the horizons or
-seeds. Writes docs/results/horizons.json, a row per arm, baseline and horizon, and a picture per
-ladder, and prints the tables of docs/results/horizons.md.
+seeds, or runs of `unitsphere train` in that form. Writes docs/results/horizons.json, a row per
+arm, baseline and horizon, and a picture per ladder, and prints the tables of
+docs/results/horizons.md.
 
 Speedup: how many times fewer tokens an arm needs to reach the loss that the baseline has at a
 horizon, each horizon being runs of their own that are annealed over it; the interval is a
 bootstrap over the seeds of each horizon, paired between the arms. In time: the same times the
 ratio of the median seconds per token. No figure is extrapolated: where an arm is ahead at the
-smallest horizon already, or behind at the largest, there is a reason instead.
+smallest horizon already, or behind at the largest, there is a reason instead; so there is for the
+time of an arm whose runs were on another machine, which have no `tokens_per_second`.
 """
 
 import argparse
@@ -41,13 +43,13 @@ DRAWS = 1000
 
 @dataclass
 class Arm:
-    """An arm of a ladder. seeds: tokens -> seed -> (nats per token, seconds per token)."""
+    """An arm of a ladder. seeds: tokens -> seed -> (nats per token, seconds per token or None)."""
 
     name: str
     architecture: str
     parameters: int
     rates: dict[int, float] = field(default_factory=dict)
-    seeds: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    seeds: dict[int, dict[int, tuple[float, float | None]]] = field(default_factory=dict)
 
     def loss(self, tokens: int) -> float:
         """Mean over the seeds at a horizon."""
@@ -58,9 +60,10 @@ class Arm:
         losses = [loss for loss, _ in self.seeds[tokens].values()]
         return statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
 
-    def cost(self) -> float:
+    def cost(self) -> float | None:
         """Seconds per token: the median run's, because other programs slow some runs down."""
-        return statistics.median(cost for runs in self.seeds.values() for _, cost in runs.values())
+        costs = [cost for runs in self.seeds.values() for _, cost in runs.values() if cost]
+        return statistics.median(costs) if costs else None
 
 
 def read(folder: Path) -> list[Arm]:
@@ -72,10 +75,16 @@ def read(folder: Path) -> list[Arm]:
             for budget in found["budgets"]:
                 tokens = budget["tokens"]
                 done = [seed for seed in budget["seeds"] if seed["status"] == "finished"]
-                runs = {s["seed"]: (s["loss"], 1 / s["tokens_per_second"]) for s in done}
+                runs = {s["seed"]: (s["loss"], cost_of(s)) for s in done}
                 arm.seeds.setdefault(tokens, {}).update(runs)
                 arm.rates[tokens] = budget["lr"]
     return list(arms.values())
+
+
+def cost_of(run: dict[str, Any]) -> float | None:
+    """A run's seconds per token; None if its speed cannot be compared with the others'."""
+    speed = run.get("tokens_per_second")
+    return 1 / speed if speed else None
 
 
 def rows_of(arms: list[Arm]) -> Iterator[dict[str, Any]]:
@@ -92,7 +101,7 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
     seeds = [sorted(set(base.seeds[tokens]) & set(arm.seeds[tokens])) for tokens in horizons]
     if not all(seeds):
         return
-    slower = arm.cost() / base.cost()
+    costs = arm.cost(), base.cost()
     curves = list(drawn(base, arm, horizons, seeds))
     for place, tokens in enumerate(horizons):
         ratio = np.array([speedup(before, after, place) for before, after in curves])
@@ -108,7 +117,7 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
             "baseline_loss": base.loss(tokens),
             "seeds": len(seeds[place]),
             "speedup": figure(ratio),
-            "time": figure(ratio / slower),
+            "time": in_time(ratio, *costs),
         }
 
 
@@ -141,9 +150,19 @@ def figure(ratio: np.ndarray) -> dict[str, Any]:
     return {"median": median, "low": known(low), "high": known(high)}
 
 
+def in_time(ratio: np.ndarray, cost: float | None, base_cost: float | None) -> dict[str, Any]:
+    """The speedup in time, where the seconds per token of both arms can be compared."""
+    if cost is None or base_cost is None:
+        reason = "not measured: the runs were on different machines"
+        return {"median": None, "low": None, "high": None, "reason": reason}
+    return figure(ratio / (cost / base_cost))
+
+
 def speedup_cell(figure: dict[str, Any]) -> str:
-    """`1.42 (1.31–1.55)`; `ahead` of the smallest horizon already, or `behind` at the largest."""
+    """`1.42 (1.31–1.55)`; `ahead` before the first horizon, `behind` at the last; – if unknown."""
     median, low, high = figure["median"], figure["low"], figure["high"]
+    if median is None and "not measured" in figure["reason"]:
+        return "–"
     if median is None:
         return "behind" if "not reached" in figure["reason"] else "ahead"
     if low is None and high is None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from scripts import load_script
@@ -66,6 +67,21 @@ def test_nothing_is_extrapolated_beyond_the_horizons(horizons, results):
     assert (ahead["speedup"]["median"], behind["speedup"]["median"]) == (None, None)
     assert "before the smallest budget" in ahead["speedup"]["reason"]
     assert "not reached" in behind["speedup"]["reason"]
+
+
+def test_an_arm_of_another_machine_has_no_speedup_in_time(horizons, results, capsys):
+    path = results / "horizons" / "wiki-tiny" / "other.json"
+    other = arm("gpt", 3, 1)
+    for budget in other["budgets"]:
+        for seed in budget["seeds"]:
+            del seed["tokens_per_second"]
+    path.write_text(json.dumps({"arms": {"other": other}}))
+    horizons.main(["--results", str(results)])
+    for pair in (("other", "adamw", 16.0), ("sphere", "other", 1.0)):
+        assert rows(results)[pair]["time"]["median"] is None
+        assert "different machines" in rows(results)[pair]["time"]["reason"]
+    assert rows(results)["other", "adamw", 16.0]["speedup"]["median"] == pytest.approx(3, rel=1e-6)
+    assert re.search(r"\| other \| ahead \| 3.00 .*\| – \| – \| – \|", capsys.readouterr().out)
 
 
 def test_arms_are_compared_on_the_seeds_that_both_have(horizons, results):
