@@ -228,6 +228,7 @@ CONTENDERS = {
     "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),
     "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
     "gpt-plus-offset": ours(4e-3, str(HERE / "gpt-plus-offset.toml")),
+    "gpt-plus-peri": ours(4e-3, str(HERE / "gpt-plus-peri.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
     "best-offset": ours(1.4e-2, str(HERE / "best-offset.toml")),
 }
