@@ -73,6 +73,13 @@ def test_nu_has_widths_of_its_own_for_a_gpt_by_adam():
     assert beside_muon == pytest.approx(3**-0.5)
 
 
+def test_the_batch_raises_every_rate_but_nu_s_of_a_gpt_by_adam():
+    assert rate_by_batch("nu", "bound", "adam", 16.0) == 4
+    assert rate_by_batch("nu", "free", "muon", 16.0) == 4
+    assert rate_by_batch("hyperp", "free", "adam", 16.0) == 4
+    assert rate_by_batch("nu", "free", "adam", 16.0) == 1
+
+
 def test_hyperp_is_its_code():
     # η = η₀·√(B/2²¹)·√(8/L)·(T/T₀)^−0.32 with T₀ = 1.04e10, for MuonH and AdamH, at any width
     batch, depth, tokens = 2**22, 24, 1e11
@@ -128,7 +135,9 @@ def test_two_transfers_are_one(case, sizes):
 
 
 @given(st.sampled_from(CASES), RATIOS, st.floats(1.01, 10))
-def test_larger_models_and_longer_runs_never_raise_a_rate_and_larger_batches_do(case, size, more):
+def test_larger_models_and_longer_runs_never_raise_a_rate_nor_larger_batches_lower_it(
+    case, size, more
+):
     law, weights, group, moved = case
     wider, narrower = (
         rate_by_width(law, weights, moved, group, moved, m_w) for m_w in (size * more, size)
@@ -140,7 +149,8 @@ def test_larger_models_and_longer_runs_never_raise_a_rate_and_larger_batches_do(
     )
     assert longer <= shorter
     assert branch_by_depth(law, size * more) < branch_by_depth(law, size)
-    assert rate_by_batch(size * more) > rate_by_batch(size)
+    bigger, smaller = (rate_by_batch(law, weights, moved, m_B) for m_B in (size * more, size))
+    assert bigger >= smaller
 
 
 def test_a_base_of_impossible_numbers_is_refused():

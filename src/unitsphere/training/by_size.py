@@ -193,6 +193,9 @@ TOKENS_ADAM_FREE = -0.15
 Measured over 4 and 27 times the tokens (docs/results/transfer.md); −1/3 cost 0.10 nats there."""
 DEPTH: dict[Law, float] = {"nu": 0.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
 BATCH = 1 / 2
+BATCH_ADAM_FREE = 0.0
+"""nu's exponent where Adam moves the matrices of a GPT [P]: at 4 and 8 times the batch the best
+rate is the base's or lower, and √m_B cost 0.05 and 0.14 nats (docs/results/transfer.md)."""
 BRANCH: dict[Law, float] = {"nu": -1.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
 S_Z = 1 / 2
 
@@ -245,9 +248,13 @@ def rate_by_tokens(law: Law, weights: Weights, matrices: Moved, group: Group, m_
     return m_T ** TOKENS[law]
 
 
-def rate_by_batch(m_B: float) -> float:
-    """√m_B at equal tokens: HyperP's code (measured: m_B^0.558); [P] for nu."""
-    return m_B**BATCH
+def rate_by_batch(law: Law, weights: Weights, matrices: Moved, m_B: float) -> float:
+    """√m_B at equal tokens: HyperP's code (measured: m_B^0.558); [P] for nu.
+
+    All groups of a run follow its `matrices`; of a GPT by Adam, nu has BATCH_ADAM_FREE.
+    """
+    own = (law, weights, matrices) == NU_ADAM_FREE
+    return m_B ** (BATCH_ADAM_FREE if own else BATCH)
 
 
 def rate_by_depth(law: Law, m_L: float) -> float:
@@ -273,7 +280,7 @@ def rate_factor(
         rate_by_width(law, weights, matrices, group, moved, m.width)
         * rate_by_depth(law, m.depth)
         * rate_by_tokens(law, weights, matrices, group, m.tokens)
-        * rate_by_batch(m.batch)
+        * rate_by_batch(law, weights, matrices, m.batch)
     )
 
 

@@ -220,7 +220,9 @@ def reason(config: Any) -> str | None:
         f"tokens {base.tokens:,.0f} → {train.steps * train.batch_tokens:,}": rate_by_tokens(
             law, weights, how, "matrix", m.tokens
         ),
-        f"batch {base.batch_tokens:,} → {train.batch_tokens:,}": rate_by_batch(m.batch),
+        f"batch {base.batch_tokens:,} → {train.batch_tokens:,}": rate_by_batch(
+            law, weights, how, m.batch
+        ),
     }
     steps = "".join(f" × {factor:.4g} ({why})" for why, factor in factors.items() if factor != 1)
     found = f"{base.lr:g} of the base run{steps or ', at its sizes'}"
