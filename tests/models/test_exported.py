@@ -27,7 +27,6 @@ REFUSED = {
     "attention_factor=True",
     "softcap=2.5",
     "gated=True",
-    "output_norm=True",
     "value_embeddings=True",
 }
 

@@ -253,8 +253,9 @@ def rate_by_batch(law: Law, weights: Weights, matrices: Moved, m_B: float) -> fl
 
     All groups of a run follow its `matrices`; of a GPT by Adam, nu has BATCH_ADAM_FREE.
     """
-    own = (law, weights, matrices) == NU_ADAM_FREE
-    return m_B ** (BATCH_ADAM_FREE if own else BATCH)
+    if (law, weights, matrices) == NU_ADAM_FREE:
+        return m_B**BATCH_ADAM_FREE
+    return m_B**BATCH
 
 
 def rate_by_depth(law: Law, m_L: float) -> float:

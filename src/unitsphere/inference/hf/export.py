@@ -241,10 +241,9 @@ def config_fields(
 
 def _gpt_parts(config: Any, d_k: int) -> dict[str, Any]:
     """GPT, GPT+ and what builds on them."""
-    normed, outputs = getattr(config, "qk_norm", False), getattr(config, "output_norm", False)
-    return {
-        "attention_output_norm": outputs,
-        "mlp_output_norm": outputs,
+    normed, names = getattr(config, "qk_norm", False), ("attention_output_norm", "mlp_output_norm")
+    outputs = dict.fromkeys(names, True) if getattr(config, "output_norm", False) else {}
+    return outputs | {
         "qk_norm": normed,
         "logit_gain": normed,
         "attention_scale": 1.0 if normed else 1 / math.sqrt(d_k),
