@@ -195,7 +195,7 @@ DEPTH: dict[Law, float] = {"nu": 0.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
 BATCH = 1 / 2
 BATCH_ADAM_FREE = 0.0
 """nu's exponent where Adam moves the matrices of a GPT [P]: at 4 and 8 times the batch the best
-rate is the base's or lower, and √m_B cost 0.05 and 0.14 nats (docs/results/transfer.md)."""
+rate is about the base's or lower, and √m_B cost 0.05 and 0.14 nats (docs/results/transfer.md)."""
 BRANCH: dict[Law, float] = {"nu": -1.0, "hyperp": -1 / 2, "hyperp-paper": -1 / 2}
 S_Z = 1 / 2
 

@@ -168,7 +168,7 @@ class Guard:
         """Give weights and state their values from before the step, if it was a spike."""
         after = held_by(optimizer)
         devices = {tensor.device for tensor in after.values()}
-        # The host waits for a copy of its own where an optimizer counts its steps there.
+        # State on the host needs the answer there: one wait, not one for each tensor.
         spike = {device: self.spike.to(device) for device in devices}
         for place in before:
             there = spike[after[place].device]

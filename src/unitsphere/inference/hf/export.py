@@ -225,6 +225,8 @@ def config_fields(
         shared["token_shift"] = SHIFTS.get(architecture, "add")
     if getattr(config, "key_offset", False):
         shared["key_offset"] = True
+    if getattr(config, "output_norm", False):
+        shared |= {"attention_output_norm": True, "mlp_output_norm": True}
     names = mixer_names(config)
     if {*names} != {ATTENTION}:
         modules: Any = zip(names, model.mixers(), strict=True)
@@ -241,9 +243,8 @@ def config_fields(
 
 def _gpt_parts(config: Any, d_k: int) -> dict[str, Any]:
     """GPT, GPT+ and what builds on them."""
-    normed, names = getattr(config, "qk_norm", False), ("attention_output_norm", "mlp_output_norm")
-    outputs = dict.fromkeys(names, True) if getattr(config, "output_norm", False) else {}
-    return outputs | {
+    normed = getattr(config, "qk_norm", False)
+    return {
         "qk_norm": normed,
         "logit_gain": normed,
         "attention_scale": 1.0 if normed else 1 / math.sqrt(d_k),

@@ -14,7 +14,7 @@ COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
 ABOVE = 3.0
 """Nats above the lowest loss that the picture shows."""
 DIVERGED = (
-    "Diverged: the mean of {window} losses was above its lowest by {margin:g} or more (nats) "
+    "Diverged: the mean of {window} losses was at least {margin:g} above its lowest (in nats) "
     "for {patience} steps in a row, or a loss was not finite."
 )
 
