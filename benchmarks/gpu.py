@@ -82,16 +82,11 @@ BENCHES = {
         0.7, "loss", "--bf16 --tokens 16384", "--device cpu --tokens 64 --d_model 32 --vocab 64"
     ),
     "step-0.5b": Part(
-        3.5,
-        "--arms gpt-plus ngpt angpt unitsphere/best-0.5b quickstart/best gpt-plus:kernels=off "
-        "ngpt:kernels=off",
-        STEP,
-        TOY_STEP,
+        3.5, "--arms gpt-plus gpt-plus:kernels=off ngpt ngpt:kernels=off angpt", STEP, TOY_STEP
     ),
     "step-50m": Part(
-        2.5,
-        "--arms gpt-plus ngpt angpt gpt-plus:train.compile=false ngpt:train.compile=false "
-        "ngpt:train.recompute=selective ngpt:train.recompute=full",
+        2,
+        "--arms gpt-plus gpt-plus:train.compile=false ngpt ngpt:train.compile=false angpt",
         SMALL,
         TOY_STEP,
     ),
@@ -101,11 +96,18 @@ BENCHES = {
         STEP,
         TOY_STEP,
     ),
+    "best-0.5b": Part(2.5, "--arms gpt-plus unitsphere/best-0.5b", STEP, TOY_STEP),
     "flex-50m": Part(
         1.5,
         "--arms gpt-plus gpt-plus:model.window=1024 ngpt:model.window=1024",
         SMALL,
         TOY_STEP.replace("--context 16", "--context 2048").replace("--tokens 32", "--tokens 2048"),
+    ),
+    "memory-50m": Part(
+        1.5,
+        "--arms ngpt ngpt:train.recompute=selective ngpt:train.recompute=full",
+        SMALL,
+        TOY_STEP,
     ),
     "generate": Part(
         2,

@@ -95,8 +95,8 @@ def test_each_part_is_written_at_once_and_measured_only_once(tmp_path):
             raise subprocess.CalledProcessError(1, ["bench"])
         return {"of": name}
 
-    names = ["tests", "kernels", "loss", "fp8-0.5b"]
-    assert gpu.run_parts(names, 2.4, tmp_path, one) == ["kernels", "loss", "fp8-0.5b"]
+    names = ["tests", "kernels", "loss", "best-0.5b"]
+    assert gpu.run_parts(names, 2.4, tmp_path, one) == ["kernels", "loss", "best-0.5b"]
     assert asked == ["tests", "kernels", "loss"]  # 2.5 minutes for the last were not left
     assert json.loads((tmp_path / "tests.json").read_text())["result"] == {"of": "tests"}
     assert gpu.run_parts(names, 9, tmp_path, lambda name, seconds: {}) == []
