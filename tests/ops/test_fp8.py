@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_mm
 from torch.utils.checkpoint import checkpoint
 
 from unitsphere.models.parts import Linear
+from unitsphere.ops import fp8
 from unitsphere.ops.fp8 import DY_TYPE, MULTIPLE, X_TYPE, Bounded, fp8_linear, rounded
 
 STATIC, DYNAMIC = Bounded(x=1.0, weight=1.0), Bounded()
@@ -165,3 +166,12 @@ def test_checkpointing_changes_nothing():
     again = gradients(lambda *factors: checkpoint(loss, *factors, use_reentrant=False))
     for found, wanted in zip(again, gradients(loss), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_the_compiler_need_not_look_into_the_products(monkeypatch):
+    """Of torch 2.11 it cannot."""
+    monkeypatch.setattr(fp8, "scaled_mm", torch._dynamo.disable(scaled_mm))
+    torch._dynamo.reset()
+    x, weight = unit_rows(32, 64), unit_rows(48, 64, seed=1)
+    found = torch.compile(fp8_linear, fullgraph=True, backend="aot_eager")(x, weight)
+    assert torch.equal(found, fp8_linear(x, weight))

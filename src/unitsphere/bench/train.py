@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from unitsphere.bench.arms import Sizes, arm_config, arm_kernels, check_names
 from unitsphere.bench.measure import (
@@ -82,7 +83,8 @@ def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> di
     """Everything that the verb reports, as plain values.
 
     Raises UserError for an unknown arm, and for a baseline that computes another thing than its
-    reference. Another arm that does, or for which there is no memory, is left out and named.
+    reference. Another arm that does, for which there is no memory, or that torch cannot compile, is
+    left out and named.
     """
     check_names(names)
     for name in names:  # a mistake in the last one is told before minutes of measuring
@@ -112,6 +114,8 @@ def start_others(arms: list[Arm], names: Sequence[str], sizes: Sizes, end: float
             left[name] = str(error)
         except torch.OutOfMemoryError:
             left[name] = "out of GPU memory: give --micro_batch a lower value"
+        except TorchDynamoException as error:
+            left[name] = f"torch cannot compile it: {str(error).splitlines()[0]}"
         if name in left:
             say(f"{name} is left out: {left[name]}")
     return left

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.library import custom_op
 from torch.nn.functional import ScalingType, scaled_mm
 
 from unitsphere.ops.linear import product_dtype, scale_rows
@@ -124,13 +125,26 @@ def rounded(x: Tensor, dtype: torch.dtype, bound: Tensor | float | None) -> Roun
 
 def product(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
     """a bᵀ of a [n, k] and b [m, k], both contiguous: the only layout that every chip takes."""
-    with torch.autocast(a.matrix.device.type, enabled=False):  # a CPU's sums would be in bf16
+    return _product(a.matrix, a.factor, b.matrix, b.factor, dtype)
+
+
+# torch 2.11's compiler cannot look into scaled_mm; of an operator of our own it need not.
+@custom_op("unitsphere::scaled_product", mutates_args=())
+def _product(
+    a: Tensor, a_factor: Tensor, b: Tensor, b_factor: Tensor, dtype: torch.dtype
+) -> Tensor:
+    with torch.autocast(a.device.type, enabled=False):  # a CPU's sums would be in bf16
         return scaled_mm(
-            a.matrix,
-            b.matrix.t(),
-            a.factor,
+            a,
+            b.t(),
+            a_factor,
             ScalingType.TensorWise,
-            b.factor,
+            b_factor,
             ScalingType.TensorWise,
             output_dtype=dtype,
         )
+
+
+@_product.register_fake
+def _(a: Tensor, a_factor: Tensor, b: Tensor, b_factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
