@@ -174,6 +174,17 @@ def test_an_arm_has_its_kernels_while_it_steps(monkeypatch):
     assert [*seen, mode()] == ["off", "auto", "auto"]
 
 
+def test_arms_of_the_same_reference_compute_it_once(monkeypatch):
+    made, figures = [], [(3.0, 1.0)] * steps.GATE_STEPS
+    monkeypatch.setattr(steps, "first_steps", lambda stepper: (made.append(1), figures)[1])
+    steps.reference_steps.cache_clear()
+    compiled = dataclasses.replace(TINY, compile=True)
+    for arm, kernels in (("gpt-plus", "auto"), ("ngpt", "auto"), ("gpt-plus", "off")):
+        assert check_arm(arm, arm_config(arm, compiled), kernels, figures) == 0
+    assert len(made) == 2
+    steps.reference_steps.cache_clear()
+
+
 def test_batches_are_random_and_shifted_by_one():
     batches = RandomBatches(97, 8, 4)
     batch = batches.batch(1)
