@@ -10,11 +10,13 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from unitsphere.kernels.registry import log_once, mode, no_backend
 
@@ -40,13 +42,15 @@ class Chunks:
         """
         if mode() == "off":
             return self.plain(*inputs, S, segments)
-        reason = no_backend(S.device.type, S.device.index, "auto") or refusal(dtype, S)
+        q, k, v, *gates = inputs
+        device = S.device
+        reason = no_backend(device.type, device.index, "auto") or refusal(dtype, S)
+        reason = reason or wrong_gradients(device, gates[0])
         if reason is not None:
-            level = logging.WARNING if S.device.type == "cuda" else logging.INFO
+            level = logging.WARNING if device.type == "cuda" else logging.INFO
             log_once(level, self.name, reason)
             return self.plain(*inputs, S, segments)
         kernel = getattr(importlib.import_module(self.module), self.name)
-        q, k, v, *gates = inputs
         return by_fla(kernel, (q.to(dtype), k.to(dtype), v.to(dtype), *gates), S, segments)
 
 
@@ -60,6 +64,20 @@ def refusal(dtype: torch.dtype, S: Tensor) -> str | None:
         return f"keys are longer than {LARGEST_KEY}"
     if importlib.util.find_spec("fla") is None:
         return "fla is not installed: pip install 'unitsphere[fla]'"
+    return None
+
+
+def wrong_gradients(device: torch.device, decay: Tensor) -> str | None:
+    """Why fla has no gradients of this decay on the device; None if it has.
+
+    Of a decay per head, [B, H, T], fla 0.6 raises an error in the backward pass on Hopper with
+    Triton 3.4 to 3.7.0, which compiles them wrongly (issue 640 of fla-org/flash-linear-attention).
+    """
+    if decay.ndim == 4 or device.type != "cuda" or torch.version.hip is not None:
+        return None
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if hopper and TorchVersion("3.4") <= TorchVersion(version("triton")) < TorchVersion("3.7.1"):
+        return "Triton before 3.7.1 computes its gradients wrongly on this GPU: upgrade triton"
     return None
 
 

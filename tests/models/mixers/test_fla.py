@@ -9,7 +9,7 @@ import torch
 from mixer_cases import FILES, inputs
 
 from unitsphere.kernels import recurrence, using_kernels
-from unitsphere.kernels.recurrence import by_fla, refusal
+from unitsphere.kernels.recurrence import by_fla, refusal, wrong_gradients
 from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.mixers import MIXERS
 from unitsphere.models.registry import build
@@ -68,6 +68,29 @@ def test_it_refuses_what_it_would_round_or_cannot_do():
         assert "unitsphere[fla]" in refusal(torch.bfloat16, S)
 
 
+@pytest.mark.parametrize(
+    ("chip", "triton", "decays", "refused"),
+    [
+        ((9, 0), "3.6.0", "per head", True),
+        ((9, 0), "3.4.0", "per head", True),
+        ((9, 0), "3.7.1", "per head", False),
+        ((9, 0), "3.3.1", "per head", False),
+        ((8, 0), "3.6.0", "per head", False),
+        ((9, 0), "3.6.0", "per channel", False),
+    ],
+)
+def test_it_refuses_the_gradients_that_triton_compiles_wrongly_on_hopper(
+    chip, triton, decays, refused, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: chip)
+    monkeypatch.setattr(recurrence, "version", lambda _: triton)
+    decay = torch.zeros(1, 2, 8) if decays == "per head" else torch.zeros(1, 2, 8, 4)
+    why = wrong_gradients(torch.device("cuda"), decay)
+    assert (why is not None) == refused
+    assert wrong_gradients(torch.device("cpu"), decay) is None
+    assert why is None or "upgrade triton" in why
+
+
 FUNCTIONS = {
     "gdn": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
     "mamba2": ("fla.ops.simple_gla", "chunk_simple_gla"),
@@ -120,6 +143,8 @@ def test_fla_gives_what_the_plain_chunks_give(mixer, segments):
     segments = None if segments is None else segments.cuda()
     chunks = FILES[mixer].CHUNKS
     assert refusal(torch.bfloat16, given[-1]) is None
+    if why := wrong_gradients(given[3].device, given[3]):
+        pytest.skip(why)
 
     def fast(*x):
         return chunks(torch.bfloat16, *x[:-1], S=x[-1], segments=segments)
