@@ -69,7 +69,7 @@ def test_experts_are_computed_again_in_compiled_blocks(how, monkeypatch):
 
 PRODUCTS = {
     "experts": ("grouped_linear", {"n_experts": 4, "top_k": 2}),
-    "fp8": ("_scaled_mm_v2", {}),
+    "fp8": ("scaled_product", {}),
     "plain": ("mm", {}),
 }
 """What a model multiplies its matrices by, and the numbers that make it do so."""

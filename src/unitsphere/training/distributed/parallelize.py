@@ -160,8 +160,7 @@ KEPT = {
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
-    aten._scaled_mm.default,  # FP8
-    *([aten._scaled_mm_v2.default] if hasattr(aten, "_scaled_mm_v2") else []),
+    torch.ops.unitsphere.scaled_product.default,  # FP8; `ops.fp8` registers it
     torch.ops.unitsphere.grouped_linear.default,  # experts; `ops.linear` registers it
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
