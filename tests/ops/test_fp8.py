@@ -169,7 +169,7 @@ def test_checkpointing_changes_nothing():
 
 
 def test_the_compiler_need_not_look_into_the_products(monkeypatch):
-    """Of torch 2.11 it cannot."""
+    """torch 2.11 cannot compile scaled_mm."""
     monkeypatch.setattr(fp8, "scaled_mm", torch._dynamo.disable(scaled_mm))
     torch._dynamo.reset()
     x, weight = unit_rows(32, 64), unit_rows(48, 64, seed=1)

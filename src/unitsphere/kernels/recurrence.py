@@ -70,8 +70,8 @@ def refusal(dtype: torch.dtype, S: Tensor) -> str | None:
 def wrong_gradients(device: torch.device, decay: Tensor) -> str | None:
     """Why fla has no gradients of this decay on the device; None if it has.
 
-    Of a decay per head, [B, H, T], fla 0.6 raises an error in the backward pass on Hopper with
-    Triton 3.4 to 3.7.0, which compiles them wrongly (issue 640 of fla-org/flash-linear-attention).
+    On Hopper with Triton 3.4 to 3.7.0 fla 0.6 raises an error in the backward pass of a decay per
+    head, [B, H, T]: Triton compiles it wrongly (issue 640 of fla-org/flash-linear-attention).
     """
     if decay.ndim == 4 or device.type != "cuda" or torch.version.hip is not None:
         return None

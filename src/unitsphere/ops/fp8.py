@@ -128,7 +128,7 @@ def product(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
     return _product(a.matrix, a.factor, b.matrix, b.factor, dtype)
 
 
-# torch 2.11's compiler cannot look into scaled_mm; of an operator of our own it need not.
+# An operator of our own, because torch 2.11 cannot compile scaled_mm.
 @custom_op("unitsphere::scaled_product", mutates_args=())
 def _product(
     a: Tensor, a_factor: Tensor, b: Tensor, b_factor: Tensor, dtype: torch.dtype
