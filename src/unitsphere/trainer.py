@@ -33,11 +33,14 @@ class Constrain(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Project now and after each step of the optimizer."""
+        """Project after each step of the optimizer, and now unless the training resumes."""
         self.release()
-        warmup = args.get_warmup_steps(state.max_steps)
         self.handles = constrain(
-            kwargs["model"], kwargs["optimizer"], config=self.config, warmup=warmup
+            kwargs["model"],
+            kwargs["optimizer"],
+            config=self.config,
+            warmup=args.get_warmup_steps(state.max_steps),
+            now=state.global_step == 0,
         )
 
     def on_train_end(

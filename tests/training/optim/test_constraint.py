@@ -51,6 +51,18 @@ def test_it_projects_at_once():
     assert (model.E_in.weight.norm(dim=1) - 1).abs().max() < 1e-6
 
 
+def test_weights_of_a_checkpoint_keep_their_bits_where_it_does_not_project_now():
+    model = unitsphere.build("ngpt", **SMALL)
+    with torch.no_grad():
+        model.E_in.weight.mul_(3)
+    before = model.E_in.weight.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    constrain(model, optimizer, now=False)
+    assert torch.equal(model.E_in.weight, before)
+    train(model, optimizer)
+    assert (model.E_in.weight.norm(dim=1) - 1).abs().max() < 1e-6
+
+
 def test_without_it_the_weights_drift():
     model = unitsphere.build("ngpt", **SMALL)
     train(model, torch.optim.Adam(model.parameters(), lr=0.1))

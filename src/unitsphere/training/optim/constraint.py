@@ -85,12 +85,15 @@ def constrain(
     *optimizers: Optimizer,
     config: ConstraintConfig = ConstraintConfig(),
     warmup: int = 0,
+    now: bool = True,
 ) -> list[RemovableHandle]:
     """Keep the model's constraints through training with these optimizers.
 
     Projects once now, and after each step of an optimizer the tensors that it holds itself:
     normalising copies of them is the bug that nGPT A.6 warns of. Call it once, after building
-    the optimizers and before the first step. The handles undo it (`handle.remove()`).
+    the optimizers and before the first step. The handles undo it (`handle.remove()`). With
+    `now=False` it does not project now: for weights of a checkpoint, which are projected already
+    and would change in their last bits.
 
     The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
     Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
@@ -126,8 +129,9 @@ def constrain(
         check_width(weights, config.kind)
     if config.kind == "hyperball":
         check_length(weights)
-    for name, constraint in bounds.items():
-        constraint.project_(weights[name])
+    if now:
+        for name, constraint in bounds.items():
+            constraint.project_(weights[name])
     handles: list[RemovableHandle] = []
     # What is frozen now may get a group later, of any of the optimizers: all of them know it.
     later = {n for n in bounds if not any(holds(o, weights[n]) for o in optimizers)}
