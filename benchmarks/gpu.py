@@ -150,7 +150,8 @@ def measure(name: str, out: Path, seconds: float, options: argparse.Namespace) -
         command = [*UNITSPHERE, "compare", str(study), "--out", str(out / "compare"), "--json"]
         return json.loads(output_of(command, out / "compare.log", seconds))
     command = BENCHES[name].command(options.rehearse, seconds)
-    return json.loads(output_of(command, out / f"{name}.log", seconds))
+    # 1: an arm is left out, and the document says why
+    return json.loads(output_of(command, out / f"{name}.log", seconds, fine=(0, 1)))
 
 
 def run_tests(name: str, seconds: float, out: Path, rehearse: bool) -> dict[str, Any]:

@@ -101,6 +101,14 @@ def test_when_the_time_is_up_no_arm_and_no_round_starts(quick):
     assert [row[0] for row in train.rows(found)] == ["gpt-plus"]
 
 
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_the_verb_says_by_its_status_that_an_arm_is_left_out(quick, capsys, form):
+    command = ["bench", *OPTIONS.split(), "--minutes", "1e-9", *form]
+    assert main([*command, "--arms", "gpt-plus", "ngpt"]) == 1
+    assert "there was no time for it" in capsys.readouterr().out
+    assert main([*command, "--arms", "gpt-plus"]) == 0
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [

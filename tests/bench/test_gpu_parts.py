@@ -106,7 +106,7 @@ def test_each_part_is_written_at_once_and_measured_only_once(tmp_path):
 def test_training_arms_end_before_their_part_is_cut_off(tmp_path, monkeypatch, capsys):
     commands = []
 
-    def answer(command, log, seconds):
+    def answer(command, log, seconds, fine):
         commands.append(command)
         return json.dumps({"left": {"ngpt": "there was no time for it"}})
 

@@ -36,8 +36,8 @@ class Bench(Measured):
     """Compare the training step of several architectures in time and memory.
 
     Arms take turns in one process. First each arm must give the losses and gradient
-    norms of its reference, or it is left out. The first arm is the baseline and
-    runs twice, which shows the noise.
+    norms of its reference, or it is left out, and the exit status is 1. The first
+    arm is the baseline and runs twice, which shows the noise.
     Sizes default to 4 layers of 256 on a CPU, to the 0.5B model in 4k context on
     a GPU.
 
@@ -205,7 +205,7 @@ class BenchData(Measured):
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print: a training step, or what the first word names."""
+    """Measure and print: a training step, or what the first word names; 1 if an arm is left out."""
     parts = {
         "kernels": (BenchKernels, run_kernels),
         "loss": (BenchLoss, run_loss),
@@ -222,11 +222,11 @@ def run(argv: list[str]) -> int:
     bench, report = measure(args)
     if args.json:
         print_json(report)
-        return 0
-    print_table(bench.COLUMNS, bench.rows(report))
-    for line in bench.notes(report):
-        print(line)
-    return 0
+    else:
+        print_table(bench.COLUMNS, bench.rows(report))
+        for line in bench.notes(report):
+            print(line)
+    return 1 if report.get("left") else 0
 
 
 def sizes_of(args: Any, **changes: Any) -> "Sizes":
