@@ -259,7 +259,7 @@ def test_two_budgets_of_the_same_steps_in_any_arm_are_refused(tmp_path):
     arms = toy(tmp_path).arms
     name = list(arms)[-1]
     wide = ArmSpec(arms[name].recipe, {**arms[name].set, "train.batch_tokens": 6400})
-    study = toy(tmp_path, budgets=[640, 1280], arms={**arms, name: wide})
+    study = toy(tmp_path, budgets=[5000, 6400], arms={**arms, name: wide})
     study = dataclasses.replace(study, allow=["batch", "tied-rates"])
     with pytest.raises(UserError, match="the same number of steps of 6400 tokens"):
         compare(study, tmp_path / "out", InProcess())

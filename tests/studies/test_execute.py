@@ -145,7 +145,9 @@ def test_what_ended_before_an_interruption_is_known_after_it(tmp_path):
 
 def test_budgets_become_steps():
     assert steps_for(500_000, 2048) == 244
-    assert steps_for(1, 2048) == 1
+    assert steps_for(1_100, 2048) == 1
+    with pytest.raises(UserError, match=r"1 training tokens are less than a step of 2,048"):
+        steps_for(1, 2048)
     assert [short(n) for n in (640, 500_000, 999_999, 2 * 10**9)] == ["640", "500k", "1M", "2B"]
 
 

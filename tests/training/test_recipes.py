@@ -255,3 +255,5 @@ def test_tokens_take_the_place_of_steps_and_the_later_layer_of_a_recipe_counts(r
         load_recipe(recipe(f"{RECIPE}[train]\nsteps = 7\ntokens = 3e3\n"))
     with pytest.raises(UserError, match=r"train.tokens must be a number above 0"):
         TrainConfig(tokens=0.0)
+    with pytest.raises(UserError, match=r"1,000 training tokens are less than a step of 2,048"):
+        with_overrides(load_recipe("quickstart/ngpt"), {"train.tokens": 1000})

@@ -25,7 +25,6 @@ from unitsphere.studies.core.plan import Planned, arm_config, at_budget, final_r
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Optimum, Trial, flops, optimum
-from unitsphere.training.config import steps_for
 from unitsphere.training.forecast import size_of
 from unitsphere.training.resolve import resolve
 
@@ -182,7 +181,7 @@ def check_lengths(study: LadderStudy, rungs: Sequence[Rung]) -> None:
         for compute in study.computes:
             lengths[f"the compute {compute:g}"] = tokens_for(compute, rung)
         for name, tokens in lengths.items():
-            if steps_for(tokens, largest) < LEAST_STEPS:
+            if round(tokens / largest) < LEAST_STEPS:
                 raise UserError(
                     f"{name} leaves {rung.arm} {rung.size} ({rung.parameters:,} parameters) "
                     f"{tokens:,} tokens: fewer than {LEAST_STEPS} steps of {largest}"

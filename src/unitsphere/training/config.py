@@ -139,8 +139,17 @@ class TrainConfig:
 
 
 def steps_for(tokens: float, batch_tokens: int) -> int:
-    """The number of updates that comes nearest to a budget of training tokens; at least 1."""
-    return max(1, round(tokens / batch_tokens))
+    """The number of updates that comes nearest to a budget of training tokens.
+
+    Raises UserError for a budget that comes nearer to no update than to one.
+    """
+    steps = round(tokens / batch_tokens)
+    if steps < 1:
+        raise UserError(
+            f"{tokens:,.0f} training tokens are less than a step of {batch_tokens:,}: "
+            "take more tokens or a lower train.batch_tokens"
+        )
+    return steps
 
 
 def one_length(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
