@@ -144,8 +144,8 @@ def ladder(
 def checked(study: LadderStudy) -> list[Rung]:
     """Every arm at every size, before anything is trained; a UserError for a mistaken study."""
     rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
-    ladder_findings(study, rungs)
     check_lengths(study, rungs)
+    ladder_findings(study, rungs)
     return rungs
 
 
