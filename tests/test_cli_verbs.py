@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
+from unitsphere.cli.chat import fitting
 from unitsphere.data.shards import Shards
+from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import load_run
 from unitsphere.training.recipes import recipe_names
@@ -413,6 +417,25 @@ def test_chat_takes_turns_and_takes_them_back(folder, capsys, monkeypatch):
     assert f"the text ends: …The cat{one}".rstrip() in told
     assert "a new text" in told
     assert "unknown: /huh" in told
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_of_a_chat_that_is_no_utf8_is_one_line(folder, capsys, monkeypatch, errors):
+    lines = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors)
+    monkeypatch.setattr("sys.stdin", lines)
+    assert main(["chat", "run"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "unitsphere: error: standard input is not valid UTF-8: check its encoding"
+
+
+def test_a_chat_longer_than_the_context_begins_with_a_whole_character():
+    loaded: Any = SimpleNamespace(
+        tokenizer=ByteTokenizer(), config=SimpleNamespace(data=SimpleNamespace(context=32))
+    )
+    for text in ("日本語" * 20, "a" + "日本語" * 20, "ab" + "日本語" * 20):
+        found = fitting(loaded, text, 8)
+        assert text.endswith(found)
+        assert 20 < len(found.encode()) <= 32 - 8 - 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])

@@ -114,9 +114,13 @@ def lines() -> Iterator[str]:
         importlib.import_module("readline")  # input() then edits lines
     while True:
         try:
-            yield input("\n> " if terminal else "")
+            line = input("\n> " if terminal else "")
+            line.encode()  # in some locales Python reads undecodable bytes as surrogates
         except (EOFError, KeyboardInterrupt):
             return
+        except UnicodeError as error:
+            raise UserError("standard input is not valid UTF-8: check its encoding") from error
+        yield line
 
 
 def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
@@ -152,6 +156,11 @@ def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
 
 def fitting(loaded: "LoadedRun", text: str, max_tokens: int) -> str:
     """The end of the text that leaves room for a turn in what the model was trained on."""
+    from unitsphere.inference.generate import UNFINISHED
+
     room = max(loaded.config.data.context - max_tokens - 1, loaded.config.data.context // 2)
     ids = loaded.tokenizer.encode(text)
-    return text if len(ids) <= room else loaded.tokenizer.decode(ids[-room:])
+    if len(ids) <= room:
+        return text
+    # The first token may be the end of a character; encoded again, what it became is longer.
+    return loaded.tokenizer.decode(ids[-room:]).lstrip(UNFINISHED)
