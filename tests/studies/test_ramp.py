@@ -180,7 +180,17 @@ def test_a_loss_that_rose_by_less_than_the_margin_is_said(study):
     well = Climb(1, None, None, [0.1] * 60, [3.0] * 20 + [2.4] * 40)
     found = document(study[0], {"gpt": [dead, well], "ngpt": [climb(0.2)] * 2})
     (risen,) = [flag["text"] for flag in found["flags"] if flag["name"] == "risen"]
-    assert risen.startswith("gpt, seed 2: ended 0.80 above its lowest loss")
+    assert risen.startswith("gpt, seed 2: ended 0.80 above its lowest loss: by less than 1,")
+
+
+def test_a_loss_that_rose_above_the_margin_only_at_the_end_is_said(study):
+    late = Climb(0, None, None, [0.1] * 52, [2.4] * 40 + [9.4] * 12)
+    found = document(study[0], {"gpt": [late], "ngpt": [climb(0.2)]})
+    (risen,) = [flag["text"] for flag in found["flags"] if flag["name"] == "risen"]
+    assert risen == (
+        "gpt, seed 0: ended 7.00 above its lowest loss: for fewer than 20 steps, but it may have "
+        "collapsed all the same"
+    )
 
 
 def test_arms_that_are_not_alike_are_refused_by_name_unless_allowed(study, tmp_path):

@@ -199,7 +199,9 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[
                 found.append({"name": "failed", "text": f"{arm}, seed {run.seed}: {run.error}"})
             elif run.lr is None and run.risen >= MARGIN / 2:
                 text = f"{arm}, seed {run.seed}: ended {run.risen:.2f} above its lowest loss: "
-                text += f"by less than {MARGIN:g}, but it may have collapsed all the same"
+                small = run.risen < MARGIN
+                text += f"by less than {MARGIN:g}" if small else f"for fewer than {PATIENCE} steps"
+                text += ", but it may have collapsed all the same"
                 found.append({"name": "risen", "text": text})
         stayed = sum(run.lr is None and run.error is None for run in runs)
         if stayed:
