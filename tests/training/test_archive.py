@@ -51,6 +51,14 @@ def test_an_archive_loads_as_its_folder_does(run, tmp_path, suffix):
     assert loaded.tokenizer.fingerprint == expected.tokenizer.fingerprint
 
 
+def test_an_error_names_the_archive_and_no_temporary_folder(run, tmp_path):
+    path = tmp_path / "model.tar.gz"
+    archive.pack(run, path)
+    with pytest.raises(UserError, match="has no averaged weights") as said:
+        unitsphere.load(path, "cpu", weights="average")
+    assert f"checkpoint {path}/checkpoints/step-00000001 has" in str(said.value)
+
+
 def test_the_same_files_give_the_same_bytes(run, tmp_path):
     for name in ("a.tar.gz", "b.tar.gz"):
         archive.pack(run, tmp_path / name)

@@ -106,6 +106,8 @@ def test_loading_what_is_no_run_is_one_line(tmp_path, tiny, finished):
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text((finished / "config.json").read_text())
+    with pytest.raises(UserError, match=r"config\.json is not a run folder: it is a file; give"):
+        load_run(tmp_path / "config.json")
     with pytest.raises(UserError, match="has no complete checkpoint"):
         load_run(tmp_path)
 

@@ -61,7 +61,10 @@ def load_run(
     path = Path(path)
     if is_archive(path):
         with unpacked(path) as folder:
-            return load_run(folder, device, trainable, weights)
+            try:
+                return load_run(folder, device, trainable, weights)
+            except UserError as error:  # it names a folder that is then removed
+                raise UserError(str(error).replace(str(folder), str(path))) from error
     path, wanted = run_and_checkpoint(path)
     if not trainable and (path / CONFIG).is_file() and is_exported(read_json(path / CONFIG)):
         if weights == "average":
