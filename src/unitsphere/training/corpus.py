@@ -260,7 +260,7 @@ def replay(run: Path | str, step: int, device: str = "auto") -> list[Row]:
     model, tokenizer, config = load_run(run, device)
     if not 1 <= step <= config.train.steps:
         raise UserError(f"{run} has no step {step}: give one from 1 to {config.train.steps}")
-    check_own_data(Path(run), config)
+    check_own_data(Path(run), config, "replay only runs that you have trained or resumed")
     batch = open_corpus(config).batches.batch(step - 1)
     rows = []
     with evaluating(model):

@@ -56,6 +56,7 @@ def check_there(out: Path, config: RunConfig) -> None:
 def no_run(path: Path) -> str:
     """What to say of a path that is not a run folder."""
     lacks = f"it has no {CONFIG}" if path.exists() else "there is no such folder"
+    lacks = "it is a file" if path.is_file() else lacks
     return f"{path} is not a run folder: {lacks}; give the folder that `unitsphere train` wrote"
 
 
@@ -276,11 +277,13 @@ def signatures(run: Path) -> list[str]:
     return [one for one in kept if isinstance(one, str) and one.isascii()]
 
 
-def check_own_data(run: Path, config: RunConfig) -> None:
+def check_own_data(
+    run: Path, config: RunConfig, todo: str = "say which data to read with --data"
+) -> None:
     """Raise UserError unless the data that the config of `run` names may be read and prepared.
 
     They may if this user has made the run, if all of them lie in its folder, or if they are the
-    standard library's. `run` may also be one of its checkpoints.
+    standard library's. `run` may also be one of its checkpoints. `todo` ends the error.
     """
     run, _ = run_and_checkpoint(run)
     data = config.data
@@ -288,7 +291,7 @@ def check_own_data(run: Path, config: RunConfig) -> None:
         return
     raise UserError(
         f"{run} is not a run that was made by you here, and its data ({config.data.source}) lie "
-        "outside of its folder: say which data to read with --data"
+        f"outside of its folder: {todo}"
     )
 
 
