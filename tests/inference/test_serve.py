@@ -142,10 +142,13 @@ def test_a_text_ends_where_the_model_s_context_does(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long_is_refused_with_its_length(client, stream):
-    with pytest.raises(openai.BadRequestError, match=r"the prompt has 41 tokens, .* at most 31"):
+    long = r"the prompt has 41 tokens, .* at most 31"
+    with pytest.raises(openai.BadRequestError, match=long) as caught:
         completion(client, "x" * 40, stream=stream)
-    with pytest.raises(openai.BadRequestError, match="the prompt has 32 tokens"):
+    assert caught.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match="the prompt has 32 tokens") as caught:
         chat(client, "x" * 31, stream=stream)
+    assert caught.value.param == "messages"
     assert completion(client, "x" * 30).usage.completion_tokens == 1
 
 

@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
 
-from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, Refused, parsed
+from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, ChatAsked, Refused, parsed
 
 PLACES = 32
 """Most requests that are answered or wait; one more is refused with status 503."""
@@ -165,11 +165,14 @@ class Engine:
             raise Refused(400, wrong, "model")
         if foreign := [token for token in asked.logit_bias if int(token) >= self.vocab_size]:
             raise Refused(400, f"logit_bias: there is no token {foreign[0]}", "logit_bias")
-        prompt = self.tokens(asked.text)
+        prompt = self.tokens(asked.text, "messages" if isinstance(asked, ChatAsked) else "prompt")
         return Work(asked, prompt, min(asked.most_tokens, self.context - len(prompt)), self.backend)
 
-    def tokens(self, text: str) -> list[int]:
-        """A prompt's ids after the separator; refused unless it leaves room for one token."""
+    def tokens(self, text: str, field: str) -> list[int]:
+        """A prompt's ids after the separator; refused unless it leaves room for one token.
+
+        field: the request's, which holds the text.
+        """
         if len(text) > self.longest * self.context:
             length = f"{len(text)} characters"
         else:
@@ -181,6 +184,7 @@ class Engine:
             400,
             f"the prompt has {length}, and the model takes at most "
             f"{self.context - 1} tokens before the first of its own: shorten it",
+            field,
         )
 
     def generate(self, work: Work) -> None:
