@@ -149,5 +149,5 @@ def answers(args: Generate, loaded: "LoadedRun") -> Written:
     context, search = loaded.config.data.context, search_of(args, args.max_tokens)
     found = answer(loaded.model, loaded.tokenizer, args.prompt or [""], search, context)
     if cut := sum(one.cut for one in found):
-        print(f"note: {cut} prompts were cut at {context} tokens", file=sys.stderr)
+        print(f"note: {cut} of the prompts were cut at {context} tokens", file=sys.stderr)
     return [dataclasses.asdict(one) for one in found], [one.text for one in found]
