@@ -485,10 +485,10 @@ def test_the_event_loop_answers_while_a_prompt_is_tokenized(app, engine, monkeyp
     reading, go = threading.Event(), threading.Event()
     tokens = engine.tokens
 
-    def slowly(text):
+    def slowly(text, field):
         reading.set()
         assert go.wait(60)
-        return tokens(text)
+        return tokens(text, field)
 
     monkeypatch.setattr(engine, "tokens", slowly)
 

@@ -90,7 +90,7 @@ def test_a_report_says_so_and_compares_nothing(capsys):
 
 def test_compare_refuses_it_beside_another_tokenizer(capsys):
     Path("study.toml").write_text(
-        'budgets = [64]\nseeds = [0]\nallow = ["tokenizer", "un-annealed", "tied-rates"]\n'
+        'budgets = [128]\nseeds = [0]\nallow = ["tokenizer", "un-annealed", "tied-rates"]\n'
         '[arms.one]\nrecipe = "lossy.toml"\nlr = 1e-3\n'
         '[arms.two]\nrecipe = "bytes.toml"\nlr = 1e-3\n'
     )
