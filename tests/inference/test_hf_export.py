@@ -594,6 +594,7 @@ def test_json_and_refusals_are_one_line(folder, capsys, monkeypatch, tmp_path):
     for argv, why in (
         ([str(tmp_path / "run.tar.gz"), "--out", str(tmp_path / "e")], "is an archive, which"),
         (["run-ngpt", "--out", "hf-gpt"], "is not empty"),
+        (["run-ngpt", "--out", str(tmp_path / "run.tar.gz")], "is a file"),
         (["hf-ngpt", "--out", str(tmp_path / "b")], "exported folder already"),
         (["cache", "--out", str(tmp_path / "c")], "is not a run folder"),
     ):

@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tiny, tmp_path):
     with pytest.raises(UserError, match="is not empty and holds no run"):
         train(tiny(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
-    with pytest.raises(UserError, match=r"cannot use .*thesis\.txt as run folder"):
+    with pytest.raises(UserError, match=r"cannot use .*thesis\.txt as folder: it is a file"):
         train(tiny(), tmp_path / "thesis.txt")
 
 

@@ -152,7 +152,8 @@ def _lock(out: Path) -> int:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise UserError(f"cannot use {out} as run folder: {error.strerror}") from error
+        what = "it is a file" if out.is_file() else error.strerror
+        raise UserError(f"cannot use {out} as folder: {what}; give another --out") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -90,7 +90,9 @@ def export_hf(
     check_transformers()
     check_exportable(model)
     with workspace(out) as aside:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is a file: give --out a folder")
+        if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} is not empty: give --out another folder")
         made = write_folder(aside, out, model.float(), tokenizer, architecture, context, settings)
         write_text(aside / "README.md", card(made))
