@@ -220,13 +220,14 @@ def figures(arms: list[Arm], rows: list[dict[str, Any]]) -> list[Figure]:
         )
     ]
     for base in dict.fromkeys(row["baseline"] for row in rows):
-        own = [row for row in rows if row["baseline"] == base and row["speedup"]["median"]]
+        own = [row for row in rows if row["baseline"] == base]
+        known = [row for row in own if row["speedup"]["median"]]
         lines = [
             gain_line(arm, [row for row in own if row["arm"] == arm], colours[arm])
-            for arm in dict.fromkeys(row["arm"] for row in own)
+            for arm in dict.fromkeys(row["arm"] for row in known)
         ]
         if lines:
-            places = sorted({row["tokens_per_parameter"] for row in own})
+            places = sorted({row["tokens_per_parameter"] for row in known})
             figure = Figure(
                 f"speedup-{base}",
                 f"Fewer tokens than {base}",
@@ -251,11 +252,21 @@ def loss_line(arm: Arm, colour: int) -> Series:
 
 
 def gain_line(name: str, rows: list[dict[str, Any]], colour: int) -> Series:
-    """An arm's speedup, with its interval."""
-    found = [row["speedup"] for row in rows]
-    lows, highs = ([f[end] or f["median"] for f in found] for end in ("low", "high"))
-    xs = [row["tokens_per_parameter"] for row in rows]
-    return banded(name, "horizon", xs, [f["median"] for f in found], colour, lows, highs)
+    """An arm's speedup over one baseline, with its interval.
+
+    An end of the interval that is not known is drawn where the arm's horizons end: there it would
+    need its most tokens (low) or its fewest (high).
+    """
+    horizons = [row["tokens_per_parameter"] for row in rows]
+    known = [row for row in rows if row["speedup"]["median"]]
+    xs = [row["tokens_per_parameter"] for row in known]
+    found = [row["speedup"] for row in known]
+    medians = [gain["median"] for gain in found]
+    lows, highs = [], []
+    for x, median, gain in zip(xs, medians, found, strict=True):
+        lows.append(gain["low"] or min(median, x / max(horizons)))
+        highs.append(gain["high"] or max(median, x / min(horizons)))
+    return banded(name, "horizon", xs, medians, colour, lows, highs)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -106,3 +106,20 @@ def test_the_published_rows_are_those_of_the_published_ladders(horizons):
         for tokens in arm.seeds
     }
     assert {key: found[key] for key in losses} == pytest.approx(losses)
+
+
+def test_the_tables_of_the_page_are_those_of_the_studies(horizons):
+    page = (horizons.RESULTS / "horizons.md").read_text()
+    arms = horizons.read(horizons.RESULTS / "horizons" / "wiki-64")
+    assert horizons.loss_table(arms) in page
+    assert all(table in page for table in horizons.gain_tables(list(horizons.rows_of(arms))))
+
+
+def test_an_end_that_no_horizon_reached_is_drawn_where_the_horizons_end(horizons):
+    def row(horizon, median, low, high):
+        speedup = {"median": median, "low": low, "high": high}
+        return {"tokens_per_parameter": horizon, "speedup": speedup}
+
+    rows = [row(1, 0.9, 0.8, None), row(5, None, None, None), row(20, 1.2, None, 1.4)]
+    line = horizons.gain_line("arm", rows, 0)
+    assert (line.y, line.low, line.high) == ([0.9, 1.2], [0.8, 1.0], [1.0, 1.4])
