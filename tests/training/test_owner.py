@@ -44,7 +44,7 @@ def test_a_run_of_somebody_else_asks_for_data_and_touches_nothing(place, capsys,
     shutil.rmtree("cache")
     before = contents(place)
     message = refused(capsys, *argv, "--device", "cpu")
-    assert "is not a run that was made by you" in message
+    assert "is not a run that you made on this computer" in message
     assert ("--data" in message) == (argv[0] != "replay")  # which has no such option
     assert contents(place) == before
 
@@ -80,7 +80,7 @@ def test_a_signature_is_of_the_data_settings_alone(place, trained, monkeypatch, 
     config = json.loads(Path("run/config.json").read_text())
     config["data"]["source"] = "secret.txt"
     Path("run/config.json").write_text(json.dumps(config))
-    assert "is not a run that was made by you" in refused(capsys, "eval", "run")
+    assert "is not a run that you made on this computer" in refused(capsys, "eval", "run")
 
 
 def test_resuming_a_run_makes_it_one_s_own(place, capsys):
@@ -100,7 +100,7 @@ def test_a_run_that_holds_its_data_needs_none(place, capsys):
     tokens = next(Path("run/shards").glob("val-*.bin"))
     tokens.rename("elsewhere.bin")
     tokens.symlink_to(Path("elsewhere.bin").absolute())
-    assert "is not a run that was made by you" in refused(capsys, "eval", "run")
+    assert "is not a run that you made on this computer" in refused(capsys, "eval", "run")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"signature": 5, "resumed": 7}', "{"])
@@ -131,7 +131,7 @@ def test_a_home_that_cannot_be_written_is_said(place, capsys, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "file"))
     assert main(["train", "tiny.toml", "--out", "new"]) == 0
     assert "cannot keep a key" in capsys.readouterr().err
-    assert "is not a run that was made by you" in refused(capsys, "eval", "new")
+    assert "is not a run that you made on this computer" in refused(capsys, "eval", "new")
 
 
 def test_the_standard_library_is_everybody_s_where_the_user_s_own_runs_keep_it():

@@ -56,7 +56,8 @@ def hours(count: float) -> str:
         return f"{3600 * count:.2g} seconds"
     if count < 1:
         return f"{60 * count:.2g} minutes"
-    return f"{count:.2g} hours" if count < 100 else f"{count:,.0f} hours"
+    said = f"{count:.2g}" if count < 100 else f"{count:,.0f}"
+    return f"{said} hour" if said == "1" else f"{said} hours"
 
 
 LINE_EVERY = 10.0

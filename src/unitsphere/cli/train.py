@@ -265,9 +265,10 @@ def print_dry_run(found: "DryRun") -> None:
     from unitsphere.training.forecast import size
 
     degrees = found.degrees
+    processes = "process" if found.world == 1 else "processes"
     print(
-        f"{found.world} processes: dp_replicate {degrees.dp_replicate} · dp_shard "
-        f"{degrees.dp_shard} · tp {degrees.tp}; {found.rows} sequences of each batch a process"
+        f"{found.world} {processes}: dp_replicate {degrees.dp_replicate} · dp_shard "
+        f"{degrees.dp_shard} · tp {degrees.tp}; sequences per process: {found.rows} of each batch"
     )
     cost = found.cost
     print(f"{cost.parameters:,} parameters, {found.step_flops:.3e} FLOPs per step")
@@ -276,11 +277,11 @@ def print_dry_run(found: "DryRun") -> None:
     print(f"{hours(found.hours)} of training ({found.speed.how})")
     print(f"{size(cost.disk)} of checkpoints on the disk\n")
     rows = [[s.name, shape(s.whole), shape(s.part), s.placements] for s in found.shards]
-    print_table(("parameter (of one block)", "whole", "first process", "cut"), rows)
+    print_table(("parameter (of one block)", "whole", "first rank's shard", "sharded"), rows)
     print()
     memory = found.forecast
     lines = [[name, size(value)] for name, value in vars(memory).items()]
-    print_table(("predicted memory", "each process"), [*lines, ["total", size(memory.memory)]])
+    print_table(("predicted memory", "per process"), [*lines, ["total", size(memory.memory)]])
 
 
 def shape(sizes: tuple[int, ...]) -> str:

@@ -128,7 +128,7 @@ def assumed(config: RunConfig, device: torch.device) -> Speed:
     peak = peak or (PEAK_FP32 if precision == "fp32" else PEAK_BF16[chip])
     return Speed(
         SHARE * peak,
-        f"assumed: {SHARE:.0%} of the {precision} peak of a GPU like {chip}, a process",
+        f"assumed: {SHARE:.0%} of the {precision} peak of one {chip} per process",
     )
 
 
@@ -153,7 +153,7 @@ def sample(config: RunConfig) -> RunConfig:
 
 @dataclass(frozen=True)
 class Shard:
-    """A parameter: its whole shape, the first process's part of it, and how it is cut."""
+    """A parameter: its whole shape, the first rank's shard of it, and how it is sharded."""
 
     name: str
     whole: tuple[int, ...]
@@ -248,14 +248,14 @@ def shards(model: Transformer) -> list[Shard]:
 
 
 def describe(parameter: Any) -> str:
-    """How a parameter is cut, in words."""
+    """How a parameter is sharded, in words."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
         return "whole"
     names = mesh.mesh_dim_names or ()
-    cuts = [
+    shards = [
         f"dim {placement.dim} by {name}"
         for name, placement in zip(names, placements(parameter), strict=True)
         if hasattr(placement, "dim")
     ]
-    return ", ".join(cuts) or "whole"
+    return ", ".join(shards) or "whole"

@@ -291,8 +291,8 @@ def check_own_data(
     if made_here(run, data) or lies_inside(run, data) or is_everybodys(data):
         return
     raise UserError(
-        f"{run} is not a run that was made by you here, and its data ({config.data.source}) lie "
-        f"outside of its folder: {todo}"
+        f"{run} is not a run that you made on this computer, and its data "
+        f"({config.data.source}) are outside its folder: {todo}"
     )
 
 

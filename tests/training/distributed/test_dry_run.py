@@ -210,9 +210,12 @@ def test_the_command(capsys):
     assert " FLOPs in all" in said
     assert f"mean learning rate {found['schedule_area']:.4f} of its peak" in said
     assert " of training (assumed: " in said
-    assert "256 processes: dp_replicate 1 · dp_shard 256 · tp 1" in said
+    assert "256 processes: dp_replicate 1 · dp_shard 256 · tp 1; sequences per process: 1" in said
     assert "blocks.0.attention.W_q.weight" in said
     assert size(found["memory"]["total"]) in said
+    assert "first rank's shard" in said
+    assert main([*command, "--world_size", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 process: ")
     assert main(["train", "quickstart/ngpt", "--schedule.kind=wsd", "--schedule.area"]) == 0
     assert capsys.readouterr().out.startswith("schedule.area 0.90")
     assert main(["train", "quickstart/ngpt", "--world-size", "4"]) == 2
