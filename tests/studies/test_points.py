@@ -229,3 +229,8 @@ def test_a_baseline_known_to_be_mis_set_is_refused_unless_allowed_or_tuned(tmp_p
     keys = {"model.init_std": [0.02, 0.1], "optim.rates.*": [1.0, 2.5]}
     tune = Tune(keys={"gpt": keys, "ngpt": {"optim.lr": [0.01, 0.02]}}, trials=2)
     checked(replace(study, tune=tune))
+    once = {"model.init_std": [0.1], "optim.rates.*": [1, 1.0]}
+    for given, trials in ((once, 2), (keys, 1)):
+        tried = Tune(keys={"gpt": {**keys, **given}, "ngpt": KEYS["ngpt"]}, trials=trials)
+        with pytest.raises(UserError, match=f"unfair: .*{name}: gpt"):
+            checked(replace(study, tune=tried))

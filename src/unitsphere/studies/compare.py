@@ -23,8 +23,7 @@ from unitsphere.studies.core.fairness import (
 )
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import Planned, at_budget, final_run, to_come
-from unitsphere.studies.core.points import at_point, check_points, tuned_points
-from unitsphere.studies.core.space import space_of
+from unitsphere.studies.core.points import at_point, check_points, tuned_keys, tuned_points
 from unitsphere.studies.core.spec import Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Point, Tuned, tuned_rates
 from unitsphere.studies.gains import Comparison, differences, rising, speedup_of
@@ -96,7 +95,7 @@ def checked(study: CompareStudy) -> dict[str, RunConfig]:
 
 def findings_of(study: CompareStudy, configs: Mapping[str, RunConfig]) -> list[Finding]:
     """What is unfair and allowed; a UserError if it is not allowed."""
-    tuned = {arm: space_of(study.tune.keys.get(arm, {}), f"tune.keys.{arm}") for arm in configs}
+    tuned = {arm: tuned_keys(study, arm) for arm in configs}
     return check_fair(configs, study.reference, study.allow, tuned=tuned)
 
 

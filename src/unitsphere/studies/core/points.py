@@ -77,6 +77,21 @@ def arm_space(study: Study, arm: str) -> Space:
     return space
 
 
+def tuned_keys(study: Study, arm: str) -> list[str]:
+    """The keys of an arm that are tuned: of which two values or more are listed and can be tried.
+
+    A key with one value is set, not tuned, so it does not pass for a search of it.
+    """
+    space = space_of(study.tune.keys.get(arm, {}), f"tune.keys.{arm}")
+    if (study.tune.trials or 0) < 2:
+        return []
+    return [
+        key
+        for key, choice in space.items()
+        if not isinstance(choice, Choices) or len(set(choice.values)) > 1
+    ]
+
+
 def names_below(key: str, config: RunConfig) -> list[str]:
     """The keys that a key of the space sets; a UserError if there is none."""
     known = flatten(to_dict(config))
