@@ -8,7 +8,13 @@ from studies.tiny import recipes
 
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record, timing
-from unitsphere.studies.core.fairness import REFUSALS, check_fair, run_flags, setting_flags
+from unitsphere.studies.core.fairness import (
+    REFUSALS,
+    check_fair,
+    rate_flags,
+    run_flags,
+    setting_flags,
+)
 from unitsphere.studies.core.plan import wanted
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
@@ -196,6 +202,8 @@ def test_what_is_flagged_of_runs(recipe):
     assert names(recipe, rates={place: edge}) == ["edge"]
     given = Tuned(0.1, 64, {}, at_edge=False)
     assert names(recipe, rates={place: given, ("arm-0", 64): given}) == ["untuned"]
+    point = dataclasses.replace(given, trials=[{"params": {}, "status": "finished"}])
+    assert names(recipe, rates={place: point, ("arm-0", 64): point}) == ["untuned"]
     assert names(recipe, rates={place: dataclasses.replace(TUNED, tokens=128)}) == ["borrowed"]
     assert names(recipe, rates={place: dataclasses.replace(TUNED, lr=None)}) == ["no-rate"]
     broken = dataclasses.replace(TUNED, errors=("arm-1 tune: the disk is full",))
@@ -211,6 +219,18 @@ def test_what_is_flagged_of_runs(recipe):
     moved = record(resumed=[{"device": "cpu", "cpu": "b", "threads": 1, "commit": "c"}])
     assert names(recipe, records={run: moved}) == ["hardware"]
     assert names(recipe, budgets=(64, 64_000)) == ["repeated"]
+
+
+def test_an_arm_that_was_tuned_by_fewer_rates_is_flagged(recipe):
+    """Of one budget only: a grid that grew at another budget says nothing of the arm."""
+    four = dataclasses.replace(TUNED, rates={**TUNED.rates, 0.4: None})
+    grown = {("arm-1", 64): four}
+    assert names(recipe, rates=grown) == ["fewer-runs"]
+    (flag,) = rate_flags({("arm-0", 64): TUNED, **grown})
+    assert flag.text == "arm-0 at 64 tokens: 3 points have a result, of another arm 4"
+    assert names(recipe, rates={("arm-1", 64): dataclasses.replace(four, failed=1)}) == []
+    later = {(arm, 128): dataclasses.replace(four, tokens=128) for arm in ("arm-0", "arm-1")}
+    assert names(recipe, budgets=(64, 128), rates=later) == []
 
 
 def test_times_of_different_hardware_are_not_compared():

@@ -30,7 +30,7 @@ Flagged, shown with the figures:
     edge        the best rate is at the edge of its grid: a better one may be beyond; where
                 other keys are tuned, the best value of one
     untried     a key of an arm's [tune] keys was trained at only one of its values
-    fewer-runs  an arm was tuned by fewer runs than another
+    fewer-runs  an arm was tuned by fewer points, or rates of its grid, than another at a budget
     borrowed    the rate was tuned at another budget
     no-rate     an arm diverged or failed at every rate of its grid
     diverged    a reported run diverged
@@ -123,8 +123,8 @@ def check_fair(
     """The refusals that `allow` lets through, as flags; a UserError for any other.
 
     configs: each arm's, at its smallest budget, resolved. annealed: whether runs must be.
-    tuned: the keys that are tuned of each arm; None: arms may be mis-set. allow None: the study has
-    no such key, so the error does not advise it.
+    tuned: the keys of each arm of which several values are tried; None: arms may be mis-set. allow
+    None: the study has no such key, so the error does not advise it.
     """
     for name in allow or ():
         if name not in REFUSALS:
@@ -286,7 +286,7 @@ def run_flags(
     """Seeds, rates, runs that did not finish, repeated data, and what the runs were made on."""
     if len(seeds) == 1:
         yield Finding("one-seed", f"only seed {seeds[0]}: nothing is known of the spread")
-    if not any(rate.rates or rate.trials for rate in rates.values()):
+    if not any(rate.tried > 1 for rate in rates.values()):
         yield Finding("untuned", "the rates are as the recipes or the study give them")
     yield from rate_flags(rates)
     for (arm, tokens, seed), record in records.items():
@@ -302,7 +302,7 @@ def run_flags(
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
     """How rates were chosen."""
     grids = {(arm, rate.tokens): rate for (arm, _), rate in rates.items()}
-    counts = {at: sum(t["status"] != "failed" for t in rate.trials) for at, rate in grids.items()}
+    most = {at: max(r.results for r in grids.values() if r.tokens == at) for _, at in grids}
     for (arm, tokens), rate in grids.items():
         if rate.lr is None:
             yield Finding("no-rate", f"{arm} at {tokens:,} tokens: no rate of its grid trained")
@@ -318,8 +318,8 @@ def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
             yield Finding("edge", f"{arm} at {tokens:,} tokens: {rate.lr:g} of {tried}")
         for error in rate.errors:
             yield Finding("failed", error)
-        if counts[arm, tokens] < (most := max(counts.values())):
-            text = f"{counts[arm, tokens]} points have a result, of another arm {most}"
+        if rate.results < most[tokens]:
+            text = f"{rate.results} points have a result, of another arm {most[tokens]}"
             yield Finding("fewer-runs", f"{arm} at {tokens:,} tokens: {text}")
     for (arm, tokens), rate in rates.items():
         if rate.tokens != tokens:

@@ -169,6 +169,19 @@ class Tuned:
     """the best of them"""
     law: str | None = None
     """by which its rates were carried here from the budget that they were tuned at"""
+    failed: int = 0
+    """how many of `rates` have no result: a run of theirs failed"""
+
+    @property
+    def tried(self) -> int:
+        """How many rates, or points of several keys, were trained."""
+        return len(self.rates) + len(self.trials)
+
+    @property
+    def results(self) -> int:
+        """How many of them have a result; that a run diverged is one, that it failed is none."""
+        failed = sum(trial["status"] == "failed" for trial in self.trials)
+        return self.tried - self.failed - failed
 
 
 def tuned_rates(
@@ -217,7 +230,8 @@ def tuned(found: Search, tokens: int) -> Tuned:
     rates = {rate: losses.get(rate, math.inf) for rate in sorted(found.found)}
     known = {rate: loss if math.isfinite(loss) else None for rate, loss in rates.items()}
     errors = tuple(failure_lines(found.records))
-    return Tuned(found.best(), tokens, known, found.at_edge(), errors)
+    failed = len(rates) - len(losses)
+    return Tuned(found.best(), tokens, known, found.at_edge(), errors, failed=failed)
 
 
 def nearest(tokens: int, budgets: Sequence[int]) -> int:
