@@ -205,8 +205,8 @@ def test_what_an_arm_writes_begins_with_the_prompt_and_is_always_the_same(study)
     samples = read_json(out / "summary.json")["samples"]
     assert all(text.startswith(PROMPT) and len(text) > len(PROMPT) for text in samples.values())
     assert continued(out / "ngpt") == samples["ngpt"]
-    (shown,) = wrote({"ngpt": f"{PROMPT}name):\n\n        pass\n"})
-    assert shown.lines == ["ngpt wrote:", "      def __init__(self, name):", "          pass"]
+    (shown,) = wrote({"ngpt": f"{PROMPT}(self):\n\n        pass\n"})
+    assert shown.lines == ["ngpt wrote:", "      def read(self):", "          pass"]
 
 
 def test_fewer_workers_than_one_and_a_folder_in_use_are_refused(tmp_path, capsys):

@@ -47,9 +47,16 @@ RECIPES = (
     "quickstart/best",
 )
 SAMPLE_LINES, WIDTH = 8, 76
-PROMPT = 'class Reader:\n    """Read lines from a file."""\n\n    def __init__(self, '
+PROMPT = (
+    "class Reader:\n"
+    "    def __init__(self, file):\n"
+    "        self.file = file\n"
+    "        self.lines = []\n\n"
+    "    def read"
+)
 """What every model continues: small models write readable code once they are inside of some."""
-SAMPLE_TOKENS, TEMPERATURE = 120, 0.5
+SAMPLE_TOKENS, TEMPERATURE, MIN_P = 120, 0.5, 0.2
+"""Tokens below `MIN_P` of the likeliest one are left out: one odd token makes a line unreadable."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,9 @@ def milliseconds(config: RunConfig, timed: Sequence[dict[str, Any]]) -> float:
 def continued(run: Path) -> str:
     """`PROMPT` and what the trained model writes after it, the same for the same weights."""
     model, tokenizer, _ = load_run(run, "cpu")
-    (text,) = generate_text(model, tokenizer, [PROMPT], SAMPLE_TOKENS, temperature=TEMPERATURE)
+    (text,) = generate_text(
+        model, tokenizer, [PROMPT], SAMPLE_TOKENS, temperature=TEMPERATURE, min_p=MIN_P
+    )
     return PROMPT + text.text
 
 
