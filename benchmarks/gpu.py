@@ -6,11 +6,12 @@
 A part is one command in a process of its own. Its figures are written to OUT/PART.json as soon as
 it ends, and the next call skips it, so that a call that was cut short loses only the part it was
 in. A part starts only if its estimated time is left. --rehearse runs every part on a CPU at toy
-size.
+size, and collects the tests.
 docs/how-to/gpu.md says how to run it; benchmarks/gpu_page.py makes the page from the JSON.
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -122,11 +123,13 @@ BENCHES = {
         "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --rounds 2 --steps 1",
     ),
 }
-ESTIMATES = {"tests": 1.5} | {name: part.minutes for name, part in BENCHES.items()}
-ESTIMATES |= {"fla": 3, "compare": 4}
+MINUTES = 25
+"""Of a call. All parts that come before `compare` fit in, and leave it the minutes it needs."""
+ESTIMATES = {"tests": 2} | {name: part.minutes for name, part in BENCHES.items()}
+ESTIMATES |= {"compare": 4, "fla": 5}
 """Part -> the minutes that must be left for it to start, in the order in which they run.
 
-`compare` is given all that is left."""
+`compare` is given all that is left, so `fla` is for the next call."""
 
 TOKENS_PER_SECOND = 200_000
 """Of the comparison's slowest arm: twelve runs at once on an H200 had 230,000 each."""
@@ -159,9 +162,10 @@ def run_tests(name: str, seconds: float, out: Path, rehearse: bool) -> dict[str,
 
     The log names each as it ends, for a part that is cut off.
     """
-    workers = str(min(os.cpu_count() or 1, 8))
-    command = [sys.executable, "-m", "pytest", "-vv", "-n", workers, "-p", "no:cacheprovider"]
-    command += [*TESTS[name], *(["--collect-only"] if rehearse else [])]
+    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *TESTS[name]]
+    if importlib.util.find_spec("xdist"):  # without it pytest refuses -n
+        command += ["-n", str(min(os.cpu_count() or 1, 8))]
+    command += ["--collect-only"] if rehearse else []
     text = output_of(command, out / f"{name}.log", seconds, fine=(0, 1))
     lines = text.splitlines()
     if not lines:  # pytest itself did not start
@@ -272,7 +276,7 @@ def say(line: str) -> None:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=25, help="of this call")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of this call")
     parser.add_argument("--parts", nargs="+", default=[*ESTIMATES], choices=[*ESTIMATES])
     parser.add_argument("--out", type=Path, help="runs/gpu, or runs/gpu-rehearsal")
     parser.add_argument("--data", type=Path, help="folder of train.jsonl and dev.jsonl")

@@ -3,12 +3,15 @@
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from studies.inprocess import trained_here
 
 from unitsphere.bench import train
 from unitsphere.bench.arms import ON_GPU, arm_config
@@ -37,18 +40,106 @@ def test_its_paths_are_there():
     assert all((ROOT / path).exists() for paths in gpu.TESTS.values() for path in paths)
 
 
+@pytest.fixture
+def rehearse(tmp_path, monkeypatch, capsys):
+    """Runs a part at toy size in this process, as --rehearse does in another; gives the page."""
+
+    def here(command, log, seconds, fine=(0,)):
+        assert command[:3] == [*gpu.UNITSPHERE]
+        assert main(command[3:]) in fine
+        return capsys.readouterr().out
+
+    def run(name, *argv):
+        monkeypatch.setattr(gpu, "output_of", here)
+        options = gpu.parse(["--rehearse", *argv])
+        assert (
+            gpu.run_parts(
+                [name], 99, tmp_path, lambda *part: gpu.measure(part[0], tmp_path, part[1], options)
+            )
+            == []
+        )
+        return gpu_page.page(tmp_path)
+
+    return run
+
+
 @pytest.mark.parametrize("name", gpu.BENCHES)
-def test_every_part_is_rehearsed_and_has_a_table(name, monkeypatch, capsys, tmp_path):
+def test_every_part_is_rehearsed_and_has_a_table(name, rehearse, monkeypatch):
     monkeypatch.setattr(train, "ceilings", lambda device: Ceilings(1e9, 1e10))
-    command = gpu.BENCHES[name].command(rehearse=True)
-    assert main(command[3:]) == 0
-    result = json.loads(capsys.readouterr().out)
-    (tmp_path / f"{name}.json").write_text(
-        json.dumps({"part": name, "seconds": 1.0, "result": result})
-    )
-    page = gpu_page.page(tmp_path)
+    page = rehearse(name)
     assert f"## {name}" in page
     assert page.count("\n|") >= 3
+
+
+def test_the_comparison_is_rehearsed_on_a_folder_of_texts(rehearse, tmp_path):
+    for name in ("train", "dev"):
+        rows = [json.dumps({"text": f"{name}: {n} foxes jump over {n} dogs"}) for n in range(99)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    with trained_here():
+        page = rehearse("compare", "--data", str(tmp_path))
+    assert "## compare" in page
+    for arm in read_toml(gpu.STUDY)["arms"]:
+        assert re.search(rf"\| {arm} +\| [\d,]+ \| [\d.]+ \| +512 \| +\d", page), page
+
+
+@pytest.mark.parametrize("xdist", [True, False])
+def test_the_tests_of_a_part_are_counted_with_and_without_xdist(xdist, tmp_path, monkeypatch):
+    path = tmp_path / "test_toy.py"
+    path.write_text("def test_one(): pass\ndef test_other(): assert False\n")
+    monkeypatch.setitem(gpu.TESTS, "tests", (str(path),))
+    if not xdist:
+        monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    commands, output_of = [], gpu.output_of
+
+    def run(command, *rest, **named):
+        commands.append(command)
+        return output_of(command, *rest, **named)
+
+    monkeypatch.setattr(gpu, "output_of", run)
+    found = gpu.run_tests("tests", 240, tmp_path, rehearse=False)
+    assert ("-n" in commands[0]) == xdist
+    assert found["summary"].startswith("1 failed, 1 passed")
+    [failed] = found["failed"]
+    assert "test_toy.py::test_other" in failed
+
+
+def planned(minutes, folder, monkeypatch):
+    """The parts of each call until all are measured, if each takes as long as is estimated."""
+    now, calls = [0.0], []
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def one(name, seconds):
+        if name == "compare":
+            assert seconds >= 60 * gpu.ESTIMATES[name]
+        now[0] += seconds if name == "compare" else 60 * gpu.ESTIMATES[name]
+        calls[-1].append(name)
+        return {}
+
+    left = list(gpu.ESTIMATES)
+    while left:
+        calls.append([])
+        left = gpu.run_parts([*gpu.ESTIMATES], minutes, folder, one)
+        assert calls[-1], f"{minutes} minutes are too few for {left}"
+    return calls
+
+
+def test_one_call_has_time_for_all_but_fla_and_the_next_for_fla(tmp_path, monkeypatch):
+    *rest, last = gpu.ESTIMATES
+    assert last == "fla"
+    assert planned(gpu.MINUTES, tmp_path, monkeypatch) == [rest, [last]]
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"\nGPU_MINUTES ?= {gpu.MINUTES}\n" in makefile
+
+
+def test_four_calls_of_nine_minutes_are_enough(tmp_path, monkeypatch):
+    calls = planned(9, tmp_path, monkeypatch)
+    assert [call[-1] for call in calls] == ["step-50m", "memory-50m", "compare", "fla"]
+
+
+def test_its_page_has_the_estimates_in_their_order():
+    page = (ROOT / "docs" / "how-to" / "gpu.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+)", page, re.MULTILINE)
+    assert [(name, float(minutes)) for name, minutes in rows] == [*gpu.ESTIMATES.items()]
 
 
 @pytest.mark.parametrize("name", gpu.BENCHES)
