@@ -8,7 +8,8 @@ nanoGPT runs the command of its README, with nothing changed. Ours is shakespear
 characters, split and context, layers and width, and a validation on as many characters. Both take
 turns on one thread. Times are from the start of the process. Afterwards, outside the clock, both
 models are scored on the whole validation split. Each run is written to OUT at once and not
-repeated by the next call; the table is printed at the end.
+repeated by the next call; ours with --steps or --lr is a run of its own. The table of all of them
+is printed at the end, and --json writes their figures to one file.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ from process import Score, Trace, first_at, traced
 from unitsphere.config import read_json
 from unitsphere.files import write_text
 from unitsphere.report.render.markdown import markdown_table
+from unitsphere.training.recipes import load_recipe
 
 HERE = Path(__file__).parent
 TARGET = 1.88
@@ -89,11 +91,14 @@ def run_ours(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     data = [f"--data.{name}={options.out / value}" for name, value in SOURCES.items()]
     run = out / "run"
     train = [*unitsphere, "train", str(HERE / "shakespeare.toml"), *data, "--out", str(run)]
-    steps = [f"--train.steps={options.steps}"] if options.steps else []
-    trace = traced([*train, *steps], Path.cwd(), options.core, out / "log")
+    given = {"train.steps": options.steps, "optim.lr": options.lr}
+    train += [f"--{name}={value}" for name, value in given.items() if value]
+    trace = traced(train, Path.cwd(), options.core, out / "log")
     score = [*unitsphere, "eval", str(run), "--json"]
     said = subprocess.run(score, check=True, capture_output=True, text=True)
-    return result(trace, our_scores(trace, run), json.loads(said.stdout)["loss"])
+    recipe = load_recipe(str(HERE / "shakespeare.toml"))
+    own = {"steps": options.steps or recipe.train.steps, "lr": options.lr or recipe.optim.lr}
+    return own | result(trace, our_scores(trace, run), json.loads(said.stdout)["loss"])
 
 
 SOURCES = {"source": "train.txt", "validation": "val.txt", "cache": "cache"}
@@ -113,13 +118,22 @@ def result(trace: Trace, scores: Sequence[Score], whole: float) -> dict[str, Any
     }
 
 
-def table(out: Path) -> str:
-    """A row for each contender: medians over its runs."""
+def label(name: str, options: argparse.Namespace) -> str:
+    """A contender's name, and for ours the steps and the rate that are not its recipe's."""
+    given = [options.steps, options.lr] if name == "ours" else []
+    return "-".join([name, *(f"{value:g}" for value in given if value)])
+
+
+def all_runs(out: Path) -> dict[str, dict[str, Any]]:
+    """The figures of every run so far, by label and number."""
+    return {path.stem: read_json(path) for path in sorted(out.glob("*-*.json"))}
+
+
+def table(found: Mapping[str, dict[str, Any]]) -> str:
+    """A row for each contender, nanoGPT first: medians over its runs."""
     rows = []
-    for name in CONTENDERS:
-        runs = [read_json(path) for path in sorted(out.glob(f"{name}-*.json"))]
-        if not runs:
-            continue
+    for name in sorted({run.rpartition("-")[0] for run in found}):
+        runs = [run for key, run in found.items() if key.rpartition("-")[0] == name]
         reached = [run["to_target"] for run in runs]
         to = ["not reached"] * 2
         if all(reached):
@@ -142,6 +156,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--core", type=int, help="the core that both run on")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, help="of ours, in place of the recipe's")
+    parser.add_argument("--lr", type=float, help="of ours, in place of the recipe's")
+    parser.add_argument("--json", type=Path, help="a file for the figures of all runs in OUT")
     parser.add_argument("--only", choices=[*CONTENDERS])
     options = parser.parse_args(argv)
     options.nanogpt, options.text = options.nanogpt.resolve(), options.text.resolve()
@@ -154,18 +170,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     split_text(options.text, options.out)
-    prepare_peer(options)
+    if options.only != "ours":
+        prepare_peer(options)
     for number in range(options.repeats):
         for name, run in CONTENDERS.items():
-            path = options.out / f"{name}-{number}.json"
+            run_name = f"{label(name, options)}-{number}"
+            path = options.out / f"{run_name}.json"
             if path.exists() or options.only not in (None, name):
                 continue
-            folder = options.out / f"{name}-{number}"
+            folder = options.out / run_name
             folder.mkdir(exist_ok=True)
             found = run(options, folder)
             write_text(path, json.dumps(found, indent=1) + "\n")
             print(f"{path}: {found['last']}", file=sys.stderr, flush=True)
-    print(table(options.out))
+    found = all_runs(options.out)
+    if options.json is not None:
+        write_text(options.json, json.dumps(found, indent=1) + "\n")
+    print(table(found))
 
 
 if __name__ == "__main__":

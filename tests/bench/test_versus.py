@@ -108,6 +108,42 @@ def test_both_run_in_turns_and_no_run_is_repeated(shakespeare, tmp_path, monkeyp
     assert "| ours | 2 | 7 | 9 | 8 | 9 | 1.800 | 1.810 |" in table.replace("  ", " ")
 
 
+def test_ours_at_other_steps_and_another_rate_is_a_run_of_its_own(
+    shakespeare, process, tmp_path, monkeypatch, capsys
+):
+    commands, out = [], tmp_path / "out"
+
+    def traced(command, cwd, core, log):
+        commands.append(command)
+        folder = Path(command[command.index("--out") + 1])
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"val_loss": 1.7}\n')
+        return process.Trace([], 9.0, 8.0)
+
+    said = subprocess.CompletedProcess([], 0, stdout='{"loss": 1.71}')
+    monkeypatch.setattr(shakespeare, "traced", traced)
+    monkeypatch.setattr(shakespeare.subprocess, "run", lambda *words, **how: said)
+    (tmp_path / "text.txt").write_text("abcdefghij")
+    argv = ["--nanogpt", str(tmp_path), "--text", str(tmp_path / "text.txt"), "--out", str(out)]
+    argv += ["--only", "ours", "--json", str(tmp_path / "all.json")]
+    shakespeare.main(argv)
+    shakespeare.main([*argv, "--steps", "450", "--lr", "2e-2"])
+    assert len(commands) == 2
+    assert not any(word.startswith(("--train.steps", "--optim.lr")) for word in commands[0])
+    assert {"--train.steps=450", "--optim.lr=0.02"} <= set(commands[1])
+    assert [path.name for path in sorted(out.glob("*.json"))] == [
+        "ours-0.json",
+        "ours-450-0.02-0.json",
+    ]
+    runs = json.loads((tmp_path / "all.json").read_text())
+    assert set(runs) == {"ours-0", "ours-450-0.02-0"}
+    assert (runs["ours-450-0.02-0"]["steps"], runs["ours-450-0.02-0"]["lr"]) == (450, 0.02)
+    assert (runs["ours-0"]["steps"], runs["ours-0"]["lr"]) == (140, 0.028)
+    table = capsys.readouterr().out.replace("  ", " ")
+    assert "| ours | 1 |" in table
+    assert "| ours-450-0.02 | 1 |" in table
+
+
 def test_our_recipe_has_the_sizes_of_nanogpt_s_line(shakespeare):
     from unitsphere.training.recipes import load_recipe
 
