@@ -13,23 +13,26 @@ validation split, outside the clock. Each run is written to OUT at once and not 
 call; the table is printed at the end. litgpt needs an environment of its own (with
 torchmetrics and tensorboard), so it takes a call of its own:
 --contenders litgpt, with that --peer_python.
+
+--steps gives the lengths in place of --minutes: then each contender runs once per length, at --rate
+or its own, and nothing is tuned. --decay is the weight decay of ours:
+
+    python benchmarks/versus/wiki.py --train wiki_train.jsonl --validation wiki_dev.jsonl \
+        --contenders gpt-plus-offset gpt-plus-peri --steps 2470 --decay 1.4
 """
 
 import argparse
 import json
 import math
 import pickle
-import re
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from process import Trace, traced
+from contenders import CONTENDERS, OURS, PEERS
+from process import traced
 
 from unitsphere.config import read_json
 from unitsphere.data.prepare import prepare
@@ -37,12 +40,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.files import write_bytes, write_text
 from unitsphere.report.render.markdown import markdown_table
 
-HERE = Path(__file__).parent
-CONTEXT, TOKENIZER = 256, "bpe:1024"
-WIDTH = 152
-"""Of nanoGPT and GPT-2, whose MLP has two matrices where ours has three; ours has 128."""
-LITGPT_WIDTH = 144
-"""Its head is not tied, as ours is not."""
+TOKENIZER = "bpe:1024"
 CLONED = ("nanogpt", "nanochat")
 """Peers that run from a clone of their repository."""
 PROBE = (20, 120)
@@ -51,187 +49,6 @@ KEEP_MEMORY = ("env", f"MALLOC_TRIM_THRESHOLD_={2**40}", f"MALLOC_MMAP_THRESHOLD
 """Settings of glibc, for all: what tensors free stays in the process, as ours sets for itself."""
 TOLERANCE = 0.02
 """By how much a contender's parameters may differ from ours."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """How to train one: its authors' rate, its command, its parameters and its whole score.
-
-    factors: of that rate, the first that are tried. train(options, steps, rate, folder) gives a
-    command and where it runs.
-    """
-
-    rate: float
-    factors: tuple[float, ...]
-    train: Callable[[argparse.Namespace, int, float, Path], tuple[list[str], Path]]
-    parameters: Callable[[Trace, Path], int]
-    score: Callable[[argparse.Namespace, Trace, Path], float]
-
-
-def run_nanogpt(
-    options: argparse.Namespace, steps: int, rate: float, out: Path
-) -> tuple[list[str], Path]:
-    """nanoGPT with 4 layers; all that is not sizes, data and length is train.py's."""
-    given = {
-        "device": "cpu", "compile": False, "dtype": "float32", "dataset": options.out / "tokens",
-        "out_dir": out / "checkpoint", "block_size": CONTEXT, "batch_size": 8,
-        "gradient_accumulation_steps": 1, "n_layer": 4, "n_head": 2, "n_embd": WIDTH,
-        "max_iters": steps, "lr_decay_iters": steps, "warmup_iters": min(100, steps // 10),
-        "learning_rate": rate, "min_lr": rate / 10, "eval_interval": steps, "eval_iters": 1,
-    }  # fmt: skip
-    words = [f"--{name}={value}" for name, value in given.items()]
-    return [options.peer_python, "train.py", *words], options.nanogpt
-
-
-def nanogpt_parameters(trace: Trace, out: Path) -> int:
-    """As it prints them, with the positions that it leaves out."""
-    said = (re.match(r"number of parameters: ([\d.]+)M", line.text) for line in trace.lines)
-    count = next(match for match in said if match)
-    return round(1e6 * float(count[1])) + CONTEXT * WIDTH
-
-
-def nanogpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
-    """Of its last checkpoint."""
-    command = [options.peer_python, str(HERE / "nanogpt_score.py"), str(out / "checkpoint")]
-    command.append(str(options.out / "tokens" / "val.bin"))
-    return float(subprocess.run(command, cwd=options.nanogpt, **PRINTED).stdout)
-
-
-def nanochat_peer(options: argparse.Namespace, out: Path) -> list[str]:
-    """nanochat_peer.py on the tokens; without more words it scores."""
-    script, tokens = HERE / "nanochat_peer.py", options.out / "tokens"
-    return [options.peer_python, str(script), str(tokens), str(CONTEXT), str(out)]
-
-
-def run_nanochat(
-    options: argparse.Namespace, steps: int, rate: float, out: Path
-) -> tuple[list[str], Path]:
-    """nanochat's base_train, which compiles."""
-    first, own = ([*nanochat_peer(options, out), str(n), str(rate)] for n in (1, steps))
-    return compiled(options, "nanochat", options.nanochat, first, own), options.nanochat
-
-
-def compiled(
-    options: argparse.Namespace, name: str, where: Path, first: list[str], own: list[str]
-) -> list[str]:
-    """The command `own` with the cache of its compiler; `first` fills it once, not timed."""
-    cache = options.out / f"compiled-{name}"
-    named = ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}"]
-    if not cache.exists():
-        subprocess.run([*named, *first], cwd=where, check=True, stdout=sys.stderr)
-    return [*named, *own]
-
-
-def nanochat_parameters(trace: Trace, out: Path) -> int:
-    """As it prints them."""
-    said = (re.match(r"total\s*: ([\d,]+)", line.text) for line in trace.lines)
-    return int(next(match for match in said if match)[1].replace(",", ""))
-
-
-def nanochat_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
-    """Of its last checkpoint."""
-    command = nanochat_peer(options, out)
-    return float(subprocess.run(command, cwd=options.nanochat, **PRINTED).stdout)
-
-
-def litgpt_peer(options: argparse.Namespace, out: Path) -> list[str]:
-    """litgpt_peer.py on the tokens; without more words it scores."""
-    words = [HERE / "litgpt_peer.py", options.out / "tokens", CONTEXT, out, LITGPT_WIDTH]
-    return [options.peer_python, *map(str, words)]
-
-
-def run_litgpt(
-    options: argparse.Namespace, steps: int, rate: float, out: Path
-) -> tuple[list[str], Path]:
-    """litgpt's pretraining, which compiles."""
-    first, own = ([*litgpt_peer(options, out), str(n), str(rate)] for n in (1, steps))
-    return compiled(options, "litgpt", Path.cwd(), first, own), Path.cwd()
-
-
-def litgpt_parameters(trace: Trace, out: Path) -> int:
-    """As it prints them."""
-    said = (re.match(r"Total parameters: ([\d,]+)", line.text) for line in trace.lines)
-    return int(next(match for match in said if match)[1].replace(",", ""))
-
-
-def litgpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
-    """Of the weights that it saved."""
-    return float(subprocess.run(litgpt_peer(options, out), **PRINTED).stdout)
-
-
-def run_trainer(
-    options: argparse.Namespace, steps: int, rate: float, out: Path
-) -> tuple[list[str], Path]:
-    """transformers' GPT-2 of the same sizes by its Trainer (hf_trainer.py)."""
-    words = [options.out / "tokens", CONTEXT, out / "model", WIDTH, steps, rate]
-    return [options.peer_python, str(HERE / "hf_trainer.py"), *map(str, words)], Path.cwd()
-
-
-def trainer_parameters(trace: Trace, out: Path) -> int:
-    """As hf_trainer.py prints them."""
-    return int(next(x.text for x in trace.lines if x.text.startswith("parameters")).split()[1])
-
-
-def trainer_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
-    """Of the model that it saved."""
-    command = [options.peer_python, str(HERE / "hf_trainer.py"), str(options.out / "tokens")]
-    return float(subprocess.run([*command, str(CONTEXT), str(out / "model")], **PRINTED).stdout)
-
-
-def run_ours(
-    recipe: str, options: argparse.Namespace, steps: int, rate: float, out: Path
-) -> tuple[list[str], Path]:
-    """A recipe whose tuned `rate` the law takes to so many steps.
-
-    Compiled, and in bf16 where the processor has such instructions.
-    """
-    given = {
-        "data.source": options.out / "shards", "data.context": CONTEXT,
-        "optim.transfer": "nu", "optim.base.lr": rate,
-        "train.precision": "auto", "train.compile": True, "train.save_every": 0,
-        "train.eval_every": 0, "train.eval_tokens": 16384,
-    }  # fmt: skip
-    words = [f"--{name}={value}" for name, value in given.items()]
-    unitsphere = [sys.executable, "-m", "unitsphere", "train", recipe, *words]
-    first, own = (
-        [*unitsphere, f"--train.steps={n}", f"--out={out / folder}"]
-        for n, folder in ((1, "first"), (steps, "run"))
-    )
-    return compiled(options, f"ours-{Path(recipe).stem}", Path.cwd(), first, own), Path.cwd()
-
-
-def our_parameters(trace: Trace, out: Path) -> int:
-    """Of the run's own config."""
-    command = [sys.executable, "-m", "unitsphere", "params", str(out / "run"), "--json"]
-    return json.loads(subprocess.run(command, **PRINTED).stdout)[0]["parameters"]
-
-
-def our_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
-    """`unitsphere eval`."""
-    command = [sys.executable, "-m", "unitsphere", "eval", str(out / "run"), "--json"]
-    return json.loads(subprocess.run(command, **PRINTED).stdout)["loss"]
-
-
-def ours(rate: float, recipe: str) -> Contender:
-    """A recipe, with its `optim.base.lr`."""
-    return Contender(rate, (0.5, 1, 2), partial(run_ours, recipe), our_parameters, our_score)
-
-
-OURS = "gpt-plus-muon"
-PRINTED: Any = {"check": True, "capture_output": True, "text": True}
-CONTENDERS = {
-    "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
-    "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, nanochat_parameters, nanochat_score),
-    "litgpt": Contender(6e-4, (1, 2, 4), run_litgpt, litgpt_parameters, litgpt_score),
-    "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
-    OURS: ours(4e-3, "quickstart/gpt-plus-muon"),
-    "gpt-plus-values": ours(4e-3, str(HERE / "gpt-plus-values.toml")),
-    "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
-    "gpt-plus-offset": ours(4e-3, str(HERE / "gpt-plus-offset.toml")),
-    "gpt-plus-peri": ours(4e-3, str(HERE / "gpt-plus-peri.toml")),
-    "best": ours(1.4e-2, "quickstart/best"),
-    "best-offset": ours(1.4e-2, str(HERE / "best-offset.toml")),
-}
 
 
 def prepare_tokens(options: argparse.Namespace) -> float:
@@ -251,7 +68,8 @@ def prepare_tokens(options: argparse.Namespace) -> float:
 
 def measured(name: str, options: argparse.Namespace, steps: int, rate: float) -> dict[str, Any]:
     """One run, or what an earlier call found."""
-    label = f"{name}-{steps}-{rate:.3g}"
+    decay = f"-decay-{options.decay:g}" if options.decay is not None and name not in PEERS else ""
+    label = f"{name}-{steps}-{rate:.3g}{decay}"
     path, folder = options.out / f"{label}.json", options.out / label
     if not path.exists():
         contender = CONTENDERS[name]
@@ -303,14 +121,16 @@ def check_sizes(options: argparse.Namespace) -> None:
 
 
 def rows_of(name: str, options: argparse.Namespace, tokens_per_byte: float) -> list[list[str]]:
-    """A row for each of a contender's two rates: bits per byte by budget."""
-    tuned = tuned_rate(name, options)
+    """Bits per byte by length: a row for each of a contender's two rates, one where --steps are."""
+    own = CONTENDERS[name].rate
+    if options.steps:
+        lengths, rates = options.steps, {"one run": options.rate or own}
+    else:
+        rates = {"as shipped": own, "tuned": tuned_rate(name, options)}
+        lengths = [steps_for(name, options, minutes) for minutes in options.minutes]
     rows = []
-    for kind, rate in (("as shipped", CONTENDERS[name].rate), ("tuned", tuned)):
-        runs = [
-            measured(name, options, steps_for(name, options, minutes), rate)
-            for minutes in options.minutes
-        ]
+    for kind, rate in rates.items():
+        runs = [measured(name, options, steps, rate) for steps in lengths]
         bits = [f"{run['loss'] * tokens_per_byte / math.log(2):.4f}" for run in runs]
         rows.append([name, kind, f"{rate:.3g}", f"{runs[0]['parameters']:,}", *bits])
     return rows
@@ -325,11 +145,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--train", type=Path, required=True, help="JSONL with a key text")
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--minutes", type=float, nargs="+", default=[5, 15, 30])
+    parser.add_argument("--steps", type=int, nargs="+", help="lengths, in place of --minutes")
+    parser.add_argument("--rate", type=float, help="of the runs of --steps, in place of their own")
+    parser.add_argument(
+        "--decay", type=float, help="weight decay of ours, in place of the recipe's"
+    )
     together = [name for name in CONTENDERS if name != "litgpt"]
     parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS], default=together)
     parser.add_argument("--out", type=Path, default=Path("runs/versus-wiki"))
     parser.add_argument("--core", type=int, help="the core that all run on")
     options = parser.parse_args(argv)
+    if options.rate is not None and not options.steps:
+        parser.error("--rate is that of single runs: give --steps too")
     for peer in set(CLONED) & set(options.contenders):
         if getattr(options, peer) is None:
             parser.error(f"contender {peer}: give --{peer}, a clone of it")
@@ -345,7 +172,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokens_per_byte = prepare_tokens(options)
     check_sizes(options)
     rows = [row for name in options.contenders for row in rows_of(name, options, tokens_per_byte)]
-    columns = ["", "rate", "", "parameters", *(f"{m:g} minutes" for m in options.minutes)]
+    lengths = [f"{minutes:g} minutes" for minutes in options.minutes]
+    lengths = [f"{steps:,} steps" for steps in options.steps or ()] or lengths
+    columns = ["", "rate", "", "parameters", *lengths]
     print(markdown_table(columns, rows))
 
 

@@ -158,7 +158,12 @@ def test_our_recipe_has_the_sizes_of_nanogpt_s_line(shakespeare):
 
 
 @pytest.fixture
-def wiki(monkeypatch, process):
+def contenders(monkeypatch, process):
+    return loaded("contenders", monkeypatch)
+
+
+@pytest.fixture
+def wiki(monkeypatch, contenders):
     return loaded("wiki", monkeypatch)
 
 
@@ -192,7 +197,9 @@ def fake(wiki, monkeypatch, parameters=1000, per_step=0.5, start_up=10.0):
         steps, rate = asked[-1]
         return 2 + 10 / steps + abs(rate - 4e-3)
 
-    contender = wiki.Contender(1e-3, (1, 2, 4), train, lambda trace, out: parameters, score)
+    contender = sys.modules["contenders"].Contender(
+        1e-3, (1, 2, 4), train, lambda trace, out: parameters, score
+    )
     monkeypatch.setattr(wiki, "traced", traced)
     for name in wiki.CONTENDERS:
         monkeypatch.setitem(wiki.CONTENDERS, name, contender)
@@ -215,6 +222,42 @@ def test_steps_fill_the_minutes_and_the_rate_is_the_best_that_was_tried(
     assert asked == [(220, 1e-3), (220, 4e-3)]  # the rest was known
 
 
+def test_lengths_in_steps_are_single_runs_at_one_rate(wiki, options, monkeypatch):
+    asked = fake(wiki, monkeypatch)
+    options.steps = [50, 70]
+    [row] = wiki.rows_of(wiki.OURS, options, tokens_per_byte=0.5)
+    assert row[:4] == [wiki.OURS, "one run", "0.001", "1,000"]
+    assert asked == [(50, 1e-3), (70, 1e-3)]
+    options.rate = 3e-3
+    assert wiki.rows_of("nanochat", options, tokens_per_byte=0.5)[0][2] == "0.003"
+    assert asked[2:] == [(50, 3e-3), (70, 3e-3)]
+
+
+def test_another_decay_of_ours_is_a_run_of_its_own(wiki, contenders, options, monkeypatch):
+    def words(name):
+        (options.out / f"compiled-ours-{name}").mkdir(exist_ok=True)
+        return contenders.CONTENDERS[name].train(options, 9, 4e-3, options.out)[0]
+
+    assert not any("weight_decay" in word for word in words("gpt-plus-peri"))
+    options.decay = 1.4
+    assert "--optim.weight_decay=1.4" in words("gpt-plus-peri")
+    fake(wiki, monkeypatch)
+    for name in ("gpt-plus-peri", "nanochat"):
+        wiki.measured(name, options, 9, 4e-3)
+    assert {path.stem for path in options.out.glob("*-9-*.json")} == {
+        "gpt-plus-peri-9-0.004-decay-1.4",
+        "nanochat-9-0.004",
+    }
+
+
+def test_a_rate_is_of_runs_whose_steps_are_given(wiki, capsys):
+    argv = ["--train", "t", "--validation", "d", "--contenders", "best", "--rate", "1"]
+    with pytest.raises(SystemExit):
+        wiki.parse(argv)
+    assert "give --steps too" in capsys.readouterr().err
+    assert wiki.parse([*argv, "--steps", "9"]).rate == 1
+
+
 def test_a_peer_without_its_clone_gets_a_clear_line(wiki, capsys):
     argv = ["--train", "train.jsonl", "--validation", "dev.jsonl"]
     wiki.parse([*argv, "--contenders", "trainer", "gpt-plus-muon"])
@@ -232,7 +275,7 @@ def test_a_peer_without_its_clone_gets_a_clear_line(wiki, capsys):
     ],
 )
 def test_a_contender_compiles_once_before_the_clock_starts(
-    name, cache, said, wiki, options, monkeypatch
+    name, cache, said, contenders, options, monkeypatch
 ):
     ran = []
 
@@ -240,9 +283,9 @@ def test_a_contender_compiles_once_before_the_clock_starts(
         ran.append((command, how["cwd"]))
         (options.out / f"compiled-{cache}").mkdir()
 
-    monkeypatch.setattr(wiki.subprocess, "run", run)
+    monkeypatch.setattr(contenders.subprocess, "run", run)
     for _ in range(2):
-        command, where = wiki.CONTENDERS[name].train(options, 40, 0.02, options.out / "run")
+        command, where = contenders.CONTENDERS[name].train(options, 40, 0.02, options.out / "run")
         assert command[1] == f"TORCHINDUCTOR_CACHE_DIR={options.out / f'compiled-{cache}'}"
         assert {word.format(n=40) for word in said} <= set(command)
     [(first, folder)] = ran
@@ -259,9 +302,9 @@ def test_a_contender_compiles_once_before_the_clock_starts(
         ("nanogpt", ["number of parameters: 1.27M", "more"], 1_270_000 + 256 * 152),
     ],
 )
-def test_a_peer_s_parameters_are_read(peer, said, count, wiki, process):
+def test_a_peer_s_parameters_are_read(peer, said, count, contenders, process):
     trace = process.Trace([process.Line(1.0, 1.0, text) for text in said], 2.0, 2.0)
-    assert wiki.CONTENDERS[peer].parameters(trace, Path()) == count
+    assert contenders.CONTENDERS[peer].parameters(trace, Path()) == count
 
 
 def test_nanochat_reads_every_window_once_an_epoch(monkeypatch, tmp_path):
