@@ -1,0 +1,84 @@
+"""The times against nanochat in docs/results/versus.md follow from the runs in its JSON."""
+
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+
+import pytest
+
+from unitsphere.config import read_json
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGE = (RESULTS / "versus.md").read_text()
+RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"]
+OURS = [
+    "gpt-plus-offset-2470-0.004-decay-1.4",
+    "gpt-plus-offset-4300-0.004-decay-0.95",
+    "gpt-plus-offset-7400-0.004-decay-0.67",
+]
+PERI = [
+    "gpt-plus-peri-2470-0.004-decay-1.4",
+    "gpt-plus-peri-4300-0.004-decay-0.966",
+    "gpt-plus-peri-6200-0.004-decay-0.67",
+]
+NANOCHAT = {rate: RUNS[f"nanochat-kept-memory-5560-{rate}"] for rate in ("0.16", "0.115")}
+
+
+def between(names: list[str], loss: float, key: str) -> float:
+    """Seconds or steps at a loss, linear in their logarithm between two runs."""
+    runs = [RUNS[name] for name in names]
+    first, last = next(
+        pair for pair in pairwise(runs) if pair[0]["loss"] >= loss and pair[1]["loss"] <= loss
+    )
+    share = (first["loss"] - loss) / (first["loss"] - last["loss"])
+    return exp(log(first[key]) + share * log(last[key] / first[key]))
+
+
+def missing(names: list[str], at: float, key: str, loss: float) -> float:
+    """By how much the loss after so many seconds or steps is above `loss`."""
+    runs = [RUNS[name] for name in names]
+    first, last = next(pair for pair in pairwise(runs) if pair[0][key] <= at <= pair[1][key])
+    share = log(at / first[key]) / log(last[key] / first[key])
+    return first["loss"] + share * (last["loss"] - first["loss"]) - loss
+
+
+def start_and_step(few: str, more: str) -> tuple[float, float]:
+    """Seconds to start and per step, from a run of 20 and one of 120 steps."""
+    step = (RUNS[more]["cpu"] - RUNS[few]["cpu"]) / 100
+    return RUNS[few]["cpu"] - 20 * step, step
+
+
+OUR_START, OUR_STEP = start_and_step("gpt-plus-offset-20-0.004", "gpt-plus-offset-120-0.004")
+START, STEP = start_and_step("nanochat-20-0.16-later", "nanochat-120-0.16-later")
+BY_STEP = START + 5560 * STEP
+
+
+@pytest.mark.parametrize("names", [OURS, PERI], ids=["plain", "with the norms"])
+@pytest.mark.parametrize("rate", NANOCHAT)
+def test_the_ratios_between_two_runs_are_on_the_page(names, rate):
+    run = NANOCHAT[rate]
+    seconds = between(names, run["loss"], "cpu")
+    said = f"| {seconds:.0f} s | {run['cpu']:.0f} s | {seconds / run['cpu']:.2f} |"
+    assert said in PAGE
+
+
+@pytest.mark.parametrize(
+    ("names", "who"),
+    [(OURS, "ours, the same losses"), (PERI, "with Peri-LN's norms, the same losses")],
+)
+def test_the_ratios_by_time_per_step_are_on_the_page(names, who):
+    steps = [between(names, run["loss"], "steps") for run in NANOCHAT.values()]
+    seconds = [OUR_START + OUR_STEP * n for n in steps]
+    ours = ", ".join(f"{x:.0f} s" for x in seconds)
+    ratios = ", ".join(f"{x / BY_STEP:.2f}" for x in seconds)
+    assert f"| {who} | by time per step | {ours} | {BY_STEP:.0f} s | {ratios} |" in PAGE
+
+
+@pytest.mark.parametrize(("names", "who"), [(OURS, "ours"), (PERI, "with Peri-LN's norms")])
+def test_what_is_missing_at_half_of_the_time_is_on_the_page(names, who):
+    cells = []
+    for run in NANOCHAT.values():
+        seconds = missing(names, run["cpu"] / 2, "cpu", run["loss"])
+        steps = missing(names, (BY_STEP / 2 - OUR_START) / OUR_STEP, "steps", run["loss"])
+        cells.append(f"{seconds:.3f}; {steps:.3f}")
+    assert f"| {who} | {cells[0]} | {cells[1]} |" in PAGE
