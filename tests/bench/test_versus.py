@@ -307,22 +307,6 @@ def test_a_peer_s_parameters_are_read(peer, said, count, contenders, process):
     assert contenders.CONTENDERS[peer].parameters(trace, Path()) == count
 
 
-def test_nanochat_reads_every_window_once_an_epoch(monkeypatch, tmp_path):
-    import numpy as np
-
-    peer = loaded("nanochat_peer", monkeypatch)
-    np.arange(27, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    rows = peer.windows(tmp_path / "train.bin", 4)
-    assert rows[:, 0].tolist() == [0, 4, 8, 12, 16, 20]
-    batches = peer.batches(rows, 3)
-    seen = [next(batches) for _ in range(2)]
-    assert sorted(int(x) for inputs, _, _ in seen for x in inputs[:, 0]) == rows[:, 0].tolist()
-    for inputs, targets, state in seen:
-        assert (targets == inputs + 1).all()
-        assert state["epoch"] == 1
-    assert next(batches)[2]["epoch"] == 2
-
-
 @pytest.mark.parametrize("rate", [1e-4, 3.2e-2])
 def test_the_best_rate_has_a_worse_one_on_either_side(rate, wiki, options, monkeypatch):
     asked = fake(wiki, monkeypatch)
