@@ -78,7 +78,7 @@ def arm_space(study: Study, arm: str) -> Space:
 
 
 def tuned_keys(study: Study, arm: str) -> list[str]:
-    """The keys of an arm that are tuned: of which two values or more are listed and can be tried.
+    """The keys of an arm of which two values or more can be tried.
 
     A key with one value is set, not tuned, so it does not pass for a search of it.
     """

@@ -179,7 +179,7 @@ class Tuned:
 
     @property
     def results(self) -> int:
-        """How many of them have a result; that a run diverged is one, that it failed is none."""
+        """How many of them have a result: divergence is one, failure is not."""
         failed = sum(trial["status"] == "failed" for trial in self.trials)
         return self.tried - self.failed - failed
 
