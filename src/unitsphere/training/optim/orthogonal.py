@@ -105,7 +105,7 @@ class OrthogonalConfig:
     """last steps of the run, in which the momentum goes to momentum_end in equal amounts"""
     batched: bool = False
     """matrices of one shape in one batched call; with weights spread over processes one by one. On
-    a CPU faster for small ones only: 2 times for 64×64, but 0.9 for 128×128 and 0.8 for 256×256"""
+    a CPU faster below a width of 128 only: docs/results/speed.md#the-step-of-each-optimizer"""
 
     def __post_init__(self) -> None:
         check_momentum(self)
