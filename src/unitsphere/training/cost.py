@@ -253,9 +253,9 @@ def describe(parameter: Any) -> str:
     if mesh is None:
         return "whole"
     names = mesh.mesh_dim_names or ()
-    shards = [
+    sharded = [
         f"dim {placement.dim} by {name}"
         for name, placement in zip(names, placements(parameter), strict=True)
         if hasattr(placement, "dim")
     ]
-    return ", ".join(shards) or "whole"
+    return ", ".join(sharded) or "whole"
