@@ -80,6 +80,15 @@ def test_every_point_is_a_trial_on_the_tuning_split_and_the_best_is_reported(cas
     assert found.at_best[1].planned.config.train.seed == 1
 
 
+def test_a_best_point_that_is_the_recipe_is_not_trained_again(recipe, tmp_path):
+    study, executor = study_of(recipe, search={"optim.lr": [2e-2]}), InProcess()
+    swept = sweep(study, tmp_path / "out", executor)["ngpt"]
+    assert swept.at_best == swept.as_is
+    assert len(list((tmp_path / "out/runs/ngpt").iterdir())) == 2  # as-is and the trial
+    gap = document(study, {"ngpt": swept})["arms"]["ngpt"]["reported"]["difference"]
+    assert gap is None or gap["mean"] == 0
+
+
 def test_the_document_says_what_was_found(case):
     arm = case.document["arms"]["ngpt"]
     best = case.found["ngpt"].best

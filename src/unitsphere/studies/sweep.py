@@ -209,10 +209,16 @@ def trial_runs(
 def report_runs(
     study: SweepStudy, out: Path, best: Mapping[str, Trial | None], executor: Executor
 ) -> dict[tuple[str, str], dict[int, Record]]:
-    """By arm, the reported runs of its recipe as it is and of its best point, each by seed."""
+    """By arm, the reported runs of its recipe as it is and of its best point, each by seed.
+
+    A best point that is the recipe as it is has the same runs: they are trained once.
+    """
     runs: dict[tuple[str, str, int], Planned] = {}
+    same = {arm for arm, b in best.items() if b and is_recipe(study, arm, b.params)}
     for arm in study.arms:
-        points = {"as-is": Params()} | ({"best": b.params} if (b := best[arm]) else {})
+        points = {"as-is": Params()}
+        if (b := best[arm]) and arm not in same:
+            points["best"] = b.params
         for kind, params in points.items():
             for seed in study.seeds:
                 name, folder = f"{kind} {short(study.tokens)} #{seed}", out / RUNS / arm / kind
@@ -222,9 +228,9 @@ def report_runs(
                 )
     records = dict(zip(runs, execute(list(runs.values()), executor), strict=True))
     return {
-        (arm, kind): {s: r for (a, k, s), r in records.items() if (a, k) == (arm, kind)}
+        (arm, kind): {s: r for (a, k, s), r in records.items() if (a, k) == (arm, trained)}
         for arm in study.arms
-        for kind in ("as-is", "best")
+        for kind, trained in (("as-is", "as-is"), ("best", "as-is" if arm in same else "best"))
     }
 
 
@@ -248,6 +254,11 @@ def planned(
 def point_config(study: SweepStudy, arm: str, params: Params) -> RunConfig:
     """An arm's config at a point."""
     return with_overrides(arm_config(study, arm), params)
+
+
+def is_recipe(study: SweepStudy, arm: str, params: Params) -> bool:
+    """Whether a point is the arm's recipe as it is."""
+    return point_config(study, arm, params) == point_config(study, arm, Params())
 
 
 def document(study: SweepStudy, found: Mapping[str, Swept]) -> dict[str, Any]:
