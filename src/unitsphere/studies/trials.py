@@ -33,8 +33,9 @@ class Swept:
 
     @property
     def reported(self) -> list[Record]:
-        """The records of both."""
-        return [*self.as_is.values(), *self.at_best.values()]
+        """The records of both, each once: they are the same runs if the recipe is best."""
+        both = [*self.as_is.values(), *self.at_best.values()]
+        return list({record.planned.folder: record for record in both}.values())
 
     @property
     def records(self) -> list[Record]:
@@ -97,7 +98,8 @@ def arm_document(recipe: str, space: Space, found: Swept) -> dict[str, Any]:
     best = found.best
     both = [s for s in found.as_is if is_finished(found.as_is[s], found.at_best.get(s))]
     pairs = [(figure(found.as_is[seed]), figure(found.at_best[seed])) for seed in both]
-    gap = paired([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+    compared = pairs and found.at_best != found.as_is  # not if the recipe itself is best
+    gap = paired([a for a, _ in pairs], [b for _, b in pairs]) if compared else None
     return {
         "recipe": recipe,
         "measure": measure(best),
