@@ -8,6 +8,8 @@ import pytest
 from scripts import load_script
 
 TOKENS = (1000, 4000, 16000)
+CELLS = (("speedup", 1), ("speedup", 5), ("speedup", 20), ("time", 1), ("time", 5))
+"""The columns of the table over the strongest baseline."""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,44 @@ def test_the_tables_of_the_page_are_those_of_the_studies(horizons):
     arms = horizons.read(horizons.RESULTS / "horizons" / "wiki-64")
     assert horizons.loss_table(arms) in page
     assert all(table in page for table in horizons.gain_tables(list(horizons.rows_of(arms))))
+
+
+STRONGEST = {
+    "`best`": "best",
+    "nGPT with Muon": "ngpt-muon",
+    "GPT+ with Muon, without the norms": ("gpt-plus-head", "gpt-plus-muon"),
+}
+"""The arms of the table over the strongest baseline; at 0.4M GPT+ has the head of `best`."""
+
+
+def over(row, key):
+    """A cell of that table: a speedup, or by how many nats the arm is behind."""
+    behind = row["loss"] - row["baseline_loss"]
+    reason = row[key].get("reason", "")
+    if "not reached" in reason:
+        return f"behind, by {behind:.3f}"
+    return f"ahead, by {-behind:.3f}" if reason else None
+
+
+def test_the_table_over_the_strongest_baseline_is_that_of_the_rows(horizons):
+    rows = json.loads((horizons.RESULTS / "horizons.json").read_text())["rows"]
+    own = {
+        (row["ladder"], row["arm"], row["tokens_per_parameter"]): row
+        for row in rows
+        if row["baseline"] == "gpt-plus-peri"
+    }
+    page = (horizons.RESULTS / "horizons.md").read_text()
+    section = page.partition("### Over the strongest")[2].partition("## The ladder")[0]
+    body = [line[1:-1].split("|") for line in section.splitlines() if re.match(r"\| [`nG]", line)]
+    assert len(body) == 6
+    for name, size, *cells in ([cell.strip() for cell in line] for line in body):
+        names = STRONGEST[name]
+        arm = names if isinstance(names, str) else names[size == "1.3M"]
+        ladder = {"0.4M": "wiki-64-offset", "1.3M": "wiki-1m-offset"}[size]
+        for cell, (key, horizon) in zip(cells, CELLS, strict=True):
+            row = own[ladder, arm, horizon]
+            if cell:
+                assert cell.startswith(over(row, key) or horizons.speedup_cell(row[key]))
 
 
 def test_an_end_that_no_horizon_reached_is_drawn_where_the_horizons_end(horizons):
