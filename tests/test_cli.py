@@ -21,6 +21,10 @@ from unitsphere.errors import UserError
 from unitsphere.files import write_text
 
 HEAVY = ["torch", "numpy", "tokenizers", "matplotlib", "rich", "tensorboard", "safetensors"]
+PROGRAMS = (
+    [str(Path(sys.executable).with_name("unitsphere"))],
+    [sys.executable, "-m", "unitsphere"],
+)
 
 
 def one_error(capsys) -> str:
@@ -80,9 +84,8 @@ def test_version(capsys):
 
 
 def test_the_installed_program_and_the_module_answer_alike():
-    program = Path(sys.executable).with_name("unitsphere")
-    for command in ([str(program)], [sys.executable, "-m", "unitsphere"]):
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
+    for program in PROGRAMS:
+        done = subprocess.run([*program, "--version"], capture_output=True, text=True, timeout=60)
         assert done.stdout == f"unitsphere {__version__}\n"
 
 
@@ -167,6 +170,30 @@ def test_an_interrupted_verb_ends_with_status_130(monkeypatch, capsys):
     monkeypatch.setattr("unitsphere.cli.doctor.run", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "unitsphere: interrupted\n"
+
+
+INTERRUPTED_IMPORT = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "unitsphere.config":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["program", "module"])
+def test_an_interruption_while_modules_are_imported_is_one_line_too(program, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_IMPORT)  # Python imports it first
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*program, "doctor"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "unitsphere: interrupted\n")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from unitsphere.cli import app
+from unitsphere.cli import app, main
 from unitsphere.config import field_types, flatten, read_toml
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.training.config import run_config_type
@@ -223,6 +223,6 @@ def help_of(verb: str) -> str:
         contextlib.redirect_stdout(out),
         contextlib.suppress(SystemExit),
     ):
-        app.main([verb, "--help"])
+        main([verb, "--help"])
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     return plain

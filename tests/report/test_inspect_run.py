@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from tiny_config import tiny_config
 
-from unitsphere.cli.app import main
+from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES

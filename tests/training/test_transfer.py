@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_recipe import TEXT, tiny_recipe
 
-from unitsphere.cli.app import main
+from unitsphere.cli import main
 from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.studies.core.plan import arm_config, at_budget, final_run, own_rate, with_overrides

@@ -16,7 +16,7 @@ from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.report.render.terminal import harmless
 from unitsphere.studies.core.local import end_with_parent
 
-EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 2, 75, 130
+EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED = 0, 1, 2, 75
 
 # verb -> (module with `run(argv) -> exit status`, what it does)
 VERBS = {
@@ -63,12 +63,8 @@ examples:
 unitsphere VERB --help explains a verb; unitsphere --version prints the version."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (without the program's name) and return its exit status.
-
-    Without `argv` the arguments of this process are used; its standard streams are then repaired,
-    and it ends when its parent ends.
-    """
+def run_line(argv: Sequence[str] | None) -> int:
+    """What `unitsphere.cli.main` does, apart from Ctrl-C."""
     if argv is None:
         argv = sys.argv[1:]
         output.secure_streams()
@@ -92,9 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         path = error.filename2 or error.filename  # of a renaming the place that was asked for
         return _fail(f"cannot use {path or 'the output'}: {error.strerror}")
-    except KeyboardInterrupt:
-        print("unitsphere: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from unitsphere.cli.app import EXIT_PREEMPTED, main
+from unitsphere.cli import main
+from unitsphere.cli.app import EXIT_PREEMPTED
 from unitsphere.studies.core.cluster import TIME_IS_UP, Resubmitted, torchrun_variables
 from unitsphere.studies.core.jobs import nothing_to_save
 
