@@ -324,18 +324,22 @@ def test_doctor_reports_what_is_there(capsys):
     assert report["threads"] >= 1
 
 
-def test_doctor_says_how_to_get_what_is_missing(monkeypatch, capsys):
-    from unitsphere.cli import doctor
-
-    real = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "ruff" else real(name))
+@pytest.mark.parametrize(
+    ("gone", "command"),
+    [
+        (["ruff", "twine"], "pip install 'unitsphere[dev,release]'"),
+        (["rich"], "pip install 'unitsphere'"),
+        ([], None),
+    ],
+)
+def test_doctor_says_in_a_line_how_to_get_all_that_is_missing(gone, command, monkeypatch, capsys):
+    monkeypatch.setattr("unitsphere.cli.doctor._version", lambda n: None if n in gone else "1")
     assert main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert "pip install 'unitsphere[dev]'" in report["missing"]
+    assert json.loads(capsys.readouterr().out)["missing"] == command
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "missing" in out
-    assert "pip install 'unitsphere[dev]'" in out
+    assert out.count(" missing ") == len(gone)
+    assert re.findall("\nmissing packages come with: (.*)", out) == ([command] if gone else [])
 
 
 def test_a_section_of_which_no_option_is_given_has_its_defaults():

@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import re
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from unitsphere import __version__
@@ -42,7 +43,7 @@ def run(argv: list[str]) -> int:
         "disk_free_bytes": shutil.disk_usage(".").free,
         **computing(),
         "packages": packages,
-        "missing": list(dict.fromkeys(p["get"] for p in packages if p["version"] is None)),
+        "missing": how_to_get([p["extra"] for p in packages if p["version"] is None]),
     }
     if args.json:
         print_json(report)
@@ -79,7 +80,7 @@ def computing() -> dict[str, Any]:
 
 
 def installed_packages() -> list[dict[str, Any]]:
-    """Every package that the project can use: wanted and installed version, and how to get it.
+    """Every package that the project can use: wanted and installed version, and its extra.
 
     Nothing of a checkout that is imported without being installed: then no metadata names them.
     """
@@ -91,18 +92,22 @@ def installed_packages() -> list[dict[str, Any]]:
     for requirement in requirements:
         match = REQUIREMENT.match(requirement)
         assert match is not None
-        name, extra = match["name"], match["extra"]
-        whole = f"unitsphere[{extra}]" if extra else "unitsphere"
         found.append(
             {
-                "name": name,
+                "name": match["name"],
                 "wanted": match["wanted"].strip(),
-                "version": _version(name),
-                "extra": extra,
-                "get": f"pip install '{whole}'",
+                "version": _version(match["name"]),
+                "extra": match["extra"],
             }
         )
     return found
+
+
+def how_to_get(extras: Sequence[str | None]) -> str | None:
+    """The command for packages of these extras, None for the core's; None without packages."""
+    named = ",".join(dict.fromkeys(filter(None, extras)))
+    whole = f"unitsphere[{named}]" if named else "unitsphere"
+    return f"pip install '{whole}'" if extras else None
 
 
 def _version(name: str) -> str | None:
@@ -122,8 +127,8 @@ def _print_tables(report: dict[str, Any]) -> None:
         for p in report["packages"]
     ]
     print_table(("package", "wanted", "installed", "part"), rows)
-    for command in report["missing"]:
-        print(f"missing packages come with: {command}")
+    if report["missing"]:
+        print(f"missing packages come with: {report['missing']}")
 
 
 def _shown(key: str, value: Any) -> str:
