@@ -191,6 +191,18 @@ def test_a_device_that_is_not_supported(trained, monkeypatch, capfd, device):
     assert contents(trained) == before
 
 
+def test_a_recipe_in_the_place_of_a_run(tmp_path, monkeypatch, capfd):
+    """Every verb that takes a run says how to get one of the recipe."""
+    monkeypatch.chdir(tmp_path)
+    told = (
+        "quickstart/ngpt is a recipe, not a run folder: train it first by `unitsphere train "
+        "quickstart/ngpt --out runs/quickstart/ngpt`, and give that folder"
+    )
+    takes_run = [argv[:-1] for argv in ON_A_DEVICE.values() if argv[1] == "run"]
+    for verb, _, *options in (*takes_run, ("report", "run")):
+        assert told in refused(capfd, verb, "quickstart/ngpt", *options), verb
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -27,12 +27,12 @@ from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, re
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import given_rows, open_corpus
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data, no_run
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import first_moment_keys
-from unitsphere.training.recipes import load_recipe
+from unitsphere.training.recipes import load_recipe, no_run
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""

@@ -25,6 +25,7 @@ from unitsphere.report.kinds.sweep import sweep_page
 from unitsphere.report.kinds.transfer import transfer_page
 from unitsphere.report.runs import Folders, Json, document, is_run, listed, runs_below
 from unitsphere.training.folder import CONFIG
+from unitsphere.training.recipes import no_run, recipe_names
 
 RESULTS, SUMMARY = "results.json", "summary.json"
 
@@ -73,6 +74,8 @@ def page_of(folders: Folders) -> Page:
         several = listed(folders)
         for folder in several:
             if not folder.is_dir():
+                if folder.as_posix() in recipe_names():
+                    raise UserError(no_run(folder))
                 raise UserError(f"there is no folder {folder}: give a run's or a study's")
         return chosen_page(several) if len(several) > 1 else folder_page(several[0])
 

@@ -53,13 +53,6 @@ def check_there(out: Path, config: RunConfig) -> None:
         )
 
 
-def no_run(path: Path) -> str:
-    """What to say of a path that is not a run folder."""
-    lacks = f"it has no {CONFIG}" if path.exists() else "there is no such folder"
-    lacks = "it is a file" if path.is_file() else lacks
-    return f"{path} is not a run folder: {lacks}; give the folder that `unitsphere train` wrote"
-
-
 def numbered(path: Path, number: int) -> Path:
     """`path` the first time, `path-2` the second, …"""
     return path if number == 1 else path.with_name(f"{path.name}-{number}")

@@ -30,10 +30,10 @@ from unitsphere.training.checkpoint.tensors import (
 )
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, TOKENIZER, no_run, run_and_checkpoint
+from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.optim.average import AVERAGE, load_averages_
-from unitsphere.training.recipes import saved_config
+from unitsphere.training.recipes import no_run, saved_config
 
 Weights = Literal["last", "average"]
 """Which of a checkpoint's weights: those of its step, or their average (`optim.average`)."""

@@ -144,6 +144,18 @@ def no_recipe(name: str) -> str:
     return f"unknown recipe '{name}'{hint}; `unitsphere recipes` lists them"
 
 
+def no_run(path: Path) -> str:
+    """What to say of a path that is not a run folder."""
+    if path.as_posix() in recipe_names():
+        return (
+            f"{path} is a recipe, not a run folder: train it first by `unitsphere train {path} "
+            f"--out runs/{path}`, and give that folder"
+        )
+    lacks = "it has no config.json" if path.exists() else "there is no such folder"
+    lacks = "it is a file" if path.is_file() else lacks
+    return f"{path} is not a run folder: {lacks}; give the folder that `unitsphere train` wrote"
+
+
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `change`; a table in both is merged in the same way."""
     table = dict(base)

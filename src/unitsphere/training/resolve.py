@@ -18,10 +18,10 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, no_run
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
-from unitsphere.training.recipes import load_recipe
+from unitsphere.training.recipes import load_recipe, no_run
 from unitsphere.training.transfer import closed
 
 FREE_TABLES = ("parallel.", "inspect.", "optim.base.")
