@@ -76,10 +76,10 @@ def refuse_archive(run: Path, verb: str) -> None:
 
 def is_exported_folder(run: Path) -> bool:
     """Whether `run`, which `load_run` has loaded, has no checkpoints and is not one itself."""
-    from unitsphere.training.folder import run_and_checkpoint
+    from unitsphere.training.folder import CHECKPOINTS, run_and_checkpoint
 
     folder, _ = run_and_checkpoint(run)
-    return not (folder / "checkpoints").is_dir()
+    return not (folder / CHECKPOINTS).is_dir()
 
 
 def export(run: Path, loaded: "LoadedRun", out: Path, weights: "Weights" = "last") -> "Exported":

@@ -186,11 +186,11 @@ def task_figures(
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
     """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
     from unitsphere.training.checkpoint.store import load_state
-    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+    from unitsphere.training.folder import CHECKPOINTS, add_evaluation, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(path)
-    if not (folder / "checkpoints").is_dir():
+    if not (folder / CHECKPOINTS).is_dir():
         return
     state = load_state(chosen_checkpoint(folder, wanted))
     record = {"step": state.step, "tokens": state.tokens, "context": context, "tasks": dict(found)}

@@ -27,7 +27,7 @@ from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, re
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import given_rows, open_corpus
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
+from unitsphere.training.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, TOKENIZER, check_own_data
 from unitsphere.training.load import check_checkpoint, is_exported
 from unitsphere.training.log import read_metrics
 from unitsphere.training.optim import build_optimizer
@@ -136,7 +136,7 @@ def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
 
     A damaged one is passed over with a line on stderr.
     """
-    found = checkpoint.folders(run / "checkpoints")
+    found = checkpoint.folders(run / CHECKPOINTS)
     for step in steps:
         if step and step not in found:
             known = ", ".join(map(str, found)) or "none"

@@ -31,7 +31,7 @@ from unitsphere.studies.core.local import available_cores
 from unitsphere.studies.core.plan import Planned, is_finished, wanted
 from unitsphere.studies.core.spec import ArmSpec, Execution, Tune
 from unitsphere.training.config import RunConfig
-from unitsphere.training.folder import CONFIG, locked
+from unitsphere.training.folder import CHECKPOINTS, CONFIG, locked
 from unitsphere.training.forecast import size_of
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
@@ -146,7 +146,7 @@ def planned_arm(study: CompareStudy, name: str, run: Path) -> Planned:
     config = wanted(recipe, keys, run)
     if is_finished(run):
         say(f"{name}: finished earlier, reused; delete {run} to train it again")
-    elif (run / "checkpoints").exists():
+    elif (run / CHECKPOINTS).exists():
         say(f"{name}: resumes from its last checkpoint in {run}")
     return Planned(name, recipe, keys, run, config)
 

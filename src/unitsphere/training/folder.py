@@ -36,6 +36,7 @@ from unitsphere.training import checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
 
+CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 EVALUATIONS = "tasks.jsonl"
@@ -64,19 +65,19 @@ def keep_end(out: Path, step: int) -> Path | None:
     For a run that continues differently from `step` on. The folder gets the later checkpoints, and
     copies of config, log and samples.
     """
-    root = out / "checkpoints"
+    root = out / CHECKPOINTS
     later = [path for at, path in checkpoint.folders(root).items() if at > step]
     later = [path for path in later if checkpoint.damage(path) is None]
     if not later:
         return None
     kept = out / f"end-at-{checkpoint.load_state(later[-1]).step}"
     kept = next(path for n in count(1) if not (path := numbered(kept, n)).exists())
-    own_folder(kept / "checkpoints")
+    own_folder(kept / CHECKPOINTS)
     for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES):
         if (out / name).is_file():
             write_bytes(kept / name, read_bytes(out / name, within=out, limit=LIMIT))
     for path in later:
-        path.rename(kept / "checkpoints" / path.name)
+        path.rename(kept / CHECKPOINTS / path.name)
     return kept
 
 
@@ -189,7 +190,7 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
     """The run folder, and the checkpoint if `path` is one of the run's checkpoints."""
     run = path.absolute().parent.parent
-    if path.absolute().parent.name == "checkpoints" and (run / CONFIG).is_file():
+    if path.absolute().parent.name == CHECKPOINTS and (run / CONFIG).is_file():
         return run, path
     return path, None
 

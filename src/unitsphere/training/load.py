@@ -30,7 +30,7 @@ from unitsphere.training.checkpoint.tensors import (
 )
 from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device
-from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
+from unitsphere.training.folder import CHECKPOINTS, CONFIG, TOKENIZER, run_and_checkpoint
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.optim.average import AVERAGE, load_averages_
 from unitsphere.training.recipes import no_run, saved_config
@@ -126,7 +126,7 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
         if wrong is not None:
             raise UserError(f"cannot load the checkpoint {wanted}: {wrong}")
         return wanted
-    folder, damaged = checkpoint.newest(run / "checkpoints")
+    folder, damaged = checkpoint.newest(run / CHECKPOINTS)
     if folder is None:
         why = f" ({damaged[0]})" if damaged else ""
         raise UserError(f"{run} has no complete checkpoint{why}: train it first")

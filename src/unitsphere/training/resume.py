@@ -16,6 +16,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import on_first
+from unitsphere.training.folder import CHECKPOINTS
 from unitsphere.training.load import check_checkpoint
 from unitsphere.training.optim.schedule import steps_alike, warmup_steps
 from unitsphere.training.resolve import check_same, config_in
@@ -28,7 +29,7 @@ def agreed_state(layout: Layout, out: Path, config: RunConfig) -> State | None:
         state = last_state(out)
         if state is not None:
             state = state_on_the_way(out, config, state)
-            check_checkpoint(config, checkpoint.folder_of(out / "checkpoints", state.step))
+            check_checkpoint(config, checkpoint.folder_of(out / CHECKPOINTS, state.step))
         return None if state is None else to_dict(state)
 
     found = on_first(layout, find)
@@ -41,8 +42,8 @@ def last_state(out: Path) -> State | None:
     Damaged checkpoints are passed over with a line each. Raises UserError if there are only
     damaged ones.
     """
-    folder, damaged = checkpoint.newest(out / "checkpoints")
-    for line in checkpoint.links(out / "checkpoints"):
+    folder, damaged = checkpoint.newest(out / CHECKPOINTS)
+    for line in checkpoint.links(out / CHECKPOINTS):
         print(line, file=sys.stderr)
     if folder is None and damaged:
         raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
@@ -75,7 +76,7 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
     )
     alike = find_alike(saved.schedule, steps, config.schedule, more)
     averaged = config.optim.average.steps_alike(steps, more)
-    folder, _ = checkpoint.newest(out / "checkpoints", min(alike, averaged))
+    folder, _ = checkpoint.newest(out / CHECKPOINTS, min(alike, averaged))
     if folder is None and averaged < min(alike, last.step):
         raise UserError(
             f"{out} cannot be resumed to {more} steps: its average of weights starts after a "

@@ -32,6 +32,7 @@ from unitsphere.training.distributed.processes import (
     processes,
 )
 from unitsphere.training.folder import (
+    CHECKPOINTS,
     SIGNATURE,
     TOKENIZER,
     check_there,
@@ -173,7 +174,7 @@ class Session:
         self.load(state)
         # Its group waits for all processes: made while a signal still ends whoever it comes to.
         saver = Saver(
-            out / "checkpoints",
+            out / CHECKPOINTS,
             train.keep_last,
             train.keep_every,
             train.async_save,
@@ -202,7 +203,7 @@ class Session:
         trainer = self.trainer
         torch.manual_seed(trainer.config.train.seed)  # dropout draws from the default generators
         if state.step:
-            folder = checkpoint.folder_of(self.out / "checkpoints", state.step)
+            folder = checkpoint.folder_of(self.out / CHECKPOINTS, state.step)
             load_model(folder, trainer.model)
             load_optimizer(folder, trainer.model, trainer.optimizer)
             set_rng_state(state.rng, state.rng_device, trainer.model.device)
