@@ -77,7 +77,7 @@ def expected(folder) -> str:
     return generate_text(model, tokenizer, [PROMPT], 8)[0].text
 
 
-def completion(client, prompt=PROMPT, **settings):
+def completion(client, prompt: str | list[str] = PROMPT, **settings):
     return client.completions.create(
         **{"model": "cat", "prompt": prompt, "max_tokens": 8, "temperature": 0} | settings
     )
