@@ -325,21 +325,21 @@ def test_doctor_reports_what_is_there(capsys):
 
 
 @pytest.mark.parametrize(
-    ("gone", "command"),
+    ("gone", "commands"),
     [
-        (["ruff", "twine"], "pip install 'unitsphere[dev,release]'"),
-        (["rich"], "pip install 'unitsphere'"),
-        ([], None),
+        (["ruff", "twine"], ["pip install 'unitsphere[dev,release]'"]),
+        (["rich"], ["pip install 'unitsphere'"]),
+        ([], []),
     ],
 )
-def test_doctor_says_in_a_line_how_to_get_all_that_is_missing(gone, command, monkeypatch, capsys):
+def test_doctor_says_in_a_line_how_to_get_all_that_is_missing(gone, commands, monkeypatch, capsys):
     monkeypatch.setattr("unitsphere.cli.doctor._version", lambda n: None if n in gone else "1")
     assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["missing"] == command
+    assert json.loads(capsys.readouterr().out)["missing"] == commands
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.count(" missing ") == len(gone)
-    assert re.findall("\nmissing packages come with: (.*)", out) == ([command] if gone else [])
+    assert re.findall("\nmissing packages come with: (.*)", out) == commands
 
 
 def test_a_section_of_which_no_option_is_given_has_its_defaults():

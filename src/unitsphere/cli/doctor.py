@@ -103,11 +103,11 @@ def installed_packages() -> list[dict[str, Any]]:
     return found
 
 
-def how_to_get(extras: Sequence[str | None]) -> str | None:
-    """The command for packages of these extras, None for the core's; None without packages."""
+def how_to_get(extras: Sequence[str | None]) -> list[str]:
+    """The command for packages of these extras, None for the core's; none without packages."""
     named = ",".join(dict.fromkeys(filter(None, extras)))
     whole = f"unitsphere[{named}]" if named else "unitsphere"
-    return f"pip install '{whole}'" if extras else None
+    return [f"pip install '{whole}'"] if extras else []
 
 
 def _version(name: str) -> str | None:
@@ -127,8 +127,8 @@ def _print_tables(report: dict[str, Any]) -> None:
         for p in report["packages"]
     ]
     print_table(("package", "wanted", "installed", "part"), rows)
-    if report["missing"]:
-        print(f"missing packages come with: {report['missing']}")
+    for command in report["missing"]:
+        print(f"missing packages come with: {command}")
 
 
 def _shown(key: str, value: Any) -> str:
