@@ -33,7 +33,7 @@ FILES = [
 VERBS: dict[str, list[str]] = {
     "eval": ["eval", "RUN", "--data", "TEXT"],
     "generate": ["generate", "RUN", "--prompt", "1", "--max_tokens", "2"],
-    "inspect": ["inspect", "RUN", "--probe", "norms"],
+    "inspect": ["inspect", "RUN", "--probes", "vector_norms"],
     "report": ["report", "RUN"],
     "export": ["export", "RUN", "--out", "OUT"],
     "train": ["train", "RUN", "--train.steps", "6"],
@@ -216,7 +216,7 @@ OUTPUTS = [
     "run/tokenizer.json",
     "run/tasks.jsonl",
     "run/inspect/inspect.json",
-    "run/inspect/norms.svg",
+    "run/inspect/vector_norms.svg",
     "run/quantization.json",
     ".out.partial",
     "run/inspect",
