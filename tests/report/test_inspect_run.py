@@ -185,6 +185,16 @@ def test_the_start_is_the_model_that_training_began_with(runs):
         environment.write_text(kept)
 
 
+def test_a_start_with_the_weights_of_another_run_is_left_out(runs, tmp_path):
+    config = load_run(runs / "gpt", "cpu").config
+    again = dataclasses.replace(config, init=str(runs / "gpt"))
+    train(again, tmp_path / "run")
+    found = inspect_run(tmp_path / "run", ["group_norms"], device="cpu")
+    assert found["checkpoints"] == [2, 4]
+    other = inspect_run(runs / "gpt", ["gradient_ratio"], against=tmp_path / "run", device="cpu")
+    assert other["probes"]["gradient_ratio"]["values"]["steps"] == [2, 4]
+
+
 def test_a_picture_over_steps_shows_the_live_records_and_relative_shares(found):
     values = found["probes"]["moment_variance"]["values"]
     view = pictured("moment_variance", values)

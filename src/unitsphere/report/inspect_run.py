@@ -50,11 +50,12 @@ def inspect_run(
 
     Returns the document that the package `inspection` describes.
 
-    Before the first stands the start, where it can be made again: the weights depend on the seed
-    and the kind of device. `against` is the run that gradients are compared with, where it has a
-    checkpoint of the same step; the last of the one with the last of the other. `data` is what the
-    probes look at; none: the run's validation split. Raises UserError for a folder without a run or
-    the checkpoint, an unknown probe, and without `data` for a run that somebody else made.
+    Before the first stands the start, where it can be drawn again: the weights depend on the seed
+    and the kind of device, and a run with `init` did not draw them. `against` is the run that
+    gradients are compared with, where it has a checkpoint of the same step; the last of the one
+    with the last of the other. `data` is what the probes look at; none: the run's validation split.
+    Raises UserError for a folder without a run or the checkpoint, an unknown probe, and without
+    `data` for a run that somebody else made.
     """
     names = chosen(names)
     config = run_config(run)
@@ -162,7 +163,7 @@ def subjects(
     """The model at its start and at each checkpoint, with what is known of the one before."""
     model = start(config, device)
     before, last = None, 0
-    if starts_alike(run, device):
+    if starts_alike(run, config, device):
         yield Subject(model)
         before = copies(model)
     for step, folder in places.items():
@@ -186,8 +187,10 @@ def copies(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def starts_alike(run: Path, device: torch.device) -> bool:
-    """Whether the run began in one process on a device of this kind: then so did its weights."""
+def starts_alike(run: Path, config: RunConfig, device: torch.device) -> bool:
+    """Whether `start` gives the run's first weights: drawn in one process, on such a device."""
+    if config.init is not None:  # the weights of another run, and nothing keeps that one as it was
+        return False
     found = document(run / ENVIRONMENT)
     processes = found.get("processes", {})
     if not isinstance(processes, dict) or any(count != 1 for count in processes.values()):
@@ -245,7 +248,7 @@ def bases_of(run: Path, data: str | None, device: torch.device) -> dict[int, Cal
         return Base(model, batch, recorded)
 
     found = {step: partial(base, folder) for step, folder in places.items()}
-    return ({0: partial(base, None)} if starts_alike(run, device) else {}) | found
+    return ({0: partial(base, None)} if starts_alike(run, config, device) else {}) | found
 
 
 def records_of(run: Path) -> Recorded:
