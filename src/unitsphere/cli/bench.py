@@ -120,7 +120,7 @@ class BenchLoss(Measured):
     bf16: bool = False
     """under bf16 autocast"""
     rounds: int = 8
-    """turns of each way"""
+    """rounds; every way takes its turn in each"""
 
 
 @dataclasses.dataclass(frozen=True)

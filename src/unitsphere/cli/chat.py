@@ -45,7 +45,7 @@ class Chat:
     top_p: float | None = None
     """draw from the likeliest tokens that together have this probability"""
     min_p: float | None = None
-    """draw from tokens at least this share as likely as the likeliest"""
+    """draw only from tokens with at least this share of the likeliest token's probability"""
     repetition_penalty: float = 1.0
     """above 1: tokens that are already in the text become less likely"""
     stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(

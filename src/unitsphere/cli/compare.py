@@ -14,7 +14,7 @@ from unitsphere.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Compare(StudyOptions):
-    """Compare arms × token budgets × seeds: equal-token loss, equal-loss speedup.
+    """Compare arms × budgets × seeds: loss at equal tokens, speedup at equal loss.
 
     Each budget is a separate run, annealed over it; each arm's learning rate is
     tuned on documents that are not reported. Unfair studies are refused by name.
@@ -36,7 +36,7 @@ class Compare(StudyOptions):
     study: Annotated[Positional[str], arg(metavar="STUDY")]
     """a TOML file; or quickstart, a study that is shipped; or league, the published designs"""
     add: Annotated[tuple[Path, ...], arg(metavar="FILE [FILE …]")] = ()
-    """league: files of arms to train by its rules and to rank with the published ones"""
+    """for STUDY league: files of arms to train by its rules and rank with the published designs"""
     baseline: Annotated[str | None, arg(metavar="ARM")] = None
     """the arm to compare with; by default the file's baseline"""
 

@@ -42,7 +42,7 @@ class Context:
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/context")
-    """folder for the figures and the picture"""
+    """folder to write the results and the picture to"""
     json: bool = False
     """print one JSON document instead of a table"""
 

@@ -73,10 +73,10 @@ class Eval:
     """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
     0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
-    """tokens that the model sees at once, by default as in training; several: a result each"""
+    """tokens that the model sees at once, by default as in training; a result for each"""
     by_position: bool = False
-    """perplexity by position in the context too; every context is then scored on the same tokens,
-    stretches of documents as long as the longest, and memory stays bounded"""
+    """also give perplexity by position in the context; every context is then scored on the same
+    pieces of documents, each as long as the longest context; memory stays bounded"""
     per_document: Annotated[int | None, arg(metavar="N")] = None
     """by position: use only the first N tokens of each document; by default all"""
     chunk: Annotated[int | None, arg(metavar="N")] = None
@@ -97,7 +97,7 @@ class Eval:
     """fold constants and scales into the weights first, as generate and export do: the figures are
     the same except for rounding"""
     weights: Literal["last", "average"] = "last"
-    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
+    """last: those of the last step; average: their average by the run's optim.average, projected"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False

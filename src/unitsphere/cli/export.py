@@ -28,13 +28,13 @@ class Export:
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """run folder, or one of its checkpoints; a run folder's newest is taken"""
+    """run folder, whose newest checkpoint is exported, or one of its checkpoints"""
     out: Annotated[Path, arg(metavar="DIR")]
     """folder to write: new, or empty"""
     to: Literal["hf"] = "hf"
     """hf: config, safetensors, tokenizer, modeling file and model card"""
     weights: Literal["last", "average"] = "last"
-    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
+    """last: those of the last step; average: their average by the run's optim.average, projected"""
     device: str = "cpu"
     """where the run's own model computes the logits to compare"""
     json: bool = False

@@ -34,7 +34,7 @@ class Finetune:
     task: TaskName | None = None
     """names the fields, labels and deciding score of GLUE's and SuperGLUE's files"""
     text: Annotated[str | None, arg(metavar="FIELD")] = None
-    """field of the text; all as column numbers (from 1): a TSV file without a header"""
+    """field of the text; for TSV without a header give all fields as column numbers, from 1"""
     text2: Annotated[str | None, arg(metavar="FIELD")] = None
     """field of the second text of a pair"""
     label: Annotated[str | None, arg(metavar="FIELD")] = None
@@ -50,7 +50,7 @@ class Finetune:
     pool: Literal["first", "mean", "last"] | None = None
     """what the head sees of the tokens' features; by default mean, or last for a causal model"""
     scratch: bool = False
-    """the control: the same model from random weights"""
+    """also train the same model from random weights, to compare with"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """folder to write; by default RUN/finetune/, by the task's or the file's name"""
     device: str = "auto"

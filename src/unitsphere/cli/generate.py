@@ -38,7 +38,7 @@ class Generate:
     prompt: Annotated[UseAppendAction[list[str]], arg(metavar="P")] = dataclasses.field(
         default_factory=list
     )
-    """text to continue; none, or an empty one: a document from its start"""
+    """text to continue; may be given several times; without it the model starts a document"""
     max_tokens: int = 128
     """most tokens to add to each prompt"""
     temperature: float = 0.8
@@ -48,7 +48,7 @@ class Generate:
     top_p: float | None = None
     """draw from the likeliest tokens that together have this probability"""
     min_p: float | None = None
-    """draw from tokens at least this share as likely as the likeliest"""
+    """draw only from tokens with at least this share of the likeliest token's probability"""
     repetition_penalty: float = 1.0
     """above 1: tokens of the text so far, also of the prompt, become less likely"""
     stop: Annotated[UseAppendAction[list[str]], arg(metavar="S")] = dataclasses.field(
@@ -60,14 +60,14 @@ class Generate:
     seed: Annotated[tuple[int, ...], arg(metavar="S [S …]")] = (0,)
     """one: prompt number i draws with seed + i; or one for each prompt"""
     compile: bool = False
-    """compile a token's graph first: for many tokens; takes about a minute"""
+    """compile the model first: takes about a minute, worth it for many tokens"""
     beam: Annotated[int | None, arg(metavar="K")] = None
     """seq2seq: width of the beam, by default 1"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
     """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
     0.6"""
     weights: Literal["last", "average"] = "last"
-    """last: of the last step; average: averaged as the run's optim.average says, and projected"""
+    """last: those of the last step; average: their average by the run's optim.average, projected"""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one"""
     json: bool = False

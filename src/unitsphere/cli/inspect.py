@@ -35,8 +35,8 @@ class Inspect:
     against: Annotated[Path | None, arg(metavar="RUN2")] = None
     """a second run: RUN's gradients are divided by its gradients"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
-    """what the probes look at: a text, JSONL, a folder, or one that prepare made; by default the
-    run's validation split (of runs made by you)"""
+    """text that the probes look at: a file, JSONL, a folder, or one that prepare made; by default
+    the run's validation split (only for runs that you made)"""
     film: bool = False
     """write film.gif too: some of the probes, moving from checkpoint to checkpoint"""
     list: bool = False

@@ -10,9 +10,9 @@ from unitsphere.cli.study import StudyFile, run_file
 class Ladder(StudyFile):
     """Train sizes × batches × rates, fit scaling laws, suggest rate and batch.
 
-    Best batch and rate of each size by interpolation within the grid, power laws
-    of both, loss against compute; with `computes` best size and data for a compute
-    (anGPT's Appendices G and I). The same command resumes.
+    It finds the best batch and rate of each size by interpolation within the grid,
+    power laws of both, and loss against compute; with `computes` also the best size
+    and data for a compute (anGPT's Appendices G and I). The same command resumes.
 
     a study is a file like this (docs/how-to/ladder.md explains each key):
       batches = [1024, 2048, 4096]          # tokens per step

@@ -17,7 +17,7 @@ class Prepare:
 
     A .jsonl file holds a document per line, any other text file is one document;
     .json, .csv, .tsv and .parquet are refused. A share of the documents is held
-    out for validation; of a single document its end is.
+    out for validation; of a single document the end is held out.
     Training from text does this by itself. Prepare a large source first, then train
     with --data.source DIR. The same command again does nothing if DIR holds
     its result.

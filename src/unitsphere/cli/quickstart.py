@@ -12,12 +12,12 @@ from unitsphere.cli.study import report
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What all arms may be given in place of their recipes' own."""
+    """Settings of all arms, in place of those of their recipes."""
 
     steps: int | None = None
     """optimizer updates of every arm"""
     seed: int | None = None
-    """of the initial weights and of the order of the data"""
+    """seed of the initial weights and of the order of the data"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,9 @@ ABOUT = {
 class Recipes:
     """The recipes that `unitsphere train` takes by name, paper by paper.
 
-    Each with its parameters, its width × its blocks, and its first sentence. The
-    rows of the papers' ablation tables are counted, and listed with --ablations.
+    Each line has a recipe's parameters, its width × its blocks, and its first
+    sentence. The rows of the papers' ablation tables are only counted; --ablations
+    lists them.
 
     examples:
       unitsphere recipes

@@ -19,7 +19,7 @@ class Report:
 
     The answer first, then curves, tables, probes, samples, what differs between
     the arms, the environment, and the commands that reproduce it. The page
-    needs no network; a run that still trains or lacks pieces has a page too.
+    needs no network; a run that still trains or misses files has a page too.
 
     examples:
       unitsphere report runs/quickstart
@@ -32,7 +32,7 @@ class Report:
     folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_STUDY [RUN …]")]
     """a run folder, a study folder, or a folder of runs; several: all runs on one page"""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """the page; by default report.html in the folder, of several in the working folder"""
+    """the page; by default report.html in the folder, for several folders in the working folder"""
     figures: Annotated[Path | None, arg(metavar="DIR")] = None
     """draw every figure there too, as SVG and PNG"""
     samples: int = 0

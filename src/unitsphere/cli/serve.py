@@ -27,7 +27,7 @@ class Serve:
     The run is exported to a cache folder, again whenever it has changed. Any
     OpenAI client then takes http://localhost:8000/v1 and the run's name as
     model: completions continue a text; a chat's messages are put one after
-    another and continued: the model has learned only that.
+    another and continued: the model has only learned to continue texts.
 
     example: unitsphere serve runs/quickstart/ngpt --port 8000
     """

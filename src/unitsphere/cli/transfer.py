@@ -10,8 +10,8 @@ from unitsphere.cli.study import StudyFile, run_file
 class Transfer(StudyFile):
     """Train widths × depths × horizons at the transferred rate and at rates around it.
 
-    Of each cell the gap to its best rate, and the exponents that fit the best rates
-    next to the law's. The same command resumes.
+    The report gives each cell's gap to its best rate, and the exponents that fit
+    the best rates next to the law's. The same command resumes.
 
     a study is a file like this (docs/how-to/transfer.md explains each key):
       arms.ngpt = "quickstart/ngpt"
