@@ -36,7 +36,7 @@ VERBS = {
     "context": ("context", "perplexity of runs by context length and position"),
     "lr-ramp": ("lr_ramp", "how high the learning rate climbs before the loss diverges"),
     "ladder": ("ladder", "best batch and rate by size, and scaling laws"),
-    "transfer": ("transfer", "how close the rates of optim.transfer are to each size's best rate"),
+    "transfer": ("transfer", "how close optim.transfer's rates are to each size's best"),
     "report": ("report", "one HTML page of a run or a study; --serve follows it"),
     "chat": ("chat", "take turns with a run in writing a text"),
     "quantize": ("quantize", "how much the loss rises with int8, int4, FP8, NVFP4 weights"),
