@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unitsphere.bench.measure import timed
 from unitsphere.ops.linear import scale_rows
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 WIDTHS = (128, 256, 512)
 TOKENS_PER_WIDTH = (0.25, 0.5, 1, 2, 5, 10)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unitsphere.models.plans import input_bounds
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import open_corpus

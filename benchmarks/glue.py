@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.finetune import FinetuneConfig, finetune
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 FILES = {
     "cola": "cola_in_domain_dev.tsv",

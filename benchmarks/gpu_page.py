@@ -16,7 +16,7 @@ from gpu import BENCHES, ESTIMATES, TESTS
 from unitsphere.bench import generate, kernels, loss, optimizers, train
 from unitsphere.config import read_json
 from unitsphere.files import write_text
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 BY_VERB = {"kernels": kernels, "loss": loss, "generate": generate, "optimizers": optimizers}
 """The first word of a part -> the bench that tells its table; `train` for all others."""

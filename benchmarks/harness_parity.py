@@ -18,7 +18,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.inference.lm_eval_model import HarnessLM
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 
 def numbers(answers: Any) -> list[float]:

@@ -30,8 +30,8 @@ import numpy as np
 from unitsphere.files import write_text
 from unitsphere.report.document import Figure, Series, banded
 from unitsphere.report.numbers import short
-from unitsphere.report.render.markdown import markdown_table
 from unitsphere.report.render.picture import write_picture
+from unitsphere.report.render.text import markdown_table
 from unitsphere.studies.core.statistics import LossCurve, known, speedup, why
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

@@ -14,7 +14,7 @@ import torch
 from unitsphere import constrain
 from unitsphere.bench.measure import ratios, timed
 from unitsphere.models.registry import build
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 ROUNDS = 41
 

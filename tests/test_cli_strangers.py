@@ -12,7 +12,7 @@ from unitsphere.cli.output import print_json, print_table
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import seeds_of
-from unitsphere.report.render.terminal import harmless
+from unitsphere.report.render.text import harmless
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])

@@ -28,7 +28,7 @@ from process import Score, Trace, first_at, traced
 
 from unitsphere.config import read_json
 from unitsphere.files import write_text
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 from unitsphere.training.recipes import load_recipe
 
 HERE = Path(__file__).parent

@@ -38,7 +38,7 @@ from unitsphere.config import read_json
 from unitsphere.data.prepare import prepare
 from unitsphere.data.shards import Shards
 from unitsphere.files import write_bytes, write_text
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 
 TOKENIZER = "bpe:1024"
 CLONED = ("nanogpt", "nanochat")

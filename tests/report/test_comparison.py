@@ -7,9 +7,8 @@ from studies.documents import played
 
 from unitsphere.config import read_json
 from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
-from unitsphere.report.render.markdown import markdown
 from unitsphere.report.render.picture import picture
-from unitsphere.report.render.terminal import terminal
+from unitsphere.report.render.text import markdown, terminal
 from unitsphere.report.write import write_results
 
 

@@ -7,8 +7,7 @@ import pytest
 from unitsphere.report.document import Page, Section, Table
 from unitsphere.report.kinds.quickstart import Arm, arms_table
 from unitsphere.report.numbers import duration
-from unitsphere.report.render.markdown import markdown_table
-from unitsphere.report.render.terminal import terminal
+from unitsphere.report.render.text import markdown_table, terminal
 
 GPT = Arm(
     name="gpt-plus",

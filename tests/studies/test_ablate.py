@@ -14,7 +14,7 @@ from unitsphere.cli.study import setting
 from unitsphere.errors import UserError
 from unitsphere.report.kinds.ablate import changes_table, flags, interval, notes, printed
 from unitsphere.report.registry import page_of
-from unitsphere.report.render.terminal import rich_table
+from unitsphere.report.render.text import rich_table
 from unitsphere.studies.ablate import (
     KIND,
     Ablation,

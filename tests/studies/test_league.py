@@ -14,7 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.report.document import Table
 from unitsphere.report.kinds.league import league_page
 from unitsphere.report.registry import page_of
-from unitsphere.report.render.markdown import markdown_table
+from unitsphere.report.render.text import markdown_table
 from unitsphere.studies import league as module
 from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.spec import toml_text

@@ -10,7 +10,7 @@ from studies.tiny import recipes
 from unitsphere.config import read_json
 from unitsphere.errors import UserError
 from unitsphere.report.registry import page_of
-from unitsphere.report.render.markdown import markdown
+from unitsphere.report.render.text import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
 from unitsphere.studies.core.fairness import rate_flags
 from unitsphere.studies.core.kind import run_study

@@ -12,7 +12,7 @@ from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.report.kinds.sweep import findings, reported
 from unitsphere.report.registry import page_of
-from unitsphere.report.render.terminal import terminal
+from unitsphere.report.render.text import terminal
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.spec import study_from

@@ -13,7 +13,7 @@ from unitsphere import __version__
 from unitsphere.cli import output
 from unitsphere.config import did_you_mean
 from unitsphere.errors import Preempted, RunFailed, UserError
-from unitsphere.report.render.terminal import harmless
+from unitsphere.report.render.text import harmless
 from unitsphere.studies.core.local import end_with_parent
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USER_ERROR, EXIT_PREEMPTED = 0, 1, 2, 75

@@ -75,7 +75,7 @@ def run_league(args: Compare) -> int:
         print_json(found)
         return 0
     from unitsphere.report.kinds.league import league_page
-    from unitsphere.report.render.terminal import print_page
+    from unitsphere.report.render.text import print_page
 
     print_page(league_page(found, usual))
     return 0

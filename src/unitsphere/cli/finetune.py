@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
 
     from unitsphere.finetune import FinetuneConfig, finetune
     from unitsphere.report.kinds.finetune import finetune_page
-    from unitsphere.report.render.terminal import print_page
+    from unitsphere.report.render.text import print_page
 
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(FinetuneConfig)}
     for name in ("run", "data", "test"):

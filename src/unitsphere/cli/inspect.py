@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     if args.run is None:
         raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
     from unitsphere.report.inspect_run import inspect_run
-    from unitsphere.report.render.terminal import print_page
+    from unitsphere.report.render.text import print_page
     from unitsphere.report.write import write_inspection
 
     found = inspect_run(args.run, args.probes, args.steps, args.against, args.device, args.data)

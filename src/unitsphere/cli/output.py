@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from unitsphere.config import json_text
-from unitsphere.report.render.terminal import rich_table
+from unitsphere.report.render.text import rich_table
 
 
 def print_json(document: Any) -> None:

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
 from unitsphere.errors import UserError
-from unitsphere.report.render.terminal import harmless
+from unitsphere.report.render.text import harmless
 
 
 @dataclasses.dataclass(frozen=True)

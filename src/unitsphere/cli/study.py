@@ -71,7 +71,7 @@ def run_verb(kind: "Kind", study: Any, args: StudyOptions, usual: Path) -> int:
 
 def report(kind: "Kind", study: Any, out: Path, json: bool) -> int:
     """Train what is missing of a study, write its results, and print them."""
-    from unitsphere.report.render.terminal import print_page
+    from unitsphere.report.render.text import print_page
     from unitsphere.studies.core.kind import run_study
 
     outcome = run_study(kind, study, out)

@@ -14,8 +14,8 @@ from unitsphere.report.document import Figures, Page
 from unitsphere.report.kinds.inspection import FOLDER, inspection_page
 from unitsphere.report.registry import RESULTS, as_user_errors, page_of, study_page
 from unitsphere.report.render.html import html
-from unitsphere.report.render.markdown import markdown
 from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
+from unitsphere.report.render.text import markdown
 from unitsphere.report.runs import Folders, Json, listed
 from unitsphere.report.sections.playground import playground_section
 from unitsphere.report.sections.probe_pictures import film
