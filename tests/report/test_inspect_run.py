@@ -15,8 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.inspect_run import inspect_run, records_of
-from unitsphere.report.kinds.inspection import rows
-from unitsphere.report.sections.probe_pictures import pictured
+from unitsphere.report.kinds.inspection import pictured, rows
 from unitsphere.training.folder import signature
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics

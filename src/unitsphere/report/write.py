@@ -11,14 +11,13 @@ from unitsphere.config import json_text
 from unitsphere.errors import UserError
 from unitsphere.files import own_folder, write_text
 from unitsphere.report.document import Figures, Page
-from unitsphere.report.kinds.inspection import FOLDER, inspection_page
+from unitsphere.report.kinds.inspection import FOLDER, film, inspection_page
 from unitsphere.report.registry import RESULTS, as_user_errors, page_of, study_page
 from unitsphere.report.render.html import html
 from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
 from unitsphere.report.render.text import markdown
 from unitsphere.report.runs import Folders, Json, listed
 from unitsphere.report.sections.playground import playground_section
-from unitsphere.report.sections.probe_pictures import film
 from unitsphere.report.sections.samples import fresh_samples, with_samples
 from unitsphere.report.sections.settings import report_command
 
