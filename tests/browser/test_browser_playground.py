@@ -13,7 +13,7 @@ from unitsphere.inference.decode import eager
 from unitsphere.models.exported import load_exported, twin_config
 from unitsphere.report.document import Playground, Section
 from unitsphere.report.registry import page_of
-from unitsphere.report.sections.playground import INTRO, model_document
+from unitsphere.report.sections.texts import INTRO, model_document
 from unitsphere.report.write import document
 
 pytestmark = pytest.mark.browser

@@ -16,7 +16,7 @@ from unitsphere.inference.quantize import Format, dequantised
 from unitsphere.models.exported import exported_tensors
 from unitsphere.models.plans import fold_
 from unitsphere.models.trunk import Transformer
-from unitsphere.report.sections.playground import model_document
+from unitsphere.report.sections.texts import model_document
 from unitsphere.report.write import write_page
 
 SHAPE = {"d_model": 64, "n_layers": 2, "n_heads": 2, "vocab_size": 320}

@@ -17,9 +17,8 @@ from unitsphere.report.render.html import html
 from unitsphere.report.render.picture import picture, write_film, write_picture, write_pictures
 from unitsphere.report.render.text import markdown
 from unitsphere.report.runs import Folders, Json, listed
-from unitsphere.report.sections.playground import playground_section
-from unitsphere.report.sections.samples import fresh_samples, with_samples
 from unitsphere.report.sections.settings import report_command
+from unitsphere.report.sections.texts import fresh_samples, playground_section, with_samples
 
 FILE, MARKDOWN = "report.html", "results.md"
 

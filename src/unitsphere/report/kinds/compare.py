@@ -21,8 +21,12 @@ from unitsphere.report.runs import Json, Run, by_arm, data_facts, found_in, lost
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.settings import flag_lines, study_command, study_details
-from unitsphere.report.sections.tuning import tuning_section
+from unitsphere.report.sections.settings import (
+    flag_lines,
+    study_command,
+    study_details,
+    tuning_section,
+)
 
 LOSSES = ("arm", "tokens", "rate", "loss", "±", "bits/byte")
 

@@ -12,8 +12,8 @@ from unitsphere.report.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import curve_sections, unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.samples import sample_sections
 from unitsphere.report.sections.settings import environment_section, run_commands, settings_section
+from unitsphere.report.sections.texts import sample_sections
 
 SKIPPED = 0.15
 """The first part of each curve, whose losses would press the rest to the bottom of the picture."""

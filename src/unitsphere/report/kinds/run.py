@@ -20,13 +20,13 @@ from unitsphere.report.runs import (
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import curve_sections, unfinished
 from unitsphere.report.sections.probes import probe_sections
-from unitsphere.report.sections.samples import sample_sections
 from unitsphere.report.sections.settings import (
     differing_keys,
     environment_section,
     run_commands,
     settings_section,
 )
+from unitsphere.report.sections.texts import sample_sections
 
 MOST_RUNS = 24
 """The most runs whose curves are drawn."""

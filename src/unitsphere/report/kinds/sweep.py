@@ -18,8 +18,7 @@ from unitsphere.report.document import (
 )
 from unitsphere.report.runs import Json, Run, data_facts, found_in
 from unitsphere.report.sections.curves import unfinished
-from unitsphere.report.sections.settings import study_command, study_details
-from unitsphere.report.sections.tuning import short_key
+from unitsphere.report.sections.settings import short_key, study_command, study_details
 
 SHOWN = 10
 """Trials that a terminal shows."""

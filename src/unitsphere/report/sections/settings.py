@@ -1,11 +1,13 @@
-"""How the runs' configs differ, all their settings, where they ran, and the commands for it."""
+"""How configs differ, what was tuned, all settings, where the runs ran, and the commands."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from unitsphere.config import flatten
 from unitsphere.report.document import Block, Commands, Folded, Section, Table, Text
+from unitsphere.report.numbers import known
 from unitsphere.report.runs import Json, Run, by_arm, value_text
 from unitsphere.report.sections.curves import curve_sections
 
@@ -13,6 +15,7 @@ MANY = 6
 """Up to so many different values of a key within an arm are listed; of more only the count is."""
 UNTOLD = ("command", "started", "resumed")
 """Keys of environment.json that the page shows elsewhere."""
+TUNED = ("arm", "tokens", "points", "loss", "best point")
 
 
 def study_details(
@@ -74,8 +77,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 def settings_by_arm(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
     """Arm -> key -> value, of the runs whose config is there."""
-    known = by_arm([run for run in runs if run.settings])
-    return {arm: merged([flatten(run.settings) for run in of]) for arm, of in known.items()}
+    arms = by_arm([run for run in runs if run.settings])
+    return {arm: merged([flatten(run.settings) for run in of]) for arm, of in arms.items()}
 
 
 def merged(runs: Sequence[Mapping[str, object]]) -> dict[str, str]:
@@ -94,8 +97,8 @@ def environment_section(
     runs: Sequence[Run], commands: Sequence[tuple[str, str]], source: Mapping[str, object]
 ) -> Section:
     """Where the runs ran, and the commands that reproduce them; `source`: a study's provenance."""
-    known = [run for run in runs if run.environment]
-    flat = [flatten({k: v for k, v in r.environment.items() if k not in UNTOLD}) for r in known]
+    ran = [run for run in runs if run.environment]
+    flat = [flatten({k: v for k, v in r.environment.items() if k not in UNTOLD}) for r in ran]
     rows = [
         [key.removeprefix("packages."), value]
         for key, value in merged(flat).items()
@@ -106,7 +109,7 @@ def environment_section(
     if told:
         blocks.append(Table("The study", ["what", "value"], told, plain=True))
     if rows:
-        title = "The run" if len(known) == 1 else f"The runs ({len(known)})"
+        title = "The run" if len(ran) == 1 else f"The runs ({len(ran)})"
         blocks.append(Table(title, ["what", "value"], rows, plain=True))
     if not rows and not told:
         blocks.append(Text(["There is no environment.json: the page cannot say where it ran."]))
@@ -133,3 +136,85 @@ def page_commands(*folders: str) -> list[tuple[str, str]]:
         ("Writes this page", line),
         ("Draws its figures as SVG and PNG", f"{line} --figures figures"),
     ]
+
+
+def tuning_lines(found: Json) -> list[str]:
+    """The rates that were tried for each arm and budget."""
+    lines = []
+    for name, arm in found["arms"].items():
+        for budget in arm["budgets"]:
+            tuned = budget["tuned"]
+            tried = ", ".join(f"{r['lr']:g}: {known(r['loss'], '.4f')}" for r in tuned["rates"])
+            if tried:
+                lines.append(f"{name} at {tuned['tokens']:,}: {tried}")
+    return list(dict.fromkeys(lines))
+
+
+def tuning_section(found: Json) -> Section:
+    """The rates, or the points of several keys, that were tried for each arm."""
+    if "tuning" not in found:
+        rates = tuning_lines(found) or ["not tuned"]
+        tuned = "Rates that were tried on documents that are not reported (loss there)"
+        return Section("rates", "Rates", [Folded(tuned, [Text(rates, listed=True)])])
+    tuning = found["tuning"]
+    said = (
+        f"Each arm was tuned by {tuning['trials']} points at most at each budget tuned at, "
+        f"{len(tuning['seeds'])} run{'s' * (len(tuning['seeds']) > 1)} each, on documents that are "
+        f"not reported ({tuning['method']}). Losses are of those documents."
+    )
+    searched = {
+        (name, budget["tuned"]["tokens"]): budget["tuned"]
+        for name, arm in found["arms"].items()
+        for budget in arm["budgets"]
+        if "trials" in budget["tuned"]
+    }
+    rows = [
+        [name, f"{tokens:,}", str(one["tried"]), *best_cells(one["best"])]
+        for (name, tokens), one in searched.items()
+    ]
+    flat = [
+        f"{name} at {tokens:,}, its neighbours: {near}"
+        for (name, tokens), one in searched.items()
+        if (near := neighbours(one))
+    ]
+    every = [
+        f"{name} at {tokens:,}: {values(trial['params'])}: {known(trial['loss'], '.4f')}"
+        for (name, tokens), one in searched.items()
+        for trial in sorted(one["trials"], key=lambda t: (t["loss"] is None, t["loss"] or 0.0))
+    ]
+    return Section(
+        "tuning",
+        "Tuning",
+        [
+            Text([said]),
+            Table("Best point of each arm", TUNED, rows),
+            *([Text(flat, listed=True)] if flat else []),
+            Folded("All points, the best first", [Text(every, listed=True)]),
+        ],
+    )
+
+
+def best_cells(best: Mapping[str, Any] | None) -> list[str]:
+    """The loss of the best point, and what it sets."""
+    return (
+        ["–", "none trained"] if best is None else [f"{best['loss']:.4f}", values(best["params"])]
+    )
+
+
+def neighbours(one: Mapping[str, Any]) -> str:
+    """How much higher the loss is at each neighbour of the best point."""
+    return ", ".join(
+        f"{short_key(n['key'])} {n['value']} "
+        + ("not tried" if n["loss"] is None else f"{n['loss'] - one['best']['loss']:+.4f}")
+        for n in one["neighbours"]
+    )
+
+
+def values(params: Mapping[str, Any]) -> str:
+    """The values of a point, each key without its section."""
+    return ", ".join(f"{short_key(key)} {value}" for key, value in params.items())
+
+
+def short_key(key: str) -> str:
+    """A key without its section."""
+    return key.partition(".")[2] or key

@@ -1,11 +1,13 @@
-"""Models on the page: int8 weights, config and tokenizer of runs, for static/model.js.
+"""Texts on the page: what runs wrote in training, new ones, and models that its reader writes with.
 
-What is rounded is the folded model that `unitsphere export` writes, each row of a matrix to int8
-with a scale in fp16 (`inference.quantize`), so the browser needs no other form of an architecture.
+The models (`playground_section`) are int8 weights, config and tokenizer, for static/model.js. What
+is rounded is the folded model that `unitsphere export` writes, each row of a matrix to int8 with a
+scale in fp16 (`inference.quantize`), so the browser needs no other form of an architecture.
 """
 
 import base64
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,64 @@ from torch import Tensor
 from unitsphere.config import parse_json
 from unitsphere.data.tokenizer import ByteTokenizer, Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.inference.generate import generate_text
 from unitsphere.inference.hf.export import config_fields
 from unitsphere.inference.quantize import codes
 from unitsphere.models.exported import exported_tensors, is_tied, not_exportable
 from unitsphere.models.plans import fold_
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.rope import rope_frequencies
-from unitsphere.report.document import Playground, Section
-from unitsphere.report.runs import is_run, name_of
+from unitsphere.report.document import Page, Playground, Sample, Samples, Section
+from unitsphere.report.runs import Run, is_run, name_of
 from unitsphere.training.load import load_run
+
+MOST = 6
+"""Texts of a run that the page shows: its first and its last ones."""
+TOKENS = 200
+"""Tokens of a new text."""
+
+
+def sample_sections(runs: Sequence[Run], each: int = MOST) -> list[Section]:
+    """What the runs wrote, `each` texts of each; no section if they wrote none."""
+    shown = []
+    for run in runs:
+        texts = run.samples
+        kept = texts if len(texts) <= each else [*texts[: each // 2], *texts[-(each - each // 2) :]]
+        shown += [Sample(f"{run.name}, step {step:,}", text) for step, text in kept]
+    return [samples_section(shown)] if shown else []
+
+
+def samples_section(samples: Sequence[Sample]) -> Section:
+    """The texts under their heading."""
+    told = "Written by the model, not chosen."
+    return Section("samples", "Samples", [Samples(samples)], told, detail=True)
+
+
+def fresh_samples(folder: Path, count: int) -> list[Sample]:
+    """Texts by the newest checkpoint of a run, at a temperature of 0.8 as those in training.
+
+    Each has another seed.
+
+    Raises UserError for a folder without a run, a run without a checkpoint, or one that writes no
+    text from nothing.
+    """
+    if not is_run(folder):
+        raise UserError(f"{folder} holds no run: --samples needs one")
+    loaded = load_run(folder)
+    if loaded.model.objective != "clm":
+        raise UserError(f"the model in {folder} writes no text by itself: leave --samples out")
+    write = partial(generate_text, loaded.model, loaded.tokenizer, [""], TOKENS, temperature=0.8)
+    return [
+        Sample(f"From the last checkpoint, seed {seed}", write(seed=seed)[0].text)
+        for seed in range(count)
+    ]
+
+
+def with_samples(page: Page, samples: Sequence[Sample]) -> Page:
+    """The page with more texts, at the end of its own or in a new part before the settings."""
+    own = [each for b in page.blocks() if isinstance(b, Samples) for each in b.samples]
+    return page.with_section(samples_section([*own, *samples]))
+
 
 MOST_PARAMETERS = 50_000_000
 """Of the models of a page: they make it about 70 MB large."""
