@@ -8,8 +8,18 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 
-from unitsphere.bench import steps, train
-from unitsphere.bench.arms import ON_CPU, arm_config, arm_kernels, sizes_for
+from unitsphere.bench import arms, train
+from unitsphere.bench.arms import (
+    ON_CPU,
+    RandomBatches,
+    Stepper,
+    arm_config,
+    arm_kernels,
+    check_arm,
+    compare_steps,
+    first_steps,
+    sizes_for,
+)
 from unitsphere.bench.measure import (
     Ceilings,
     ceilings,
@@ -20,7 +30,6 @@ from unitsphere.bench.measure import (
     state_bytes,
     timed,
 )
-from unitsphere.bench.steps import RandomBatches, Stepper, check_arm, compare_steps, first_steps
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -176,21 +185,21 @@ def test_a_step_is_the_training_code_s_own():
 
 def test_an_arm_has_its_kernels_while_it_steps(monkeypatch):
     seen = []
-    monkeypatch.setattr(steps, "update", lambda trainer, step: (seen.append(mode()), None, None))
+    monkeypatch.setattr(arms, "update", lambda trainer, step: (seen.append(mode()), None, None))
     Stepper(arm_config("ngpt", TINY), "off").step()
     Stepper(arm_config("ngpt", TINY)).step()
     assert [*seen, mode()] == ["off", "auto", "auto"]
 
 
 def test_arms_of_the_same_reference_compute_it_once(monkeypatch):
-    made, figures = [], [(3.0, 1.0)] * steps.GATE_STEPS
-    monkeypatch.setattr(steps, "first_steps", lambda stepper: (made.append(1), figures)[1])
-    steps.reference_steps.cache_clear()
+    made, figures = [], [(3.0, 1.0)] * arms.GATE_STEPS
+    monkeypatch.setattr(arms, "first_steps", lambda stepper: (made.append(1), figures)[1])
+    arms.reference_steps.cache_clear()
     compiled = dataclasses.replace(TINY, compile=True)
     for arm, kernels in (("gpt-plus", "auto"), ("ngpt", "auto"), ("gpt-plus", "off")):
         assert check_arm(arm, arm_config(arm, compiled), kernels, figures) == 0
     assert len(made) == 2
-    steps.reference_steps.cache_clear()
+    arms.reference_steps.cache_clear()
 
 
 def test_batches_are_random_and_shifted_by_one():

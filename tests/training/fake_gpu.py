@@ -21,7 +21,7 @@ from torch._subclasses import fake_impls, fake_tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily  # noqa: E402
 from torch.nn.attention import SDPBackend, flex_attention  # noqa: E402
 
-from unitsphere.bench.steps import RandomBatches  # noqa: E402
+from unitsphere.bench.arms import RandomBatches  # noqa: E402
 from unitsphere.inference import decode  # noqa: E402
 from unitsphere.kernels import sdpa  # noqa: E402
 from unitsphere.models import registry  # noqa: E402

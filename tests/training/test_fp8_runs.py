@@ -10,9 +10,8 @@ from run_folders import figures
 from torch._dynamo.utils import counters
 
 from unitsphere.bench import train as train_bench
-from unitsphere.bench.arms import ON_CPU, arm_config
+from unitsphere.bench.arms import ON_CPU, TOLERANCE, Stepper, arm_config
 from unitsphere.bench.measure import Ceilings
-from unitsphere.bench.steps import TOLERANCE, Stepper
 from unitsphere.bench.train import Protocol, bench_training
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints

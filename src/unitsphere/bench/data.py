@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from unitsphere.bench.arms import Sizes, arm_config
+from unitsphere.bench.arms import Sizes, Stepper, arm_config
 from unitsphere.bench.measure import clock_name, say, timed
-from unitsphere.bench.steps import Stepper
 from unitsphere.data.batch import NextToken
 from unitsphere.data.batches import Batches
 from unitsphere.data.prepare import prepare

@@ -1,6 +1,6 @@
 """`unitsphere bench`: the cost of a training step, arm against arm.
 
-First the ceilings of the device are measured. Each arm then passes the gate (`steps.check_arm`),
+First the ceilings of the device are measured. Each arm then passes the gate (`arms.check_arm`),
 warms up, and takes its turn in every round, in an order that rotates. Then its memory and its
 kernels are counted, and the ceilings are measured again. The first arm is the baseline and runs
 twice: the difference between its copies is noise.
@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
-from unitsphere.bench.arms import Sizes, arm_config, arm_kernels, check_names
+from unitsphere.bench.arms import (
+    Sizes,
+    Stepper,
+    arm_config,
+    arm_kernels,
+    check_arm,
+    check_names,
+    first_steps,
+)
 from unitsphere.bench.measure import (
     COPY,
     DRIFT,
@@ -38,7 +46,6 @@ from unitsphere.bench.measure import (
     take_turns,
     timed,
 )
-from unitsphere.bench.steps import Stepper, check_arm, first_steps
 from unitsphere.errors import UserError
 from unitsphere.files import aside
 from unitsphere.training.device import environment, peak_flops
