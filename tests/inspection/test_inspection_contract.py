@@ -12,8 +12,7 @@ from unitsphere.errors import UserError
 from unitsphere.inspection import updates
 from unitsphere.inspection.anatomy import embeddings_of, layers_of, matrices_of
 from unitsphere.inspection.probes import PROBES, inspect
-from unitsphere.inspection.subject import Base, Subject
-from unitsphere.inspection.trace import trace
+from unitsphere.inspection.trace import Base, Subject, trace
 from unitsphere.models.constraint import roles
 from unitsphere.models.mixers import MIXERS
 from unitsphere.models.registry import ARCHITECTURES, build

@@ -8,7 +8,7 @@ from tiny_recipe import TEXT, tiny_recipe
 
 from unitsphere.cli import main
 from unitsphere.inspection.probes import PROBES, Probe
-from unitsphere.inspection.subject import Subject
+from unitsphere.inspection.trace import Subject
 from unitsphere.inspection.values import Values, layers
 from unitsphere.training.log import read_metrics
 

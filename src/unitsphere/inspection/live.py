@@ -21,7 +21,7 @@ from unitsphere.config import did_you_mean
 from unitsphere.data.batch import Batch
 from unitsphere.errors import UserError
 from unitsphere.inspection.probes import PROBES, Reads
-from unitsphere.inspection.subject import Subject
+from unitsphere.inspection.trace import Subject
 from unitsphere.inspection.updates import Gradients
 from unitsphere.inspection.values import DoesNotApply, flat
 from unitsphere.models.trunk import Transformer

@@ -11,7 +11,7 @@ from typing import Literal
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.inspection import states, updates, weights
-from unitsphere.inspection.subject import Subject
+from unitsphere.inspection.trace import Subject
 from unitsphere.inspection.values import DoesNotApply, Values
 
 ProbeForm = Literal["layers", "distribution"]

@@ -16,7 +16,7 @@ from unitsphere.data.prepare import check_scored
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inspection.probes import PROBES, chosen, inspect
-from unitsphere.inspection.subject import Base, Subject
+from unitsphere.inspection.trace import Base, Subject
 from unitsphere.inspection.updates import Recorded
 from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
