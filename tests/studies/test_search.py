@@ -5,14 +5,18 @@ import math
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.studies.core.search import (
+from unitsphere.studies.core.space import (
+    Choices,
+    Range,
     Told,
+    count_points,
+    grid_points,
     next_coordinates,
     next_points,
     own_point,
     random_points,
+    space_of,
 )
-from unitsphere.studies.core.space import Choices, Range, count_points, grid_points, space_of
 from unitsphere.studies.trials import is_hopeless
 
 SPACE = {

@@ -28,13 +28,14 @@ from unitsphere.studies.core.plan import (
     to_come,
     with_overrides,
 )
-from unitsphere.studies.core.search import Asked, random_points
 from unitsphere.studies.core.space import (
     MOST_POINTS,
+    Asked,
     Params,
     Space,
     count_points,
     grid_points,
+    random_points,
     space_of,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text

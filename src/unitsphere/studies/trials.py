@@ -13,8 +13,7 @@ from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.jobs import State
 from unitsphere.studies.core.plan import Planned
 from unitsphere.studies.core.points import Trial, figure
-from unitsphere.studies.core.search import Told, edges
-from unitsphere.studies.core.space import Range, Space, Value
+from unitsphere.studies.core.space import Range, Space, Told, Value, edges
 from unitsphere.studies.core.statistics import paired
 from unitsphere.training.log import METRICS, read_metrics
 

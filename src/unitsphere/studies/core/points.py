@@ -36,21 +36,19 @@ from unitsphere.studies.core.plan import (
     transferred,
     tuning_run,
 )
-from unitsphere.studies.core.search import (
-    Asked,
-    Told,
-    edges,
-    neighbours,
-    next_coordinates,
-    own_point,
-)
 from unitsphere.studies.core.space import (
     MOST_POINTS,
+    Asked,
     Choices,
     Params,
     Space,
+    Told,
     count_points,
+    edges,
     grid_values,
+    neighbours,
+    next_coordinates,
+    own_point,
     space_of,
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study

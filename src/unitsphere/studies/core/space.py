@@ -1,21 +1,34 @@
-"""What may be chosen from.
+"""What may be chosen from, and points of it: drawn, or found by coordinate search.
 
 [search]
 "model.alpha.init" = [0.05, 0.1, 0.25]                       # these values
 "optim.lr" = { low = 1e-3, high = 1e-1, log = true }         # any number between
 "model.n_layers" = { low = 2, high = 6 }                     # whole numbers
 "train.z_loss" = { low = 0.0, high = 1e-3, points = 3 }      # in a grid: 3 values
+
+Random points and those of TPE are Optuna's (a grid is `itertools.product`: Optuna's visits the
+same points in another order). Optuna stores nothing: each time it gets the results of the
+trials, from their own folders, so that a search that was interrupted resumes as if it had not been.
 """
 
 import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unitsphere.config import from_dict
+from unitsphere.config import from_dict, read_json
 from unitsphere.errors import UserError
+from unitsphere.files import write_text
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 MOST_POINTS = 10_000
 """Of a sweep, and so of one of its ranges."""
@@ -34,6 +47,10 @@ class Choices:
     def grid(self) -> list[Value]:
         """All of them."""
         return list(self.values)
+
+    def take(self, value: Value) -> Value:
+        """The value as it is used: as it is."""
+        return value
 
 
 @dataclass(frozen=True)
@@ -136,3 +153,198 @@ def grid_points(space: Space) -> list[Params]:
     """Every combination; the last key changes fastest."""
     values = grid_values(space)
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
+
+
+def edges(space: Space, best: Params) -> list[str]:
+    """The keys whose best value is the lowest or highest of those to try, not of two."""
+    found = []
+    for key, choice in space.items():
+        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
+        if enough and best[key] in (min(numbers), max(numbers)):
+            found.append(key)
+    return found
+
+
+def own_point(space: Space, own: Mapping[str, object]) -> Params:
+    """The point of the grid nearest to some values; the first value of a key that has none."""
+    return {
+        key: nearest_value(values, own.get(key))
+        for key, values in zip(space, grid_values(space), strict=True)
+    }
+
+
+def nearest_value(values: Sequence[Value], own: object) -> Value:
+    """The nearest of some values: of positive numbers by ratio, of others by difference."""
+    if own in values or not isinstance(own, int | float):
+        return next((value for value in values if value == own), values[0])
+    numbers = [value for value in values if isinstance(value, int | float)]
+    positive = own > 0 and min(numbers, default=0) > 0
+    gaps = [abs(math.log(n / own) if positive else n - own) for n in numbers]
+    return numbers[gaps.index(min(gaps))] if gaps else values[0]
+
+
+def neighbours(space: Space, point: Params) -> dict[str, list[Params]]:
+    """By key, the points of the grid next to one: the next numbers, or all other values."""
+    found = {}
+    for key, values in zip(space, grid_values(space), strict=True):
+        near = [value for value in values if abs(distance(values, point[key], value)) == 1]
+        found[key] = [{**point, key: value} for value in near]
+    return found
+
+
+def distance(values: Sequence[Value], one: Value, other: Value) -> int:
+    """Steps from one of the values to another; between any two of them 1 unless all are numbers."""
+    if any(isinstance(value, str | bool) for value in values):
+        return int(one != other)
+    order = sorted(values, key=float)
+    return order.index(other) - order.index(one)
+
+
+def next_coordinates(
+    space: Space, start: Params, tried: Sequence[tuple[Params, float]]
+) -> list[Params]:
+    """The next points of a coordinate search, by the losses of those that were tried.
+
+    It follows a key as long as a neighbour is better, then the next key. Where no neighbour of the
+    best is better, it takes the untried point that is the fewest steps away. None are left: empty.
+    """
+    losses = {tuple(point.values()): loss for point, loss in tried}
+
+    def loss(point: Params) -> float:
+        return losses[tuple(point.values())]
+
+    best, stuck, keys = start, 0, list(space)
+    if tuple(start.values()) not in losses:
+        return [start]
+    while stuck < len(space):
+        around = neighbours(space, best)[keys[0]]
+        untried = [point for point in around if tuple(point.values()) not in losses]
+        if untried:
+            return untried
+        lower = min([best, *around], key=loss)
+        if loss(lower) < loss(best):
+            best, stuck = lower, 0
+            continue
+        keys, stuck = [*keys[1:], keys[0]], stuck + 1
+        lowest = min((point for point, _ in tried), key=loss)
+        if stuck == len(space) and loss(lowest) < loss(best):
+            best, stuck = lowest, 0
+    values = dict(zip(space, grid_values(space), strict=True))
+    rest = [point for point in grid_points(space) if tuple(point.values()) not in losses]
+    rest.sort(key=lambda p: sum(abs(distance(values[k], best[k], p[k])) for k in space))
+    return rest[:1]
+
+
+@dataclass(frozen=True)
+class Told:
+    """The result of a trial: its loss, infinite if it diverged.
+
+    `stopped`: if it was stopped early, at which evaluation; `loss` is then the one there.
+    """
+
+    params: Params
+    loss: float
+    stopped: int | None = None
+
+
+def random_points(space: Space, count: int, seed: int) -> list[Params]:
+    """The first `count` points of those that a seed draws."""
+    from optuna.samplers import RandomSampler
+
+    return drawn(space, (), count, RandomSampler(seed=seed))
+
+
+def next_points(
+    space: Space, told: Sequence[Told], count: int, seed: int, asked: int
+) -> list[Params]:
+    """The next `count` points after `asked` by the tree-structured Parzen estimator (TPE).
+
+    The seed depends on `asked`, so that points which all failed are not drawn again.
+    """
+    from optuna.samplers import TPESampler
+
+    sampler = TPESampler(seed=seed * 100_003 + asked, constant_liar=True)
+    return drawn(space, told, count, sampler)
+
+
+def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
+    """Points of a sampler that uses the results of earlier trials."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=sampler)
+    distributions = {key: distribution(choice) for key, choice in space.items()}
+    study.add_trials([frozen(trial, distributions) for trial in told])
+    points = [study.ask(distributions).params for _ in range(count)]
+    return [{key: space[key].take(point[key]) for key in space} for point in points]
+
+
+def distribution(choice: Choices | Range) -> "BaseDistribution":
+    """A choice in Optuna's terms."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(choice, Choices):
+        return CategoricalDistribution(choice.values)
+    if choice.whole:
+        return IntDistribution(int(choice.low), int(choice.high), log=choice.log)
+    return FloatDistribution(choice.low, choice.high, log=choice.log)
+
+
+def frozen(told: Told, distributions: dict[str, "BaseDistribution"]) -> "FrozenTrial":
+    """A trial as Optuna remembers it."""
+    from optuna.trial import TrialState, create_trial
+
+    if told.stopped is None:
+        return create_trial(params=told.params, distributions=distributions, value=told.loss)
+    return create_trial(
+        params=told.params,
+        distributions=distributions,
+        state=TrialState.PRUNED,
+        intermediate_values={told.stopped: told.loss},
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The points that were drawn, kept in a folder: another version of Optuna may draw others.
+
+    `search` is what they are drawn from, as the study has it.
+    """
+
+    folder: Path
+    search: Mapping[str, object]
+
+    @property
+    def path(self) -> Path:
+        """The file that keeps them."""
+        return self.folder / "asked.json"
+
+    def read(self) -> list[Params]:
+        """Those drawn so far; a `UserError` if they are of another search."""
+        if not self.path.exists():
+            return []
+        kept = read_json(self.path)
+        if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(self.search)):
+            raise UserError(f"{self.folder} holds trials of another search: delete it")
+        return kept["points"]
+
+    def keep(self, points: Sequence[Params]) -> None:
+        """Write down all that were drawn, and what they were drawn from."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = {"search": self.search, "points": points}
+        write_text(self.path, json.dumps(kept, indent=2) + "\n")
+
+    def after(
+        self, space: Space, told: Sequence[Told], done: int, count: int, seed: int
+    ) -> list[Params]:
+        """All points; once `done` of them are done, with `count` more by TPE.
+
+        `told`: the results of those that are done, without those that failed.
+        """
+        asked = self.read()
+        if len(asked) <= done and count > 0:
+            asked = [*asked, *next_points(space, told, count, seed, done)]
+            self.keep(asked)
+        return asked
