@@ -17,8 +17,7 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core import tune
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.plan import with_overrides
-from unitsphere.studies.core.split import tuning_data
-from unitsphere.studies.core.tune import Search, grid, grown, search
+from unitsphere.studies.core.tune import Search, grid, grown, search, tuning_data
 from unitsphere.training.recipes import load_recipe
 
 Outcome = float | str

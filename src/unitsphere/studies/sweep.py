@@ -39,7 +39,7 @@ from unitsphere.studies.core.space import (
     space_of,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text
-from unitsphere.studies.core.split import tuning_data
+from unitsphere.studies.core.tune import tuning_data
 from unitsphere.studies.trials import (
     EarlyStop,
     MedianRule,

@@ -52,8 +52,7 @@ from unitsphere.studies.core.space import (
     space_of,
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study
-from unitsphere.studies.core.split import tuning_data
-from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest
+from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest, tuning_data
 from unitsphere.training.config import RunConfig
 
 ALL = ".*"
