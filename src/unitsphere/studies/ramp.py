@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from unitsphere.studies.core.fairness import Finding, check_fair, version_flags
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.plan import RUNS, Planned, arm_config, plan, rate_keys, with_overrides
 from unitsphere.studies.core.spec import Comparing, Tune
-from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED
+from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, smoothed
 from unitsphere.training.log import read_metrics
 from unitsphere.training.resolve import resolve
 
@@ -55,31 +54,21 @@ class RampStudy(Comparing):
 class Climb:
     """How far a run came: step and rate at which its loss diverged, None if it did not.
 
-    rates, losses: of each step that has both. error: why it failed, if it did. record: of the run.
+    losses: of its steps. error: why it failed, if it did. record: of the run.
     """
 
     seed: int
     step: int | None
     lr: float | None
-    rates: Sequence[float]
-    losses: Sequence[float]
+    losses: Sequence[float] = ()
     error: str | None = None
     record: Record | None = None
 
     @property
-    def smoothed(self) -> list[float]:
-        """At each step the mean of the last SMOOTHED losses, or of those so far."""
-        sums = [0.0, *accumulate(self.losses)]
-        return [
-            (sums[end] - sums[max(end - SMOOTHED, 0)]) / min(end, SMOOTHED)
-            for end in range(1, len(sums))
-        ]
-
-    @property
     def risen(self) -> float:
         """Nats by which the smoothed loss ended above its lowest."""
-        smoothed = self.smoothed[SMOOTHED - 1 :]
-        return smoothed[-1] - min(smoothed) if smoothed else 0.0
+        means = smoothed(self.losses)[SMOOTHED - 1 :]
+        return means[-1] - min(means) if means else 0.0
 
 
 def ramp(study: RampStudy, out: Path, executor: Executor | None = None) -> dict[str, list[Climb]]:
@@ -127,17 +116,16 @@ def read_climb(record: Record) -> Climb:
     """How far a run came, from its records."""
     seed = record.planned.seed
     if record.status == "failed":
-        return Climb(seed, None, None, [], [], record.error, record)
+        return Climb(seed, None, None, error=record.error, record=record)
     folder = record.planned.folder
     records = read_metrics(folder)
     if not records:
         error = f"{folder} has no records of its steps: delete it to repeat the run"
-        return Climb(seed, None, None, [], [], error, record)
+        return Climb(seed, None, None, error=error, record=record)
     step = records[-1].get("diverged")
     lr = next((found.get("lr") for found in records if found.get("step") == step), None)
-    known = [found for found in records if "loss" in found and "lr" in found]
-    rates, losses = ([found[key] for found in known] for key in ("lr", "loss"))
-    return Climb(seed, step, lr, rates, losses, None, record)
+    losses = [found["loss"] for found in records if "loss" in found]
+    return Climb(seed, step, lr, losses, record=record)
 
 
 def median_rate(climbs: Sequence[Climb]) -> float | None:
@@ -175,7 +163,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "start": study.start,
         "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
-        "flags": [*flags(study, climbs), *map(asdict, version_flags(records))],
+        "flags": [asdict(flag) for flag in (*flags(study, climbs), *version_flags(records))],
         "provenance": provenance(records=records),
     }
 
@@ -187,26 +175,25 @@ def ratio(lr: float | None, first: float | None) -> float | None:
     return lr / first
 
 
-def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[dict[str, str]]:
+def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[Finding]:
     """What a reader must know of the figures, each flag by its name."""
-    found = [asdict(finding) for finding in ramp_findings(study)]
+    found = ramp_findings(study)
     if len(study.seeds) < 3:
         text = f"seeds: {len(study.seeds)}; the paper takes the median of 3"
-        found.append({"name": "few-seeds", "text": text})
+        found.append(Finding("few-seeds", text))
     for arm, runs in climbs.items():
         for run in runs:
             if run.error:
-                found.append({"name": "failed", "text": f"{arm}, seed {run.seed}: {run.error}"})
+                found.append(Finding("failed", f"{arm}, seed {run.seed}: {run.error}"))
             elif run.lr is None and run.risen >= MARGIN / 2:
                 text = f"{arm}, seed {run.seed}: ended {run.risen:.2f} above its lowest loss: "
                 small = run.risen < MARGIN
                 text += f"by less than {MARGIN:g}" if small else f"for fewer than {PATIENCE} steps"
-                text += ", but it may have collapsed all the same"
-                found.append({"name": "risen", "text": text})
+                found.append(Finding("risen", f"{text}, but it may have collapsed all the same"))
         stayed = sum(run.lr is None and run.error is None for run in runs)
         if stayed:
             text = f"{arm}: {stayed} of {len(runs)} did not diverge up to {study.peak:g}"
-            found.append({"name": "not-diverged", "text": text})
+            found.append(Finding("not-diverged", text))
     return found
 
 

@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -198,6 +199,14 @@ PATIENCE = 20
 """Steps in a row for which it is; more than SMOOTHED, so that a single spike is not enough."""
 
 
+def smoothed(losses: Sequence[float], window: int = SMOOTHED) -> list[float]:
+    """At each step the mean of the last `window` losses, or of those so far."""
+    sums = [0.0, *accumulate(losses)]
+    return [
+        (sums[end] - sums[max(end - window, 0)]) / min(end, window) for end in range(1, len(sums))
+    ]
+
+
 @dataclass(frozen=True)
 class Watch:
     """What is known of a run's loss so far; `after` gives what is known a step later.
@@ -220,9 +229,9 @@ class Watch:
         losses = [*self.losses, loss][-SMOOTHED:]
         if len(losses) < SMOOTHED:
             return replace(self, losses=losses)
-        smoothed = sum(losses) / SMOOTHED
-        lowest = smoothed if self.lowest is None else min(self.lowest, smoothed)
-        above = (self.above or step) if smoothed >= lowest + MARGIN else None
+        mean = sum(losses) / SMOOTHED
+        lowest = mean if self.lowest is None else min(self.lowest, mean)
+        above = (self.above or step) if mean >= lowest + MARGIN else None
         over = above is not None and step - above + 1 >= PATIENCE
         return Watch(losses, lowest, above, above if over else None)
 

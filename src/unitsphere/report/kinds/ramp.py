@@ -1,7 +1,6 @@
 """The page of an lr-ramp: the learning rate at which each arm's loss diverges."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Series, Table, Text
@@ -9,6 +8,7 @@ from unitsphere.report.numbers import known, round_off
 from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
 from unitsphere.report.sections.curves import LEAST, POINTS, places, unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
+from unitsphere.training.guard import smoothed
 
 COLUMNS = ("arm", "diverges at", "each seed", "after steps", "÷ first")
 ABOVE = 3.0
@@ -110,11 +110,8 @@ def climb_figure(runs: Sequence[Run], found: Json) -> Figure | None:
 def climb(run: Run, window: int) -> tuple[list[float], list[float]]:
     """The rates of a run's steps, and at each the mean of the last losses."""
     told = [r for r in run.records if is_number(r.get("lr")) and is_number(r.get("loss"))]
-    sums = [0.0, *accumulate(record["loss"] for record in told)]
-    means = [
-        (sums[end] - sums[max(end - window, 0)]) / min(end, window) for end in range(1, len(sums))
-    ]
-    return [record["lr"] for record in told], means
+    losses = [record["loss"] for record in told]
+    return [record["lr"] for record in told], smoothed(losses, window)
 
 
 def climb_lines(
