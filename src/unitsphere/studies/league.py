@@ -22,7 +22,7 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,14 +35,8 @@ from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
 from unitsphere.errors import UserError
 from unitsphere.studies.compare import SHIPPED, final_records
-from unitsphere.studies.core.execute import Executor, Record, failure_lines, timing
-from unitsphere.studies.core.fairness import (
-    Finding,
-    check_fair,
-    repeated,
-    unscored_averages,
-    version_flags,
-)
+from unitsphere.studies.core.execute import Executor, Record, failure_lines
+from unitsphere.studies.core.fairness import check_fair, made_on, unscored_averages
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder, tuning
 from unitsphere.studies.core.plan import at_budget, to_come
 from unitsphere.studies.core.spec import ArmSpec, Comparing, as_table, study_from
@@ -184,22 +178,10 @@ def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     ]
     records = [record for by_seed in found.records.values() for record in by_seed.values()]
     ranked = standings([*others, *own], found.text)
-    ranked["flags"] += [dataclasses.asdict(flag) for flag in run_flags(study, found, records)]
-    return {
-        **ranked,
-        "rules": rules(),
-        "provenance": provenance(records=records),
-    }
-
-
-def run_flags(study: LeagueStudy, found: Entries, records: Sequence[Record]) -> Iterator[Finding]:
-    """What a reader must know of the entries that were trained here."""
-    yield from unscored_averages(found.configs)
-    for text in repeated(next(iter(found.configs.values())), [study.tokens]):
-        yield Finding("repeated", text)
-    if why := timing(records):
-        yield Finding("hardware", why)
-    yield from version_flags(records)
+    made = made_on(next(iter(found.configs.values())), [study.tokens], records)
+    flags = (*unscored_averages(found.configs), *made)
+    ranked["flags"] += [dataclasses.asdict(flag) for flag in flags]
+    return {**ranked, "rules": rules(), "provenance": provenance(records=records)}
 
 
 def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:

@@ -44,21 +44,23 @@ class QuantizationStudy:
     device: str
 
 
-def quantization_study(
-    study: QuantizationStudy, say: Callable[[str], object] = lambda line: None
+def quantize(
+    study: QuantizationStudy, out: Path, executor: Executor | None = None
 ) -> dict[str, Any]:
-    """Score every run as it is and in every format; the document that is reported.
+    """Score every run as it is and in every format, a line on stderr for each; the document.
 
     A format counts twice where the model constrains its matrices: as it comes back, and
-    renormalised.
+    renormalised. Raises UserError for a run or format that cannot be scored, or if `out` holds
+    something else.
     """
+    check_results(out, KIND.name)
     for name in study.formats:
         read_format(name)
     for path in chain.from_iterable(study.arms.values()):
         check_run(path, study)
     with scorers(study.data, study.field, study.tokens) as scorer:
         arms = {
-            name: {"runs": [run_figures(path, study, scorer, say) for path in paths]}
+            name: {"runs": [run_figures(path, study, scorer) for path in paths]}
             for name, paths in study.arms.items()
         }
     return {
@@ -90,10 +92,7 @@ def roles_of(study: QuantizationStudy) -> tuple[Role, ...]:
 
 
 def run_figures(
-    path: Path,
-    study: QuantizationStudy,
-    scorer: Callable[[LoadedRun], Scorer],
-    say: Callable[[str], object],
+    path: Path, study: QuantizationStudy, scorer: Callable[[LoadedRun], Scorer]
 ) -> dict[str, Any]:
     """A run's loss in fp32, and in each format with its bits, its error and its increase."""
     run, roles = load_run(path, study.device), roles_of(study)
@@ -115,7 +114,8 @@ def run_figures(
                     "increase": loss - whole.loss,
                 }
             )
-            say(f"{path} {name}{' renormalised' * renormalize}: {loss - whole.loss:+.5f} nats")
+            told = f"{path} {name}{' renormalised' * renormalize}: {loss - whole.loss:+.5f} nats"
+            print(told, file=sys.stderr, flush=True)
     return {
         "run": str(path),
         "seed": run.config.train.seed,
@@ -126,10 +126,4 @@ def run_figures(
     }
 
 
-def train(study: QuantizationStudy, out: Path, executor: Executor | None = None) -> dict[str, Any]:
-    """Score every run; a line on stderr for each format."""
-    check_results(out, KIND.name)
-    return quantization_study(study, lambda line: print(line, file=sys.stderr, flush=True))
-
-
-KIND = Kind("quantize", QuantizationStudy, train, lambda study, found: found)
+KIND = Kind("quantize", QuantizationStudy, quantize, lambda study, found: found)

@@ -180,23 +180,19 @@ def mis_set(
 ) -> Iterator[Finding]:
     """What is known to be wrong with a free arm by Muon or a free baseline, unless it is tuned."""
     start = free_start(config)
-    if start is not None and config.optim.brought == "hyperball":
-        yield from held_start(arm, config, start, tuned)
-    if start is None or config.optim.name not in (MUON + ADAM if is_baseline else MUON):
+    if start is None:
+        return
+    held = config.optim.brought == "hyperball"  # it keeps the norm of matrices and head
+    narrow = start * math.sqrt(config.model.d_model) < NARROWEST
+    if held and narrow and "model.init_std" not in tuned:
+        text = f"{arm} keeps the norms of model.init_std {start:.3g}, and 1/√d to 2/√d is better"
+        yield Finding("start", text)
+    if config.optim.name not in (MUON + ADAM if is_baseline else MUON):
         return
     if start > WIDEST and "model.init_std" not in tuned:
         text = f"{arm} starts its matrices at model.init_std {start:.3g}"
         yield Finding("start", f"{text}: 0.02, with rates by role, is known to be better")
     yield from tied_rates(arm, config, tuned)
-
-
-def held_start(
-    arm: str, config: RunConfig, start: float, tuned: Iterable[str]
-) -> Iterator[Finding]:
-    """A finding for an arm whose matrices and head keep the norm of a narrow start."""
-    if start * math.sqrt(config.model.d_model) < NARROWEST and "model.init_std" not in tuned:
-        text = f"{arm} keeps the norms of model.init_std {start:.3g}, and 1/√d to 2/√d is better"
-        yield Finding("start", text)
 
 
 def free_start(config: RunConfig) -> float | None:
@@ -292,11 +288,7 @@ def run_flags(
     for (arm, tokens, seed), record in records.items():
         if record.status != "finished":
             yield Finding(record.status, f"{arm} at {tokens:,} tokens, seed {seed}: {record.error}")
-    for text in repeated(next(iter(configs.values())), budgets):
-        yield Finding("repeated", text)
-    if why := timing(records.values()):
-        yield Finding("hardware", why)
-    yield from version_flags(records.values())
+    yield from made_on(next(iter(configs.values())), budgets, list(records.values()))
 
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
@@ -333,18 +325,24 @@ def untried(rate: Tuned, point: Point) -> list[str]:
     return [key for key in keys if len({trial["params"][key] for trial in rate.trials}) == 1]
 
 
+def made_on(
+    config: RunConfig, budgets: Sequence[int], records: Sequence[Record]
+) -> Iterator[Finding]:
+    """Budgets that go over the training split more than once, and runs of different machines."""
+    folder = prepared(config.data, pairs=config.objective == "seq2seq")
+    size = Shards.open(folder, "train").n_tokens
+    for tokens in budgets:
+        if tokens > size:
+            times = f"{tokens / size:.1f} times over {size:,} training tokens"
+            yield Finding("repeated", f"{tokens:,} tokens go {times}")
+    if why := timing(records):
+        yield Finding("hardware", why)
+    yield from version_flags(records)
+
+
 def version_flags(records: Iterable[Record]) -> Iterator[Finding]:
     """Runs of different code."""
     known = list(records)
     for key in VERSIONS:
         if len(seen := values(known, key)) > 1:
             yield Finding("versions", f"runs differ in {key}: {' and '.join(seen)}")
-
-
-def repeated(config: RunConfig, budgets: Sequence[int]) -> Iterator[str]:
-    """Budgets that go over the training split more than once."""
-    folder = prepared(config.data, pairs=config.objective == "seq2seq")
-    size = Shards.open(folder, "train").n_tokens
-    for tokens in budgets:
-        if tokens > size:
-            yield f"{tokens:,} tokens go {tokens / size:.1f} times over {size:,} training tokens"
