@@ -90,9 +90,9 @@ def compiled(
     return [*named, *own]
 
 
-def nanochat_parameters(trace: Trace, out: Path) -> int:
-    """As it prints them."""
-    said = (re.match(r"total\s*: ([\d,]+)", line.text) for line in trace.lines)
+def printed_parameters(pattern: str, trace: Trace, out: Path) -> int:
+    """As a peer prints them: the number in the first line that begins with the pattern."""
+    said = (re.match(pattern, line.text) for line in trace.lines)
     return int(next(match for match in said if match)[1].replace(",", ""))
 
 
@@ -116,12 +116,6 @@ def run_litgpt(
     return compiled(options, "litgpt", Path.cwd(), first, own), Path.cwd()
 
 
-def litgpt_parameters(trace: Trace, out: Path) -> int:
-    """As it prints them."""
-    said = (re.match(r"Total parameters: ([\d,]+)", line.text) for line in trace.lines)
-    return int(next(match for match in said if match)[1].replace(",", ""))
-
-
 def litgpt_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
     """Of the weights that it saved."""
     return float(subprocess.run(litgpt_peer(options, out), **PRINTED).stdout)
@@ -133,11 +127,6 @@ def run_trainer(
     """transformers' GPT-2 of the same sizes by its Trainer (hf_trainer.py)."""
     words = [options.out / "tokens", CONTEXT, out / "model", WIDTH, steps, rate]
     return [options.peer_python, str(HERE / "hf_trainer.py"), *map(str, words)], Path.cwd()
-
-
-def trainer_parameters(trace: Trace, out: Path) -> int:
-    """As hf_trainer.py prints them."""
-    return int(next(x.text for x in trace.lines if x.text.startswith("parameters")).split()[1])
 
 
 def trainer_score(options: argparse.Namespace, trace: Trace, out: Path) -> float:
@@ -188,12 +177,15 @@ def ours(rate: float, recipe: str) -> Contender:
 
 
 OURS = "gpt-plus-muon"
+NANOCHAT_PARAMETERS = partial(printed_parameters, r"total\s*: ([\d,]+)")
+LITGPT_PARAMETERS = partial(printed_parameters, r"Total parameters: ([\d,]+)")
+TRAINER_PARAMETERS = partial(printed_parameters, r"parameters (\d+)")
 PRINTED: Any = {"check": True, "capture_output": True, "text": True}
 PEERS = {
     "nanogpt": Contender(6e-4, (1, 2, 4), run_nanogpt, nanogpt_parameters, nanogpt_score),
-    "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, nanochat_parameters, nanochat_score),
-    "litgpt": Contender(6e-4, (1, 2, 4), run_litgpt, litgpt_parameters, litgpt_score),
-    "trainer": Contender(5e-5, (1, 8, 32), run_trainer, trainer_parameters, trainer_score),
+    "nanochat": Contender(2e-2, (0.5, 1, 2), run_nanochat, NANOCHAT_PARAMETERS, nanochat_score),
+    "litgpt": Contender(6e-4, (1, 2, 4), run_litgpt, LITGPT_PARAMETERS, litgpt_score),
+    "trainer": Contender(5e-5, (1, 8, 32), run_trainer, TRAINER_PARAMETERS, trainer_score),
 }
 CONTENDERS = PEERS | {
     OURS: ours(4e-3, "quickstart/gpt-plus-muon"),

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from precision import fast_bf16
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from windows import vocabulary
+from windows import fast_bf16, vocabulary
 
 
 class Windows(Dataset):

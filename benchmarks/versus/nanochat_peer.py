@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from precision import fast_bf16
-from windows import pairs, vocabulary, windows
+from windows import fast_bf16, pairs, vocabulary, windows
 
 LAYERS, HEAD, ROWS = 4, 64, 8
 WIDTH = 128

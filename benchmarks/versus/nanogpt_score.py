@@ -7,8 +7,8 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import numpy as np
 import torch
+from windows import pairs, windows
 
 sys.path.insert(0, str(Path.cwd()))
 from model import GPT, GPTConfig
@@ -21,17 +21,10 @@ def main() -> None:
         model = GPT(GPTConfig(**saved["model_args"]))
     model.load_state_dict(saved["model"])
     model.eval()
-    tokens = np.fromfile(sys.argv[2], dtype=np.uint16).astype(np.int64)
-    context = saved["model_args"]["block_size"]
-    count = (len(tokens) - 1) // context
-    inputs = torch.from_numpy(tokens[: count * context]).view(count, context)
-    targets = torch.from_numpy(tokens[1 : count * context + 1]).view(count, context)
+    rows = windows(Path(sys.argv[2]), saved["model_args"]["block_size"])
     with torch.no_grad():
-        losses = [
-            model(x, y)[1].item() * len(x)
-            for x, y in zip(inputs.split(64), targets.split(64), strict=True)
-        ]
-    print(sum(losses) / count)
+        losses = [model(*pairs(part))[1].item() * len(part) for part in rows.split(64)]
+    print(sum(losses) / len(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tokens that all contenders read, for the peers that take batches of their own."""
+"""What the peers share: the tokens that all contenders read, in batches, and the precision."""
 
 import json
 from pathlib import Path
@@ -21,3 +21,9 @@ def windows(path: Path, context: int) -> torch.Tensor:
 def pairs(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of rows."""
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def fast_bf16() -> bool:
+    """Whether the processor has bf16 instructions: ours computes in bf16 by itself there."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
