@@ -194,6 +194,13 @@ class RunConfig:
             raise UserError(
                 f"data.document_mask is for objective clm, not {self.objective}: leave it out"
             )
+        if self.train.precision == "bf16-storage" and self.model.n_experts:
+            raise UserError(
+                "model.n_experts needs routers and their bias in fp32: take train.precision bf16 "
+                "instead of bf16-storage"
+            )
+        if self.train.precision == "fp8" and self.parallel.tp > 1:
+            raise UserError("train.precision fp8 does not go with parallel.tp: take bf16")
         decay_end(self.schedule, self.train.steps)  # refuses one after the run
         self.check_roles()
         if self.optim.head_by_frequency and self.model.tied:

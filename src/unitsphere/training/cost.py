@@ -29,7 +29,9 @@ from unitsphere.training.forecast import (
     optimizer_bytes,
     shapes_of,
 )
-from unitsphere.training.optim.schedule import area
+from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.schedule import area, warmup_steps
 
 SHARE = 0.4
 """Of a GPU's peak, what training is assumed to reach."""
@@ -204,7 +206,7 @@ class DryRun:
 def dry_run(config: RunConfig, world: int) -> DryRun:
     """Lay `config` (resolved) out over `world` processes.
 
-    Raises UserError where a run would: sizes that do not fit the layout.
+    Raises UserError where a run would: sizes or a constraint that do not fit the layout.
     """
     model, spent, device = shapes_of(config), cost(config), planned_device(config, world)
     context = config.data.context
@@ -213,6 +215,9 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
         layout = Layout(0, world).for_model(config.parallel, spent.parameters, rows, context, "cpu")
         if layout.shards_weights:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
+            optimizer = build_optimizer(model, config.optim)
+            warmup = warmup_steps(config.schedule, config.train.steps)
+            constrain(model, optimizer, config=config.optim.constrained, warmup=warmup, now=False)
         return DryRun(
             world=world,
             step_flops=spent.flops // config.train.steps,

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unitsphere.data.batches import ByStep
-from unitsphere.errors import UserError
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
 from unitsphere.kernels.sdpa import use_attention_of
@@ -133,11 +132,6 @@ def build_trainer(
     on = plan.device if whole is None else "meta"
     model = build_from(config.architecture, config.model, on, config.train.seed, config.objective)
     if plan.precision == "bf16-storage":
-        if config.model.n_experts:
-            raise UserError(
-                "model.n_experts needs routers and their bias in fp32: take train.precision bf16 "
-                "instead of bf16-storage"
-            )
         model.to(torch.bfloat16)
     use_kernels(config.train.kernels)
     use_attention_of(plan.device)

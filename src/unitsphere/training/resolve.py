@@ -7,6 +7,8 @@ from itertools import chain, count
 from os.path import exists
 from pathlib import Path
 
+import torch
+
 from unitsphere.config import differences, flatten, read_json, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.manifest import is_prepared
@@ -21,6 +23,9 @@ from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import shapes_of
 from unitsphere.training.load import check_start
+from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.schedule import warmup_steps
 from unitsphere.training.recipes import load_recipe, no_run
 from unitsphere.training.transfer import closed
 
@@ -181,7 +186,10 @@ def model_vocabulary(config: RunConfig) -> int:
 
 
 def check_model(config: RunConfig) -> None:
-    """Raise UserError for a model that cannot be, or that is larger than any memory."""
+    """Raise UserError for a model that cannot be, or whose optimizer or constraint does not fit it.
+
+    So a dry run refuses what a run would, and a run before it has prepared its data.
+    """
     try:
         model = shapes_of(config)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
@@ -189,6 +197,11 @@ def check_model(config: RunConfig) -> None:
         raise UserError(f"a model of these sizes cannot be built: {said}") from error
     if config.optim.logit_power is not None:
         model.logit_scale()  # refused here, not in the first step
+    if config.train.precision == "bf16-storage":
+        model.to(torch.bfloat16)
+    optimizer = build_optimizer(model, config.optim)
+    warmup = warmup_steps(config.schedule, config.train.steps)
+    constrain(model, optimizer, config=config.optim.constrained, warmup=warmup, now=False)
 
 
 def config_in(out: Path) -> RunConfig | None:

@@ -20,6 +20,7 @@ from unitsphere.training.distributed.layout import SINGLE, Degrees, ParallelConf
 from unitsphere.training.distributed.parallelize import gathered_dtype
 from unitsphere.training.forecast import fitting_rows, forecast, head_bytes, size
 from unitsphere.training.monitor import due
+from unitsphere.training.optim import OptimConfig
 from unitsphere.training.resolve import resolve
 
 
@@ -173,6 +174,38 @@ def test_sizes_that_do_not_fit_are_refused(tiny):
         laid_out(partial(tiny, model={"value_embeddings": True}), 2, tp=2)
     with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
         laid_out(tiny, 384, tp=4)
+
+
+def test_a_constraint_that_does_not_fit_the_layout_is_refused(tiny):
+    def muonh(*name, **settings):
+        config = tiny(*name, model={"n_experts": 4}, **settings)
+        return dataclasses.replace(config, optim=OptimConfig(name="muonh"))
+
+    with pytest.raises(UserError, match="norm of each expert is not kept over several processes"):
+        laid_out(muonh, 2, dp_shard=2)
+
+
+EXPERTS = ["--model.n_experts=4", "--model.top_k=2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([*EXPERTS, "--optim.constraint.kind=cpr"], "constraint 'cpr' has no form for experts"),
+        ([*EXPERTS, "--train.precision=bf16-storage"], "needs routers and their bias in fp32"),
+        (["--optim.constraint.kind=cpr", "--train.precision=bf16-storage"], "weights of 32 bits"),
+        (["--train.precision=fp8", "--parallel.tp=2"], "fp8 does not go with parallel.tp"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(options, why, source, tmp_path, capsys):
+    command = ["train", "quickstart/ngpt", "--data.source", str(source), "--data.tokenizer=bytes"]
+    said = []
+    for end in (["--dry_run", "--world_size=2"], ["--out", str(tmp_path / "run")]):
+        assert main([*command, *options, *end]) == 2
+        said.append(capsys.readouterr().err.splitlines()[-1])
+    assert why in said[0]
+    assert said[0] == said[1]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

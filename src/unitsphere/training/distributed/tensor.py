@@ -47,8 +47,6 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
         )
     named: set[nn.Module] = set()
     for module in list(model.modules()):
-        if isinstance(module, Linear) and module.fp8 is not None:
-            raise UserError("train.precision fp8 does not go with parallel.tp: take bf16")
         if isinstance(module, AttentionMixer):
             check_heads(module, mesh.size())
         for name, cut in tp_plan(module).items():
