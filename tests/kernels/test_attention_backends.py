@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
-from unitsphere.kernels.sdpa import OPT_OUT, attention_backends, use_attention_of
+from unitsphere.kernels.device_attention import OPT_OUT, attention_backends, use_attention_of
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
 H200, B200, B300, A100, L40S, RTX5090 = (9, 0), (10, 0), (10, 3), (8, 0), (8, 9), (12, 0)

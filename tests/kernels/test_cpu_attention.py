@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitsphere.kernels import attention, using_kernels
-from unitsphere.kernels.cpu_attention import BLOCK, LONGEST_SEQUENCE, CausalAttention
+from unitsphere.kernels.device_attention import BLOCK, LONGEST_SEQUENCE, CausalAttention
 from unitsphere.models.registry import build
 from unitsphere.ops import attention as ops
 

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, flex_attention  # noqa: E402
 
 from unitsphere.bench.arms import RandomBatches  # noqa: E402
 from unitsphere.inference import decode  # noqa: E402
-from unitsphere.kernels import sdpa  # noqa: E402
+from unitsphere.kernels import device_attention  # noqa: E402
 from unitsphere.models import registry  # noqa: E402
 from unitsphere.models.mixers import MIXERS  # noqa: E402
 from unitsphere.models.registry import ARCHITECTURES  # noqa: E402
@@ -107,7 +107,7 @@ def pretend() -> None:
     FakeTensorMode.avoid_device_init = property(lambda mode: True)  # pyright: ignore
     scalars = torch.ops.aten._local_scalar_dense.default
     fake_impls.op_implementations_dict[scalars] = scalar
-    sdpa.backends_of = lambda device: [SDPBackend.MATH]
+    device_attention.backends_of = lambda device: [SDPBackend.MATH]
     flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # pyright: ignore
     compiled._compiled = lambda function: function  # pyright: ignore
     decode.compiled_step = lambda: decode.one_token  # pyright: ignore

@@ -58,7 +58,7 @@ def computing() -> dict[str, Any]:
         return {}
     import torch
 
-    from unitsphere.kernels.sdpa import backends_of
+    from unitsphere.kernels.device_attention import backends_of
     from unitsphere.training.device import pick_device, pick_precision
 
     device = pick_device("auto")

@@ -4,9 +4,14 @@ Each runs as a kernel where that can serve, by Triton but for `attention`, else 
 function; `registry` has the modes that decide it.
 """
 
-from unitsphere.kernels.cpu_attention import attention
-from unitsphere.kernels.functions import adam_project_, lerp_norm, loss_path, rope_norm
-from unitsphere.kernels.fused_step import fused_step
+from unitsphere.kernels.device_attention import attention
+from unitsphere.kernels.functions import (
+    adam_project_,
+    fused_step,
+    lerp_norm,
+    loss_path,
+    rope_norm,
+)
 from unitsphere.kernels.registry import Mode, mode, use_kernels, using_kernels
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from unitsphere.data.batches import ByStep
 from unitsphere.inspection.live import Live
 from unitsphere.kernels import use_kernels
-from unitsphere.kernels.sdpa import use_attention_of
+from unitsphere.kernels.device_attention import use_attention_of
 from unitsphere.models.experts import ExpertLinear
 from unitsphere.models.parts import Linear
 from unitsphere.models.plans import input_bounds

@@ -1,20 +1,28 @@
-"""Causal attention on a CPU in bf16, by blocks of queries.
+"""Attention by device: in bf16 on a CPU by blocks of queries, on a GPU the order of SDPA's kernels.
 
 SDPA's kernel for a CPU is slow in bf16, its backward pass above all. Here attention is torch's own
 matrix products, of `BLOCK` queries with the keys that they may see: 9.7 ms instead of 15.4, forward
 and backward, for 8 sequences of 256 and 2 heads of 64 (docs/log.md). The softmax's weights are kept
 for the backward pass, so it serves short sequences only. In fp32 SDPA's kernel stays, 4% of a step
 slower.
+
+On a GPU the first of SDPA's kernels in the order that can serve a call does: cuDNN's and flash take
+no fp32, flash no mask. torch.compile asks for the order when it traces, so it has to be set before:
+a compiled graph keeps the kernel that it was traced with.
 """
 
+import atexit
 import math
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels.registry import mode
@@ -24,6 +32,10 @@ BLOCK = 64
 """Queries at once: their products with 256 keys of 16 heads stay in the cache."""
 LONGEST_SEQUENCE = 1024
 """Of the sequences: the weights of longer ones take too much memory."""
+CUDNN_FIXED = 91501
+"""cuDNN 9.15.1: before it, attention was wrong where a length was not a multiple of 128."""
+OPT_OUT = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""torch's environment variable for users who do not want cuDNN first."""
 softmax_gradient = torch.ops.aten._softmax_backward_data
 
 
@@ -110,3 +122,33 @@ def summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 def blocks(time: int) -> list[tuple[int, int]]:
     """First query of each block, and the one after its last."""
     return [(start, min(start + BLOCK, time)) for start in range(0, time, BLOCK)]
+
+
+_held = ExitStack()
+atexit.register(_held.close)
+
+
+def attention_backends(capability: tuple[int, int], cudnn: int | None) -> list[SDPBackend]:
+    """SDPA's kernels in the order in which a GPU of that compute capability tries them.
+
+    cuDNN's first on Hopper (9.0) and Blackwell (10.x), flash elsewhere. `cudnn` is the version as
+    `torch.backends.cudnn.version()` gives it; None, where there is none. An old one comes last.
+    """
+    fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    first = capability[0] in (9, 10) and (cudnn or 0) >= CUDNN_FIXED
+    if first and not os.environ.get(OPT_OUT):
+        return [SDPBackend.CUDNN_ATTENTION, *fused]
+    return [*fused, SDPBackend.CUDNN_ATTENTION]
+
+
+def backends_of(device: torch.device) -> list[SDPBackend]:
+    """`attention_backends` of a GPU that is here."""
+    capability = torch.cuda.get_device_capability(device)
+    return attention_backends(capability, torch.backends.cudnn.version())
+
+
+def use_attention_of(device: torch.device) -> None:
+    """Let SDPA try its kernels in the device's order, for the rest of the process."""
+    _held.close()
+    if device.type == "cuda":
+        _held.enter_context(sdpa_kernel(backends_of(device), set_priority=True))
