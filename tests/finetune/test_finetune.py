@@ -12,8 +12,9 @@ from unitsphere.data.tasks import TASKS
 from unitsphere.data.tokenizer import load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.finetune import FinetuneConfig, finetune, load_classifier
+from unitsphere.finetune.classify import class_logits
 from unitsphere.finetune.data import open_parts
-from unitsphere.finetune.fit import Fit, Labelled, class_logits, fit
+from unitsphere.finetune.fit import Fit, Labelled, fit
 from unitsphere.finetune.results import Scored, Tuned, baseline, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations

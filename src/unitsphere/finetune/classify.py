@@ -1,25 +1,90 @@
-"""A fine-tuned classifier back from its folder, for new texts."""
+"""A fine-tuned classifier: its weights on the disk, and back from its folder for new texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from unitsphere.config import from_dict, read_json
-from unitsphere.data.labelled import Example, encode_examples
+from unitsphere.data.labelled import Example, encode_examples, padded_rows
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.finetune.fit import class_logits
-from unitsphere.finetune.folder import CONFIG, MODEL, TOKENIZER, header, load_weights
+from unitsphere.files import aside, check_given
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Objective
-from unitsphere.training.checkpoint.tensors import check_finite, check_tensors, model_tensors
+from unitsphere.training.checkpoint.tensors import (
+    check_finite,
+    check_tensors,
+    meta_tensors,
+    model_tensors,
+)
 from unitsphere.training.device import pick_device
 from unitsphere.training.recipes import saved_config
+
+CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+def save_weights(path: Path, model: Classifier, tag: str) -> None:
+    """Write every tensor once, and what the file holds; it is complete or absent."""
+    with aside(path) as temporary:
+        save_file(model_tensors(model), temporary, metadata={"trained": tag})
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of weights, opened for reading parts; UserError if it cannot be read."""
+    try:
+        with safe_open(check_given(path, path.parent), framework="pt") as file:
+            yield file
+    except (SafetensorError, MemoryError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def weights_of(path: Path) -> str | None:
+    """What a file of weights holds, or None if there is no file."""
+    if not path.is_file():
+        return None
+    with opened(path) as file:
+        return (file.metadata() or {}).get("trained")
+
+
+def header(path: Path) -> dict[str, Tensor]:
+    """Name -> an empty tensor of the shape and dtype that a file of weights holds of it."""
+    with opened(path) as file:
+        return meta_tensors(file)
+
+
+def load_weights(path: Path, model: Classifier) -> None:
+    """Fill the model in place; UserError unless the file holds its tensors."""
+    tensors = model_tensors(model)
+    check_tensors(tensors, header(path), str(path))
+    with torch.no_grad(), opened(path) as file:
+        for name, tensor in tensors.items():
+            tensor.copy_(file.get_tensor(name))
+
+
+@torch.no_grad()
+def class_logits(
+    classifier: Classifier, tokens: Sequence[np.ndarray], separator: int, rows: int = 64
+) -> Tensor:
+    """Logits [examples, classes] on the CPU, in fp32; sequences of like length go together."""
+    classifier.eval()
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    found = torch.empty(len(tokens), classifier.head.weight.shape[0])
+    for start in range(0, len(order), rows):
+        indices = order[start : start + rows]
+        batch = padded_rows([tokens[i] for i in indices], separator)
+        found[indices] = classifier(*(part.to(classifier.device) for part in batch)).float().cpu()
+    return found
 
 
 @dataclass(frozen=True)
@@ -31,9 +96,7 @@ class TextClassifier:
     classes: list[str]
     length: int
 
-    def probabilities(
-        self, texts: Sequence[str], texts2: Sequence[str] | None = None
-    ) -> torch.Tensor:
+    def probabilities(self, texts: Sequence[str], texts2: Sequence[str] | None = None) -> Tensor:
         """[texts, classes], each row sums to 1; `texts2` are the second texts of pairs."""
         seconds = [None] * len(texts) if texts2 is None else texts2
         examples = [Example(a, b, "", 0) for a, b in zip(texts, seconds, strict=True)]

@@ -5,20 +5,24 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from unitsphere.config import from_dict, read_json, to_dict
 from unitsphere.data.labelled import padded_rows, shuffled_batches
 from unitsphere.files import own_folder, write_text
+from unitsphere.finetune.classify import (
+    MODEL,
+    class_logits,
+    load_weights,
+    save_weights,
+    weights_of,
+)
 from unitsphere.finetune.data import Labelled, Parts
-from unitsphere.finetune.folder import MODEL, load_weights, save_weights, weights_of
 from unitsphere.finetune.results import Scored, Tuned, scores
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
@@ -97,21 +101,6 @@ def backward(
         raise NotFinite
     loss.backward()
     return loss.detach()
-
-
-@torch.no_grad()
-def class_logits(
-    classifier: Classifier, tokens: Sequence[np.ndarray], separator: int, rows: int = 64
-) -> torch.Tensor:
-    """Logits [examples, classes] on the CPU, in fp32; sequences of like length go together."""
-    classifier.eval()
-    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-    found = torch.empty(len(tokens), classifier.head.weight.shape[0])
-    for start in range(0, len(order), rows):
-        indices = order[start : start + rows]
-        batch = padded_rows([tokens[i] for i in indices], separator)
-        found[indices] = classifier(*(part.to(classifier.device) for part in batch)).float().cpu()
-    return found
 
 
 class Trials:

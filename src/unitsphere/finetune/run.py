@@ -3,25 +3,29 @@
 Every rate is trained with every seed on the train part and scored on the tune part. The rate with
 the best mean score there (a tie: the lower mean loss there) is the one reported, and only its
 models ever see the test part. What is finished is kept: the same command trains the rest.
+
+config.json         what was trained, on what: all that another call must share to resume
+tokenizer.json      the run's
+model.safetensors   the classifier at the best rate, with the first seed
+results.json        every score (results.py)
+parts/              a rate and seed each: tune scores, test scores; weights while needed
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from unitsphere.data.tasks import fields_of
+from torch import nn
+
+from unitsphere.config import read_json, to_dict
+from unitsphere.data.tasks import Fields, fields_of
 from unitsphere.errors import UserError
 from unitsphere.files import write_text
-from unitsphere.finetune.data import FinetuneConfig, Parts, open_parts
+from unitsphere.finetune.classify import CONFIG, TOKENIZER
+from unitsphere.finetune.data import FinetuneConfig, Parts, fingerprint, open_parts
 from unitsphere.finetune.fit import Fit, Trials
-from unitsphere.finetune.folder import (
-    CONFIG,
-    RESULTS,
-    TOKENIZER,
-    check_settings,
-    settings_of,
-)
 from unitsphere.finetune.results import Tuned, best_rate, document
 from unitsphere.models.classifier import Pool
 from unitsphere.training.device import environment
@@ -31,6 +35,11 @@ from unitsphere.training.load import LoadedRun, load_run
 POOLS: dict[str, Pool] = {"mlm": "mean", "clm": "last"}
 """How a body's features are pooled unless asked otherwise: a causal one has seen all at its last
 token; in masked pre-training no token of an encoder learns to stand for the whole text."""
+
+TOLD = ("run", "data", "test")
+"""Keys of config.json that are not compared: paths, whose contents are compared instead."""
+READING = ("unlabelled", "ragged", "reshape")
+"""Keys of the fields that the task's name decides."""
 
 
 def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
         trials.keep(best, config.seed[0])
         results = document(config, parts, tuned, best, tests)
         results |= {"pool": pool, "environment": environment(run.model.device)}
-        write_text(out / RESULTS, json.dumps(results, indent=2) + "\n")
+        write_text(out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
@@ -105,3 +114,52 @@ def tune(trials: Trials, config: FinetuneConfig) -> dict[float, list[Tuned]]:
             if rate != best:
                 trials.forget(rate)
     return tuned
+
+
+def check_settings(out: Path, settings: dict[str, Any]) -> None:
+    """Raise UserError unless `out` is empty, or holds a fine-tuning with these settings."""
+    if not any(not path.name.startswith(".") for path in out.iterdir()):
+        return
+    saved = read_json(out / CONFIG) if (out / CONFIG).is_file() else None
+    if not isinstance(saved, dict) or "data_sha256" not in saved:
+        raise UserError(f"{out} is not empty and does not hold a fine-tuning: give another --out")
+    odd = [key for key in settings if key not in TOLD and saved.get(key) != settings[key]]
+    if odd:
+        raise UserError(
+            f"{out} holds a fine-tuning with another {', '.join(odd)}: repeat its own settings to "
+            "resume it, or give another --out"
+        )
+
+
+def settings_of(
+    config: FinetuneConfig, run: LoadedRun, fields: Fields, parts: Parts, pool: Pool, length: int
+) -> dict[str, Any]:
+    """config.json: all that decides the results, except the rates and seeds."""
+    test = config.test and fingerprint(config.test)
+    settings = {
+        "run": config.run,
+        "data": config.data,
+        "test": config.test,
+        "start": "random" if config.scratch else weights_fingerprint(run.model),
+        "data_sha256": fingerprint(config.data),
+        "test_sha256": test,
+        "task": config.task,
+        "fields": {k: v for k, v in to_dict(fields).items() if k not in READING},
+        "classes": parts.classes,
+        "pool": pool,
+        "length": length,
+        "epochs": config.epochs,
+        "batch": config.batch,
+        "objective": run.model.objective,
+        "model": to_dict(run.config),
+    }
+    return json.loads(json.dumps(settings))  # tuples as the lists that a file gives back
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """sha256 over the model's tensors."""
+    whole = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        whole.update(name.encode())
+        whole.update(tensor.float().cpu().numpy().tobytes())
+    return whole.hexdigest()

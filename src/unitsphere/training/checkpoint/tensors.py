@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -179,12 +179,22 @@ def whole_tensors(folder: Path) -> Stored | None:
             places = json.loads((file.metadata() or {}).get(PLACES, "{}"))
             if any(any(place["saved_offsets"]) for place in places.values()):
                 return None
-            names = file.keys()
-            for name in names:
-                part = file.get_slice(name)
-                dtype = DTYPES[part.get_dtype()]
-                found[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta"), path
+            found |= {name: (tensor, path) for name, tensor in meta_tensors(file).items()}
     return found
+
+
+def meta_tensors(file: Any) -> dict[str, Tensor]:
+    """Name -> a tensor on the meta device of the shape and dtype that a safetensors file has of it.
+
+    What is of a type that is never written is taken for int8, which nothing that is read has.
+    """
+    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return {
+        name: torch.empty(
+            part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.int8), device="meta"
+        )
+        for name, part in parts.items()
+    }
 
 
 def shapes_of_shards(folder: Path) -> dict[str, Tensor]:
