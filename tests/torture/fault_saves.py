@@ -23,7 +23,7 @@ import torch
 from children import DONE, USER_ERROR, fork, status_of
 
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State

@@ -21,7 +21,7 @@ from children import DONE, LOST, PREEMPTED, fork, status_of
 from safetensors import safe_open
 from torchruns import adopt_orphans, kill_all, pid_file, reap, torchrun
 
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.distributed import processes as training_processes
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe

@@ -21,7 +21,8 @@ from unitsphere.cli.train import Train
 from unitsphere.config import to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build_from
-from unitsphere.training import checkpoint, guard
+from unitsphere.training import guard
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.folder import write_environment
 from unitsphere.training.load import load_run

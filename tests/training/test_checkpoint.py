@@ -12,8 +12,9 @@ import torch
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import store, tensors
+from unitsphere.training.checkpoint import store as checkpoint
+from unitsphere.training.checkpoint.saver import write
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.optim import OptimConfig, build_optimizer
 
@@ -40,16 +41,14 @@ def root(tmp_path):
     """A folder with complete checkpoints of steps 1, 2 and 3."""
     model, optimizer = make()
     for step in (1, 2, 3):
-        checkpoint.write(
-            tmp_path / "checkpoints", state(step), tensors.named_tensors(model, optimizer)
-        )
+        write(tmp_path / "checkpoints", state(step), tensors.named_tensors(model, optimizer))
     return tmp_path / "checkpoints"
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_optimizer_state_and_rng_come_back(tied, tmp_path):
     model, optimizer = make(tied=tied, qk_norm=True)
-    folder = checkpoint.write(tmp_path, state(7), tensors.named_tensors(model, optimizer))
+    folder = write(tmp_path, state(7), tensors.named_tensors(model, optimizer))
     after = torch.rand(3)
 
     other, other_optimizer = make(seed=1, steps=0, tied=tied, qk_norm=True)
@@ -153,7 +152,7 @@ def test_leftovers_of_interrupted_savings_are_no_checkpoints_and_go(root):
 
 def test_every_nth_checkpoint_is_kept_for_good(root):
     for step in (4, 5, 6):
-        checkpoint.write(root, state(step), tensors.named_tensors(*make()))
+        write(root, state(step), tensors.named_tensors(*make()))
     checkpoint.prune(root / "step-00000006", 1, keep_every=2)
     assert [*checkpoint.folders(root)] == [2, 4, 6]
 
@@ -174,7 +173,7 @@ def test_pruning_never_counts_a_damaged_newer_one(root):
 
 def test_saving_a_step_again_replaces_a_damaged_one(root):
     truncate(root / "step-00000003")
-    checkpoint.write(root, state(3), tensors.named_tensors(*make()))
+    write(root, state(3), tensors.named_tensors(*make()))
     assert checkpoint.newest(root) == (root / "step-00000003", [])
 
 
@@ -200,7 +199,7 @@ def test_whatever_operation_the_disk_refuses_the_earlier_ones_stay(operation, ro
     while True:
         calls, failing = 0, failing + 1
         try:
-            checkpoint.write(root, state(4), tensors.named_tensors(model, optimizer))
+            write(root, state(4), tensors.named_tensors(model, optimizer))
         except UserError as error:
             refused.append(str(error))
         if calls < failing:
@@ -247,7 +246,7 @@ def test_a_link_among_checkpoints_is_neither_followed_nor_deleted(root, tmp_path
     assert all("is a link, which is neither followed nor deleted" in line for line in said)
     for step in (7, 9):
         with pytest.raises(UserError, match="is a link"):
-            checkpoint.write(root, state(step), tensors.named_tensors(*make()))
+            write(root, state(step), tensors.named_tensors(*make()))
     assert len([*elsewhere.iterdir()]) == len([*(root / "step-00000003").iterdir()])
 
 

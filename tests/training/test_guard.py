@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint, guard
+from unitsphere.training import guard
 from unitsphere.training import step as training_step
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer

@@ -10,8 +10,8 @@ from run_folders import figures, weights
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import checkpoint
 from unitsphere.training.checkpoint import saver as saving
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State

@@ -10,8 +10,8 @@ import torch
 from run_folders import figures, weights
 
 from unitsphere.errors import Preempted, UserError
-from unitsphere.training import checkpoint
 from unitsphere.training import step as training_step
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.evaluate import text as evaluate
 from unitsphere.training.run import train
 from unitsphere.training.stop import Stop, Watchdog, seconds_of

@@ -162,7 +162,7 @@ def content(run: Path) -> str:
     """A key of what an export of the run or checkpoint is made of, and of the exporter."""
     from unitsphere import __version__
     from unitsphere.inference.hf import export
-    from unitsphere.training import checkpoint
+    from unitsphere.training.checkpoint import store as checkpoint
     from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
 

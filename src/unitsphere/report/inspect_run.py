@@ -22,7 +22,7 @@ from unitsphere.inspection.values import Series, Values
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.report.runs import document, live_values
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.tensors import empty_tensors, load_model, read_tensors
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import given_rows, open_corpus

@@ -15,7 +15,7 @@ from unitsphere.data.manifest import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
 from unitsphere.report.runs import document, is_number
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.folder import ENVIRONMENT, run_and_checkpoint

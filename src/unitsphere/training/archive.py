@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 
 from unitsphere.errors import UserError
 from unitsphere.files import JSON_LIMIT, aside, check_given, reason
-from unitsphere.training.checkpoint import MARKER
+from unitsphere.training.checkpoint.store import MARKER
 from unitsphere.training.folder import CONFIG
 
 SUFFIXES = (".tar.gz", ".tgz", ".zip")

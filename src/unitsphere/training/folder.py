@@ -32,7 +32,7 @@ from unitsphere.files import (
     write_bytes,
     write_text,
 )
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import LIMIT, METRICS, SAMPLES, parse
 

@@ -18,8 +18,8 @@ from unitsphere.files import check_given
 from unitsphere.models.exported import MASK_TOKEN, OWN_TOKENIZER, load_exported
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
-from unitsphere.training import checkpoint
 from unitsphere.training.archive import is_archive, unpacked
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.tensors import (
     check_finite,
     check_tensors,

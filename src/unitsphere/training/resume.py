@@ -10,7 +10,7 @@ import torch
 
 from unitsphere.config import from_dict, to_dict
 from unitsphere.errors import UserError
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.corpus import Corpus

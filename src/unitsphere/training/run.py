@@ -13,7 +13,7 @@ import torch
 from unitsphere.config import to_dict
 from unitsphere.data.batches import Prefetch
 from unitsphere.errors import RunFailed, UserError
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.saver import Saver
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, set_rng_state

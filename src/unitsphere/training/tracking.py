@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from unitsphere.config import read_json
@@ -123,12 +122,7 @@ class Told:
     def __enter__(self) -> "Told":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is not None:
             tell(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return True

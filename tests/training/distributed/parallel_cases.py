@@ -15,7 +15,7 @@ from torch import Tensor
 from unitsphere.data.batch import IGNORED, Batch
 from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.trunk import Objective
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint.saver import write
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import load_model, load_optimizer, named_tensors
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
@@ -160,9 +160,7 @@ def trainer_of(case: Case, found: Degrees = ONE, rank: int = 0) -> Trainer:
 def save(root: Path, trainer: Trainer, step: int) -> Path:
     """A checkpoint of the trainer as it is, written by all of its processes."""
     state = State(step, 0, 0.0, 0, "", torch.__version__)
-    return checkpoint.write(
-        root, state, named_tensors(trainer.model, trainer.optimizer), trainer.plan.layout
-    )
+    return write(root, state, named_tensors(trainer.model, trainer.optimizer), trainer.plan.layout)
 
 
 def resumed(case: Case, folder: Path, found: Degrees = ONE, rank: int = 0) -> Trainer:

@@ -14,7 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.registry import build, build_from
 from unitsphere.ops.chunked_loss import CHUNK_BYTES
 from unitsphere.ops.loss import linear_cross_entropy
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.cost import cost, dry_run
 from unitsphere.training.distributed.layout import SINGLE, Degrees, ParallelConfig, degrees
 from unitsphere.training.distributed.parallelize import gathered_dtype

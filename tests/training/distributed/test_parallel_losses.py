@@ -12,7 +12,7 @@ from parallel_cases import ARCHITECTURES, VARIANTS, VOCABULARY, losses, resumed,
 from parallel_launch import launch
 
 from unitsphere.ops.dtensor import whole
-from unitsphere.training import checkpoint
+from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.distributed.layout import Degrees
 from unitsphere.training.optim.constraint import bounds_of
 from unitsphere.training.plan import Trainer

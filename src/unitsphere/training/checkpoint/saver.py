@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -181,12 +180,7 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait for the thread, unless a second Ctrl-C stops the run at once."""
         if kind is None:
             self.wait()

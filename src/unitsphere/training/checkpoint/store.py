@@ -1,7 +1,14 @@
-"""A run's checkpoints on the disk: found, checked against their markers, listed and deleted.
+"""Checkpoints that are complete or absent: `checkpoints/step-NNNNNNNN/`.
 
-The package's docstring has their files. A hidden file is not part of a checkpoint, and a link is
-neither followed nor deleted.
+    *.safetensors   tensors, written by torch.distributed.checkpoint (tensors.py)
+    state.json      everything else (`State`)
+    COMPLETE        size and sha256 of every other file, written last
+
+A checkpoint is written into a hidden folder next to its place, synced to the disk, and renamed
+(saver.py). Here they are found, checked against their markers, listed and deleted. One whose files
+do not match its marker is skipped; hidden files (.DS_Store, .nfs…) are not part of it. A link is
+neither followed nor deleted. All tensors are safetensors and all else is JSON: reading a checkpoint
+that someone else wrote runs no code.
 """
 
 import errno
