@@ -23,7 +23,7 @@ from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import rng_state
 from unitsphere.training.corpus import Corpus
 from unitsphere.training.device import autocast, peak_flops
-from unitsphere.training.distributed.straggler import Stragglers
+from unitsphere.training.distributed.processes import Stragglers
 from unitsphere.training.evaluate.text import evaluating
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.guard import Diverged

@@ -34,7 +34,7 @@ from unitsphere.training.device import (
 )
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.distributed.parallelize import fill, parallelize
-from unitsphere.training.distributed.straggler import LocalTime
+from unitsphere.training.distributed.processes import LocalTime
 from unitsphere.training.forecast import fitting_rows, shapes_of
 from unitsphere.training.guard import Guard
 from unitsphere.training.optim import build_optimizer

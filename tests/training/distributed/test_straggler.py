@@ -8,7 +8,7 @@ from parallel_launch import launch
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.batches import Prefetch
-from unitsphere.training.distributed.straggler import slowest
+from unitsphere.training.distributed.processes import slowest
 from unitsphere.training.folder import write_config
 from unitsphere.training.log import read_metrics
 from unitsphere.training.recipes import load_recipe
