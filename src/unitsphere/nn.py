@@ -32,7 +32,7 @@ from unitsphere.models.config import rotary_size
 from unitsphere.models.constraint import Bound, Declaration, declares, normalize_
 from unitsphere.models.context import SelfContext
 from unitsphere.models.parts import ScaleConfig, reset
-from unitsphere.ops.mask import check_mask
+from unitsphere.ops.attention import check_mask
 from unitsphere.ops.norm import unit_norm
 from unitsphere.ops.rope import rope_table
 

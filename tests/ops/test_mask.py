@@ -8,8 +8,7 @@ from torch.nn.attention import flex_attention as flex
 
 from unitsphere.errors import UserError
 from unitsphere.ops import attention as attentions
-from unitsphere.ops.attention import attention
-from unitsphere.ops.mask import MaskRule, attention_mask, keys_seen, takes_blocks
+from unitsphere.ops.attention import MaskRule, attention, attention_mask, keys_seen, takes_blocks
 
 CPU = torch.device("cpu")
 TIME = 9

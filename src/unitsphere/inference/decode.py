@@ -18,7 +18,7 @@ from torch import Tensor
 from unitsphere.errors import UserError
 from unitsphere.models.context import Cache, LayerState, SelfContext
 from unitsphere.models.trunk import Transformer
-from unitsphere.ops.mask import MaskRule
+from unitsphere.ops.attention import MaskRule
 from unitsphere.ops.rope import rope_table
 
 SHORTEST = 64

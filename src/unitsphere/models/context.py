@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from unitsphere.kernels import attention, rope_norm
-from unitsphere.ops.attention import offset_keys
-from unitsphere.ops.mask import keys_seen
+from unitsphere.ops.attention import keys_seen, offset_keys
 from unitsphere.ops.norm import cast, unit_norm
 from unitsphere.ops.rope import rope
 

@@ -26,9 +26,9 @@ from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
 from unitsphere.models.parts import reset
 from unitsphere.ops.activations import soft_capped
+from unitsphere.ops.attention import MaskRule, attention_mask, takes_blocks
 from unitsphere.ops.linear import scaled_linear
 from unitsphere.ops.loss import linear_cross_entropy, precondition
-from unitsphere.ops.mask import MaskRule, attention_mask, takes_blocks
 from unitsphere.ops.rope import rope_table
 from unitsphere.ops.sharded_loss import gathered_linear, is_sharded
 
