@@ -12,7 +12,7 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training.evaluate.text import batches, evaluate, evaluate_shards, stream_windows
+from unitsphere.training.evaluate.text import evaluate, evaluate_shards, in_groups, stream_windows
 
 TEXTS = ["Grüße, world.\n" * 20, "", "ü", "a" * 1000]
 
@@ -50,7 +50,8 @@ def test_a_uniform_model_over_bytes_scores_8_bits_a_byte(context, rows):
 
 def test_every_text_token_is_a_target_once_and_no_separator_is():
     windows = stream_windows(TEXTS, ByteTokenizer(), causal(16))
-    targets = torch.cat([b.targets.flatten() for b in batches(windows, causal(16), 3)])
+    batches = map(causal(16).batch, in_groups(windows, 3))
+    targets = torch.cat([b.targets.flatten() for b in batches])
     assert bytes(targets[targets >= 0].tolist()) == "".join(TEXTS).encode()
 
 

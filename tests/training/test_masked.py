@@ -131,9 +131,10 @@ def test_accuracy_and_loss_are_those_of_the_hidden_tokens():
 
 
 def windows_of(text: str, context: int) -> list[Batch]:
-    from unitsphere.training.evaluate.text import batches, stream_windows
+    from unitsphere.training.evaluate.text import in_groups, stream_windows
 
-    return list(batches(stream_windows([text], ByteTokenizer(), form(context)), form(context), 4))
+    windows = stream_windows([text], ByteTokenizer(), form(context))
+    return list(map(form(context).batch, in_groups(windows, 4)))
 
 
 def test_shards_are_scored_as_their_text_is_and_the_same_each_time(tiny):

@@ -51,7 +51,8 @@ def finetune(config: FinetuneConfig, out: Path | str) -> dict[str, Any]:
     fields = fields_of(config.task, config.text, config.text2, config.label)
     with locked(out), disk_errors(out):
         run = load_run(config.run, config.device, trainable=True)  # an exported folder is not
-        pool, length = pooling(config, run), sequence_length(run)
+        pool, context = pooling(config, run), run.config.data.context
+        length = min(context, run.model.max_length or context)  # as the run was trained
         parts = open_parts(config.data, config.test, fields, run.tokenizer, length)
         settings = settings_of(config, run, fields, parts, pool, length)
         check_settings(out, settings)
@@ -79,11 +80,6 @@ def pooling(config: FinetuneConfig, run: LoadedRun) -> Pool:
             "language model"
         )
     return config.pool or POOLS[objective]
-
-
-def sequence_length(run: LoadedRun) -> int:
-    """Tokens that an example may have: as many as the run was trained with."""
-    return min(run.config.data.context, run.model.max_length or run.config.data.context)
 
 
 def say(config: FinetuneConfig, parts: Parts, length: int) -> None:

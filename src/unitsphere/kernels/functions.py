@@ -225,15 +225,13 @@ def fused_step(
         return {}
     steps = [arguments[4] for _, arguments, _ in ready]
     torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
-    for _, arguments, step in ready:
+    gradients: dict[Tensor, Tensor] = {}
+    for weight, arguments, step in ready:
         step(*arguments)
-    return {weight: _put_aside(weight) for weight, _, _ in ready}
-
-
-def _put_aside(weight: Tensor) -> Tensor:
-    gradient, weight.grad = weight.grad, None
-    assert gradient is not None
-    return gradient
+        gradient, weight.grad = weight.grad, None
+        assert gradient is not None
+        gradients[weight] = gradient
+    return gradients
 
 
 def _step_near(

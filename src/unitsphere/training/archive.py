@@ -78,7 +78,8 @@ def unpack(path: Path, folder: Path) -> None:
         if number >= MOST_MEMBERS:
             raise UserError(f"cannot unpack {path}: it has more than {MOST_MEMBERS:,} files")
         place = safe_place(path, member)
-        if member.content is None or not is_kept(place):
+        of_model = place.suffix in (".json", ".safetensors") or place.name == MARKER
+        if member.content is None or not of_model:
             continue
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         most = min(left, JSON_LIMIT) if place.suffix == ".json" else left
@@ -90,11 +91,6 @@ def unpack(path: Path, folder: Path) -> None:
                         f"cannot unpack {path}: {member.name} unpacks to far more than a model's"
                     )
                 file.write(chunk)
-
-
-def is_kept(place: PurePosixPath) -> bool:
-    """Whether a file is one that a model is read from."""
-    return place.suffix in (".json", ".safetensors") or place.name == MARKER
 
 
 def safe_place(path: Path, member: Member) -> PurePosixPath:

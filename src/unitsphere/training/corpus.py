@@ -100,16 +100,17 @@ def open_stream(config: RunConfig) -> Corpus:
             max_tokens=train.eval_tokens,
         ),
         example=scored.batch([window(validation, scored, 0)]),
-        validation_rows=lambda n: scored.batch(
-            [
-                window(validation, scored, i)
-                for i in evenly_spread(count_windows(validation.n_tokens, scored), n)
-            ]
-        ),
+        validation_rows=partial(spread_rows, validation, scored),
         tokenizer=tokenizer,
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
         input=training.input,
     )
+
+
+def spread_rows(shards: Shards, form: Form, count: int) -> Batch:
+    """Up to `count` rows of a split, evenly spread."""
+    places = evenly_spread(count_windows(shards.n_tokens, form), count)
+    return form.batch([window(shards, form, place) for place in places])
 
 
 def open_pairs(config: RunConfig) -> Corpus:
@@ -206,8 +207,7 @@ def given_rows(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -
     shards = scored_split(data, config.data)
     if shards is not None:
         shards.check_tokenizer(tokenizer)
-        places = evenly_spread(count_windows(shards.n_tokens, form), count)
-        return form.batch([window(shards, form, place) for place in places])
+        return spread_rows(shards, form, count)
     with source_files(data) as files:
         documents = read_documents(files, config.data.field)
         return form.batch(first_of(stream_windows(documents, tokenizer, form), count, data))

@@ -206,6 +206,7 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "triton", "liger-kern
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Plain values for environment.json; what is not there is None."""
+    on_gpu = device.type == "cuda"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -216,8 +217,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
-        "device": device_name(device),
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "cuda": torch.version.cuda if on_gpu else None,
     }
 
 
@@ -244,11 +245,6 @@ def commit() -> str | None:
     except FileNotFoundError:  # no git on this machine
         return None
     return said.stdout.strip() or None
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's name, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def cpu_model() -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import has_magic
-from itertools import count
+from itertools import chain, count
 from os.path import exists
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,6 @@ def check_there(out: Path, config: RunConfig) -> None:
         )
 
 
-def numbered(path: Path, number: int) -> Path:
-    """`path` the first time, `path-2` the second, …"""
-    return path if number == 1 else path.with_name(f"{path.name}-{number}")
-
-
 def keep_end(out: Path, step: int) -> Path | None:
     """Move what a run did after `step` into a run folder inside `out`; None if it did nothing.
 
@@ -70,8 +65,9 @@ def keep_end(out: Path, step: int) -> Path | None:
     later = [path for path in later if checkpoint.damage(path) is None]
     if not later:
         return None
-    kept = out / f"end-at-{checkpoint.load_state(later[-1]).step}"
-    kept = next(path for n in count(1) if not (path := numbered(kept, n)).exists())
+    name = f"end-at-{checkpoint.load_state(later[-1]).step}"
+    names = chain([name], (f"{name}-{n}" for n in count(2)))
+    kept = next(path for name in names if not (path := out / name).exists())
     own_folder(kept / CHECKPOINTS)
     for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES):
         if (out / name).is_file():

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unitsphere.config import from_dict, to_dict
 from unitsphere.errors import UserError
 from unitsphere.training.checkpoint import store as checkpoint
@@ -100,12 +98,6 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
             f"start (unitsphere train {out} --train.steps {more} --out NEW)"
         )
     return checkpoint.load_state(folder)
-
-
-def first_state(corpus: Corpus) -> State:
-    """The state before the first step."""
-    version = torch.__version__
-    return State(0, 0, seconds=0.0, samples=0, data=corpus.fingerprint, torch_version=version)
 
 
 def check_data(out: Path, state: State, corpus: Corpus) -> None:

@@ -53,7 +53,7 @@ from unitsphere.training.optim.roles import trained
 from unitsphere.training.plan import Plan, Trainer, build_trainer, plan_run, rows_at_once
 from unitsphere.training.resolve import agreed_config
 from unitsphere.training.result import Result, headline, result
-from unitsphere.training.resume import agreed_state, check_data, first_state
+from unitsphere.training.resume import agreed_state, check_data
 from unitsphere.training.step import train_steps
 from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
@@ -97,7 +97,7 @@ def train(
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
         if state is None:
-            state = first_state(corpus)
+            state = State(0, 0, 0.0, 0, corpus.fingerprint, torch.__version__)
             start = on_first(layout, partial(find_start, config, corpus.tokenizer))
         on_all_ranks(layout, partial(check_data, out, state, corpus))
         corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))

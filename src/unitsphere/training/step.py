@@ -148,7 +148,7 @@ def update(
 ) -> tuple[Tensor, Tensor, float]:
     """Make update number `step` of a run: the batch's loss, the gradient's norm, and the learning
     rate of the groups whose peak is `optim.lr`."""
-    config, model = trainer.config, trainer.model
+    config, model, layout = trainer.config, trainer.model, trainer.plan.layout
     seed_dropout(trainer, step)
     with trainer.local_time.loading():
         batch = local_batch(trainer, step)
@@ -156,7 +156,9 @@ def update(
     def gradients() -> Tensor:
         start_counting_(model)
         loss = backward(trainer, batch, between)
-        reduce_gradients(model, trainer.plan.layout)
+        if layout.degrees.tp > 1:
+            redistribute(model)
+        reduce_small(model, layout)
         return loss
 
     steps, cooldowns = config.train.steps, config.optim.roles.cooldowns
@@ -174,7 +176,7 @@ def update(
         trainer.live.updating(step + 1, model),
         cooled,
     )
-    balance_(model, trainer.plan.layout.sum_, trainer.guard.left_out(step))
+    balance_(model, layout.sum_, trainer.guard.left_out(step))
     return loss, grad_norm, config.optim.lr * scheduled
 
 
@@ -246,13 +248,6 @@ def reducing(model: Transformer, loss: object, now: bool) -> Iterator[None]:
     if (sharded := as_fsdp(model)) is not None:
         sharded.set_requires_gradient_sync(now)
     yield
-
-
-def reduce_gradients(model: Transformer, layout: Layout) -> None:
-    """Once a batch is through: bring each gradient to where its weight is, summed."""
-    if layout.degrees.tp > 1:
-        redistribute(model)
-    reduce_small(model, layout)
 
 
 def redistribute(model: Transformer) -> None:

@@ -72,7 +72,7 @@ def shard(model: Transformer, layout: Layout, precision: Precision) -> None:
     Only matrices are sharded, between constrained vectors: by rows, or by columns where those are
     columns and divide evenly, so that each process projects its own vectors, and stacks of them by
     expert. Routers, gains, scales and biases stay whole and in fp32 in every process:
-    `step.reduce_gradients` sums their gradients. Weights are gathered as they are stored (see
+    `step.reduce_small` sums their gradients. Weights are gathered as they are stored (see
     `gathered_dtype`), gradients summed in fp32.
     """
     from torch.distributed.fsdp import (

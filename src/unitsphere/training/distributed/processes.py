@@ -194,7 +194,9 @@ def watched(layout: Layout) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if layout.world == 1 or not of_collective(error):
+        # gloo's own errors are known by their source files.
+        of_collective = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if layout.world == 1 or not of_collective:
             raise
         gone = missing(layout)
         if not gone:
@@ -204,11 +206,6 @@ def watched(layout: Layout) -> Iterator[None]:
             f"rank {layout.rank} got no answer from {who} of {layout.world}, which has hung or "
             "died: see its last output. Complete checkpoints are kept: the same command resumes"
         ) from error
-
-
-def of_collective(error: RuntimeError) -> bool:
-    """Whether an error comes from torch.distributed; gloo's are known by their source files."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def missing(layout: Layout) -> list[int]:

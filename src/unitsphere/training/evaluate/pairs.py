@@ -11,7 +11,6 @@ share of the bytes. `cut_sources` and `cut_targets` say how many.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from unitsphere.data.batch import Batch
 from unitsphere.data.documents import TextPair
@@ -21,7 +20,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.device import Precision
 from unitsphere.training.distributed.layout import SINGLE, Layout
-from unitsphere.training.evaluate.text import Evaluation, evenly_spread, score, summary
+from unitsphere.training.evaluate.text import Evaluation, evenly_spread, in_groups, score, summary
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def evaluate_pairs(
             size += pair.target_bytes * min(1.0, context / max(len(pair.target), 1))
             yield pair
 
-    batches = pair_batches(counted(), separator, context, rows)
+    batches = (cut_batch(some, separator, context) for some in in_groups(counted(), rows))
     totals = score(model, batches, True, precision, between, layout)
     if not count:
         raise UserError("there are no pairs to evaluate: the source holds none")
@@ -99,15 +98,8 @@ def text_pairs(texts: Iterable[TextPair], tokenizer: Tokenizer) -> Iterator[Pair
         yield Pair(source_tokens, target_tokens, len(target.encode()))
 
 
-def pair_batches(pairs: Iterable[Pair], separator: int, context: int, rows: int) -> Iterator[Batch]:
-    """The pairs in batches of up to `rows`, each as wide as its longest, to `context` at most."""
-    waiting = iter(pairs)
-    while some := list(islice(waiting, rows)):
-        yield cut_batch(some, separator, context)
-
-
 def cut_batch(pairs: list[Pair], separator: int, context: int) -> Batch:
-    """Pairs as rows, each side cut at `context` tokens."""
+    """Pairs as rows as wide as the longest, each side cut at `context` tokens."""
     source = 1 + max(len(pair.source) for pair in pairs)
     target = 1 + max(len(pair.target) for pair in pairs)
     return pair_batch(pairs, separator, min(source, context), min(target, context))

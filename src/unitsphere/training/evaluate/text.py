@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.device import Precision, autocast
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.load import LoadedRun
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def evaluate(
     windows = stream_windows(counted(), tokenizer, form)
     first = list(islice(windows, 1))
     form = fitting(form, first, model)
-    totals = score(model, batches(chain(first, windows), form, rows), form.likelihood, precision)
+    batches = map(form.batch, in_groups(chain(first, windows), rows))
+    totals = score(model, batches, form.likelihood, precision)
     return summary(totals, size, form.likelihood, text_lost(tokenizer, sample))
 
 
@@ -148,8 +152,8 @@ def evaluate_shards(
     count = count_windows(shards.n_tokens, form)
     wanted = count if max_tokens is None else max(max_tokens // form.stride, 1)
     chosen = evenly_spread(count, wanted)
-    windows = (window(shards, form, index) for index in chosen)
-    totals = score(model, batches(windows, form, rows), form.likelihood, precision, between, layout)
+    batches = map(form.batch, in_groups((window(shards, form, index) for index in chosen), rows))
+    totals = score(model, batches, form.likelihood, precision, between, layout)
     text_tokens = shards.n_tokens - shards.n_documents
     share = totals.tokens / text_tokens if form.likelihood else len(chosen) / count
     return summary(totals, round(shards.n_bytes * share), form.likelihood, shards.text_lost)
@@ -199,11 +203,11 @@ def stream_windows(
         yield Window(held, index)
 
 
-def batches(windows: Iterable[Window], form: Form, rows: int) -> Iterator[Batch]:
-    """The windows in batches of up to `rows`."""
-    waiting = iter(windows)
-    while some := list(islice(waiting, rows)):
-        yield form.batch(some)
+def in_groups(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+    """The rows in lists of up to `most`."""
+    waiting = iter(rows)
+    while some := list(islice(waiting, most)):
+        yield some
 
 
 @torch.no_grad()
