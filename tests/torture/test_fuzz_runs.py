@@ -25,12 +25,11 @@ from unitsphere.training import guard
 from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
 from unitsphere.training.folder import write_environment
-from unitsphere.training.load import load_run
+from unitsphere.training.load import last_state, load_run
 from unitsphere.training.log import RunLog, read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import config_in, resolve
-from unitsphere.training.resume import last_state
 
 TORTURE = settings.get_profile("torture")
 

@@ -10,8 +10,8 @@ from run_folders import KilledError, die, figures, weights
 from unitsphere.errors import UserError
 from unitsphere.training import guard
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, Watch
+from unitsphere.training.load import last_state
 from unitsphere.training.optim.schedule import ScheduleConfig
-from unitsphere.training.resume import last_state
 from unitsphere.training.run import train
 
 

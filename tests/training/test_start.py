@@ -14,10 +14,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.checkpoint.store import MARKER, fingerprints
 from unitsphere.training.corpus import open_corpus
-from unitsphere.training.load import chosen_checkpoint, load_run
+from unitsphere.training.load import chosen_checkpoint, last_state, load_run
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.plan import build_trainer
-from unitsphere.training.resume import last_state
 from unitsphere.training.run import train
 
 

@@ -20,6 +20,7 @@ from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.archive import is_archive, unpacked
 from unitsphere.training.checkpoint import store as checkpoint
+from unitsphere.training.checkpoint.store import State
 from unitsphere.training.checkpoint.tensors import (
     check_finite,
     check_tensors,
@@ -133,6 +134,22 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
     for line in damaged:
         print(f"{line}: {folder} is used instead", file=sys.stderr)
     return folder
+
+
+def last_state(out: Path) -> State | None:
+    """The state of the newest complete checkpoint; None if nothing was saved yet.
+
+    Damaged checkpoints are passed over with a line each. Raises UserError if there are only
+    damaged ones.
+    """
+    folder, damaged = checkpoint.newest(out / CHECKPOINTS)
+    for line in checkpoint.links(out / CHECKPOINTS):
+        print(line, file=sys.stderr)
+    if folder is None and damaged:
+        raise UserError(f"{damaged[0]}, and no other is complete: give another --out to start over")
+    for line in damaged:
+        print(f"{line}: {folder} is used instead", file=sys.stderr)
+    return None if folder is None else checkpoint.load_state(folder)
 
 
 def check_start(run: str, config: RunConfig, tokenizer: Tokenizer | None = None) -> None:

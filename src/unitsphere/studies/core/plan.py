@@ -19,9 +19,9 @@ from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.spec import Study
 from unitsphere.training.by_size import sizes
 from unitsphere.training.config import RunConfig, read_config, steps_for
+from unitsphere.training.load import last_state
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, config_in, resolve
-from unitsphere.training.resume import last_state
 from unitsphere.training.transfer import by_law
 
 RUNS = "runs"
