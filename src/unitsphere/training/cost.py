@@ -23,15 +23,14 @@ from unitsphere.training.distributed.layout import Degrees, Layout
 from unitsphere.training.distributed.parallelize import parallelize
 from unitsphere.training.forecast import (
     Forecast,
+    check_optimizer,
     flops_per_token,
     forecast,
     local_rows,
     optimizer_bytes,
     shapes_of,
 )
-from unitsphere.training.optim import build_optimizer
-from unitsphere.training.optim.constraint import constrain
-from unitsphere.training.optim.schedule import area, warmup_steps
+from unitsphere.training.optim.schedule import area
 
 SHARE = 0.4
 """Of a GPU's peak, what training is assumed to reach."""
@@ -215,9 +214,7 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
         layout = Layout(0, world).for_model(config.parallel, spent.parameters, rows, context, "cpu")
         if layout.shards_weights:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
-            optimizer = build_optimizer(model, config.optim)
-            warmup = warmup_steps(config.schedule, config.train.steps)
-            constrain(model, optimizer, config=config.optim.constrained, warmup=warmup, now=False)
+            check_optimizer(config, model)
         return DryRun(
             world=world,
             step_flops=spent.flops // config.train.steps,

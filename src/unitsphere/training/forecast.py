@@ -35,6 +35,8 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.distributed.layout import Degrees, Layout, Recompute
 from unitsphere.training.distributed.parallelize import KEPT, gathered_dtype, parallelize
 from unitsphere.training.optim import build_optimizer
+from unitsphere.training.optim.constraint import constrain
+from unitsphere.training.optim.schedule import warmup_steps
 from unitsphere.training.optim.state import state_spec
 
 
@@ -159,6 +161,13 @@ def optimizer_bytes(config: RunConfig, model: Transformer) -> int:
         for slot in state_spec(optimizer, parameter).values()
         if slot.shape  # not the counts
     )
+
+
+def check_optimizer(config: RunConfig, model: Transformer) -> None:
+    """Raise UserError where optimizer or constraint do not fit the model, which has only shapes."""
+    optimizer = build_optimizer(model, config.optim)
+    warmup = warmup_steps(config.schedule, config.train.steps)
+    constrain(model, optimizer, config=config.optim.constrained, warmup=warmup, now=False)
 
 
 def gathered(config: RunConfig, model: Transformer, blocks: list[nn.Module], layout: Layout) -> int:

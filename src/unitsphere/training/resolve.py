@@ -21,11 +21,8 @@ from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
-from unitsphere.training.forecast import shapes_of
+from unitsphere.training.forecast import check_optimizer, shapes_of
 from unitsphere.training.load import check_start
-from unitsphere.training.optim import build_optimizer
-from unitsphere.training.optim.constraint import constrain
-from unitsphere.training.optim.schedule import warmup_steps
 from unitsphere.training.recipes import load_recipe, no_run
 from unitsphere.training.transfer import closed
 
@@ -199,9 +196,7 @@ def check_model(config: RunConfig) -> None:
         model.logit_scale()  # refused here, not in the first step
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
-    optimizer = build_optimizer(model, config.optim)
-    warmup = warmup_steps(config.schedule, config.train.steps)
-    constrain(model, optimizer, config=config.optim.constrained, warmup=warmup, now=False)
+    check_optimizer(config, model)
 
 
 def config_in(out: Path) -> RunConfig | None:
