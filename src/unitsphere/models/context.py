@@ -6,7 +6,7 @@ from a decoder to the encoder's output, a `CrossContext`, which has no positions
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,43 +61,6 @@ class Memory:
         return replace(self, h=self.h[rows], mask=None if self.mask is None else self.mask[rows])
 
 
-class Context(Protocol):
-    """What an attention sublayer asks of its surroundings."""
-
-    @property
-    def tokens(self) -> Tensor | None:
-        """int64 [batch, time]; None across."""
-        ...
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Queries or keys [batch, H, time, d_k] with their positions, if there are any."""
-        ...
-
-    def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
-        """Norm of that per head, times a scale [H, 1, d_k] or [H, 1, 1] if there is one."""
-        ...
-
-    def keys_values(
-        self,
-        h: Tensor,
-        project: Callable[[Tensor, "Context"], KeysValues],
-        offset: int | None = None,
-    ) -> KeysValues:
-        """What the layer's queries look at, [batch, H_kv, keys, d_k] each, made by `project`.
-
-        offset: from this dimension on a key is that of the token before; None: nowhere.
-        """
-        ...
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-        """softmax(q kᵀ·scale + M) v, [batch, H, queries, d_k]; `dropout`: of the weights."""
-        ...
-
-    def keys_seen(self, k: Tensor) -> Tensor:
-        """How many of k each query may look at: [], [queries, 1] or [batch, 1, queries or 1, 1]."""
-        ...
-
-
 @dataclass(frozen=True)
 class SelfContext:
     """A sequence that looks at itself, and at the tokens before it that a model has decoded."""
@@ -130,21 +93,22 @@ class SelfContext:
         )  # fmt: skip
 
     def rotate(self, x: Tensor) -> Tensor:
-        """RoPE."""
+        """Queries or keys [batch, H, time, d_k] with their positions, by RoPE."""
         return rope(x, self.table)
 
     def rotate_norm(self, x: Tensor, scale: Tensor | float | None = None) -> Tensor:
-        """Norm(RoPE(x))·scale."""
+        """Norm(RoPE(x)) per head, times a scale [H, 1, d_k] or [H, 1, 1] if there is one."""
         return rope_norm(x, self.table, scale)
 
     def keys_values(
         self,
         h: Tensor,
-        project: Callable[[Tensor, Context], KeysValues],
+        project: Callable[[Tensor, "Context"], KeysValues],
         offset: int | None = None,
     ) -> KeysValues:
-        """Those of h, after those of the tokens before.
+        """What queries look at, [batch, H_kv, keys, d_k] each: `project` of h, after those before.
 
+        offset: from this dimension on a key is that of the token before; None: nowhere.
         The state keeps each token's own key, and offsets are made of all of them, so that the state
         has no more to remember.
         """
@@ -169,12 +133,15 @@ class SelfContext:
         return k.masked_fill(ends[:, None, :, None] & late, 0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-        """Causal attention, or as the mask says. A single query is the last: it sees every key."""
+        """softmax(q kᵀ·scale + M) v, [batch, H, queries, d_k]; `dropout`: of the weights.
+
+        Causal, or as the mask says. A single query is the last: it sees every key.
+        """
         causal = self.causal and self.mask is None and q.shape[-2] > 1
         return attention(cast(q, v.dtype), k, v, scale, self.mask, causal, dropout)
 
     def keys_seen(self, k: Tensor) -> Tensor:
-        """By the mask, or by causality."""
+        """How many of k each query may look at: [], [queries, 1] or [batch, 1, queries or 1, 1]."""
         if self.mask is None and self.causal:
             return self.positions[:, None] + 1
         return seen(self.mask, k)
@@ -199,7 +166,7 @@ class CrossContext:
     def keys_values(
         self,
         h: Tensor,
-        project: Callable[[Tensor, Context], KeysValues],
+        project: Callable[[Tensor, "Context"], KeysValues],
         offset: int | None = None,
     ) -> KeysValues:
         """Those of the memory, computed once while a model decodes; never offset."""
@@ -218,6 +185,10 @@ class CrossContext:
     def keys_seen(self, k: Tensor) -> Tensor:
         """The memory's real tokens."""
         return seen(self.memory.mask, k)
+
+
+Context = SelfContext | CrossContext
+"""What an attention sublayer asks of its surroundings."""
 
 
 def seen(mask: Tensor | BlockMask | None, k: Tensor) -> Tensor:
