@@ -5,7 +5,7 @@ import torch
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, declarations
-from unitsphere.models.registry import ARCHITECTURES, build, build_from, count_parameters
+from unitsphere.models.registry import ARCHITECTURES, build, build_from, count_by_role, lay_out
 
 SMALL = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 2}
 EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -151,7 +151,7 @@ def test_losses_take_masks(name):
 @pytest.mark.parametrize("objective", ["mlm", "seq2seq"])
 def test_counts_by_role_are_those_of_the_model(name, objective):
     model = build(name, objective=objective, **{**SMALL, "n_layers": 3})
-    counted = count_parameters(name, model.config, objective)
+    counted = count_by_role(lay_out(name, model.config, objective))
     assert sum(counted.values()) == sum(p.numel() for p in model.parameters())
     late = build_from(name, model.config, "meta", objective=objective)
     assert late.state_dict().keys() == model.state_dict().keys()

@@ -20,7 +20,7 @@ from design_cases import (
 )
 
 from unitsphere.models.constraint import constraints, declarations, roles
-from unitsphere.models.registry import count_parameters
+from unitsphere.models.registry import count_by_role, lay_out
 from unitsphere.training.optim.constraint import constrain
 
 NEEDS = {"g": {"qk_norm": True}, "g_init": {"qk_norm": True}}
@@ -51,7 +51,8 @@ def check_parameters(model, architecture):
     found: Counter[str] = Counter()
     for name, role in roles(model).items():
         found[role] += sizes[name]
-    assert count_parameters(architecture, model.config, model.objective) == found
+    laid_out = lay_out(architecture, model.config, model.objective)
+    assert count_by_role(laid_out) == found
 
 
 def check_two_steps(model):

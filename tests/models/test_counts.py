@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from unitsphere.models.constraint import roles
-from unitsphere.models.registry import ARCHITECTURES, build_from, count_parameters
+from unitsphere.models.registry import ARCHITECTURES, build_from, count_by_role, lay_out
 from unitsphere.training.recipes import load_recipe, recipe_names
 
 
@@ -135,6 +135,6 @@ def test_normformer_extra_at_12_layers_of_768():
 def test_counts_by_role_are_those_of_the_model(name, n_layers):
     config = ARCHITECTURES[name].config(vocab_size=96, d_model=32, n_heads=2, n_layers=n_layers)
     model = build_from(name, config, "meta")
-    counted = count_parameters(name, config)
+    counted = count_by_role(lay_out(name, config))
     assert sum(counted.values()) == sum(p.numel() for p in model.parameters())
     assert counted.keys() == set(roles(model).values())

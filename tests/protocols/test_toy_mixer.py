@@ -21,7 +21,7 @@ from unitsphere.models.exported import check_exportable
 from unitsphere.models.mixers import MIXERS
 from unitsphere.models.parts import Linear
 from unitsphere.models.plans import fold_, tp_plan
-from unitsphere.models.registry import ARCHITECTURES, build, count_parameters
+from unitsphere.models.registry import ARCHITECTURES, build, count_by_role, lay_out
 from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import constrain
@@ -183,7 +183,7 @@ def test_rows_are_reordered_for_beams(name, mixer):
 @PATTERNS
 def test_parameters_and_operations_are_those_of_the_layers_as_built(mixers):
     model = build("ngpt", mixers=mixers, **SMALL)
-    counted = count_parameters("ngpt", model.config)
+    counted = count_by_role(lay_out("ngpt", model.config))
     assert sum(counted.values()) == sum(p.numel() for p in model.parameters())
     by_hand = sum(6 * 32 if isinstance(m, CausalMean) else 6 * 32 * 64 for m in model.mixers())
     assert model.mixing_flops(64) == by_hand

@@ -6,7 +6,7 @@ import pytest
 
 from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
-from unitsphere.models.registry import ARCHITECTURES, count_parameters
+from unitsphere.models.registry import ARCHITECTURES, count_by_role, lay_out
 from unitsphere.studies.core.plan import with_overrides
 from unitsphere.training.config import RunConfig, TrainConfig, run_config_type
 from unitsphere.training.recipes import (
@@ -212,7 +212,7 @@ ANGPT = [n for n in recipe_names() if n.startswith("angpt2025/")]
 
 
 def parameters(config):
-    return sum(count_parameters(config.architecture, config.model).values())
+    return sum(count_by_role(lay_out(config.architecture, config.model)).values())
 
 
 @pytest.mark.parametrize("name", ANGPT)

@@ -99,11 +99,6 @@ def lay_out(name: str, config: Any, objective: Objective = "clm") -> Transformer
         raise UserError(f"a model of these sizes cannot be built: {first}") from error
 
 
-def count_parameters(name: str, config: Any, objective: Objective = "clm") -> dict[Role, int]:
-    """Exact number of parameters by role, of the model laid out on the meta device."""
-    return count_by_role(lay_out(name, config, objective))
-
-
 def count_by_role(model: Transformer) -> dict[Role, int]:
     """Exact number of a model's parameters by role."""
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}

@@ -9,7 +9,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.constraint import declarations
 from unitsphere.models.mixers import MIXERS
-from unitsphere.models.registry import build, count_parameters
+from unitsphere.models.registry import build, count_by_role, lay_out
 
 SIZES = {"vocab_size": 50, "d_model": 24, "n_layers": 1, "n_heads": 2}
 SIZES |= {"recurrence": RecurrenceConfig(n_heads=3, d_key=6, d_value=8)}
@@ -101,7 +101,7 @@ def test_projections_are_on_the_sphere_and_the_rest_is_declared_off_it(mixer):
 def test_parameters_are_counted_exactly(mixer):
     d, H, K, V = 24, 3, 6, 8
     config = build("gpt", mixers=mixer, **SIZES).config
-    counted = count_parameters("gpt", config)
+    counted = count_by_role(lay_out("gpt", config))
     mlp = 3 * d * 4 * d
     matrices, free, gain = {
         "gdn": (d * H * (2 * K + 3 * V + 2), 4 * H * (2 * K + V) + 2 * H, V),
