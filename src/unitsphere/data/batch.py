@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unitsphere.data.config import MaskConfig
 from unitsphere.errors import UserError
@@ -83,29 +83,6 @@ class Window(NamedTuple):
     epoch: int = 0
 
 
-class Form(Protocol):
-    """How an objective turns windows into inputs and targets.
-
-    stride: tokens from the start of a window to the start of the next. overlap: tokens that two
-    neighbours share, so a window has stride + overlap tokens (the last of the stream may have
-    fewer). likelihood: whether the losses add up to the loss of the whole text, which bits per byte
-    need.
-    """
-
-    @property
-    def stride(self) -> int: ...
-
-    @property
-    def overlap(self) -> int: ...
-
-    @property
-    def likelihood(self) -> bool: ...
-
-    def batch(self, windows: Sequence[Window]) -> Batch:
-        """The windows as rows, [rows, context]."""
-        ...
-
-
 def count_windows(n_tokens: int, form: Form) -> int:
     """How many windows cover a stream."""
     return -(-(n_tokens - form.overlap) // form.stride)
@@ -135,6 +112,7 @@ class NextToken:
         return self.context
 
     def batch(self, windows: Sequence[Window]) -> Batch:
+        """The windows as rows, [rows, context]."""
         import torch
 
         inputs = torch.full((len(windows), self.context), self.separator)
@@ -202,6 +180,15 @@ class Masked:
         generator = np.random.default_rng([1 + window.number, window.epoch, self.seed])
         tokens = window.tokens.astype("int64")
         return mask_tokens(tokens, self.separator, self.vocab_size, self.config, generator)
+
+
+Form = NextToken | Masked
+"""How an objective turns windows into inputs and targets, by `batch`.
+
+stride: tokens from the start of a window to the start of the next. overlap: tokens that two
+neighbours share, so a window has stride + overlap tokens (the last of the stream may have fewer).
+likelihood: whether the losses add up to the loss of the whole text, which bits per byte need.
+"""
 
 
 def mask_tokens(

@@ -125,24 +125,12 @@ class Prefetch:
         return self.started.pop(wanted[0]).result()
 
 
-class DocumentTokens(Protocol):
-    """Documents' tokens without separators, in parts: (number of the document, tokens)."""
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]: ...
-
-    @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes of the text for each token; known when all was read."""
-        ...
-
-    @property
-    def text_lost(self) -> float:
-        """`tokenizer.text_lost` of the text; known when all was read."""
-        ...
-
-
 class TextTokens:
-    """The tokens of documents that come as text."""
+    """The tokens of documents that come as text, without separators.
+
+    `bytes_per_token` (UTF-8 bytes of the text for each token) and `text_lost`
+    (`tokenizer.text_lost` of the text) are known when all was read.
+    """
 
     def __init__(self, pieces: Iterable[Piece], tokenizer: Tokenizer) -> None:
         self.pieces, self.tokenizer = pieces, tokenizer
@@ -188,6 +176,10 @@ class ShardTokens:
     @property
     def bytes_per_token(self) -> float:
         return self.shards.n_bytes / max(self.shards.n_tokens - self.shards.n_documents, 1)
+
+
+DocumentTokens = TextTokens | ShardTokens
+"""Documents' tokens without separators, in parts: (number of the document, tokens)."""
 
 
 def stretches(
