@@ -253,6 +253,53 @@ def test_the_page_s_snippets_run(capsys):
     assert "tensor(" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("kind", "numbers", "said"),
+    [
+        (optim.Soap, {"beta2": 0.5}, "beta2"),
+        (optim.SoapMuon, {"momentum": 0.9}, "momentum"),
+        (optim.Soap, {"every": 0}, "every must be 1 or more"),
+        (optim.SoapMuon, {"adjust_lr": "match_rms"}, "must be one of match_rms_adamw"),
+        (optim.SoapMuon, {"betas": (0.9, 1.5)}, "beta2 must be from 0"),
+        (optim.GatedAdamW, {"eps_gate": -1.0}, "eps_gate must be a number above 0"),
+        (optim.GatedAdamW, {"betas": (2.0, 0.9)}, "betas must be from 0"),
+        (optim.Muon, {"turns": 0}, "turns must be at least 1"),
+        (optim.Muon, {"coefficients": "quintik"}, "must be one of quintic"),
+        (optim.NorMuon, {"beta2": 1.5}, "beta2 must be from 0"),
+        (optim.MuonH, {"momentum_warmup": -3}, "momentum_warmup must not be negative"),
+        *((kind, {"lr": -0.1}, "earning rate") for kind in FOR_MATRICES),
+    ],
+)
+def test_a_number_that_cannot_be_or_that_none_has_is_refused(kind, numbers, said):
+    with pytest.raises((UserError, TypeError, ValueError), match=said):
+        kind([nn.Parameter(torch.ones(4, 3))], **numbers)
+
+
+def test_soap_muon_has_the_numbers_of_train():
+    weight = nn.Parameter(torch.ones(4, 3))
+    (group,) = optim.SoapMuon([weight]).param_groups
+    (trained, *_) = optim.build(build("gpt", **SMALL), "soap-muon").param_groups
+    own = {key: value for key, value in group.items() if key not in ("params", "lr")}
+    assert own == {key: trained[key] for key in own} | {"weight_decay": own["weight_decay"]}
+
+
+@pytest.mark.parametrize("numbers", [{"decay": 1.5}, {"decay": None, "start": -1}])
+def test_an_average_that_cannot_be_is_refused(numbers):
+    optimizer = optim.AdamW([nn.Parameter(torch.ones(3))])
+    with pytest.raises(UserError, match=r"optim\.average\.(decay|start) must be"):
+        optim.average(optimizer, **numbers)
+
+
+def test_a_form_or_constraint_that_there_is_none_of_is_refused():
+    """A dataclass takes any text: no rate would follow it, and nothing would be constrained."""
+    with pytest.raises(UserError, match=r"'schedule\.kind' must be one of cosine, linear"):
+        optim.Schedule(kind="cosin")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"'schedule\.fall' must be one of linear, power"):
+        optim.Schedule(kind="wsd", fall="sqrt")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"'optim\.constraint\.kind' must be one of declared"):
+        optim.ConstraintConfig(kind="shpere")  # pyright: ignore[reportArgumentType]
+
+
 def test_mistakes_are_one_line():
     model = build("gpt", **SMALL)
     with pytest.raises(UserError, match="must be one of adam, adamw, muon"):

@@ -152,6 +152,13 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
     return value
 
 
+def check_choices(config: Any, where: str) -> None:
+    """Raise UserError for a field with none of its choices; a dataclass itself takes any value."""
+    for name, kind in field_types(type(config)).items():
+        if typing.get_origin(kind) is typing.Literal:
+            _convert(kind, getattr(config, name), where + name)
+
+
 def check_seed(name: str, seed: int) -> None:
     """Raise UserError for a seed that random generators do not take."""
     if not 0 <= seed < 2**64:

@@ -156,7 +156,7 @@ class GatedConfig:
 
 
 class GatedAdamW(ByWeight):
-    """The table above, for parameters of any shape."""
+    """The table above, for parameters of any shape. UserError for a number that cannot be."""
 
     def __init__(
         self,
@@ -169,8 +169,11 @@ class GatedAdamW(ByWeight):
         eps_gate: float = 1e-4,
         scale: float = 1.0,
     ) -> None:
-        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, numbers | {"power": power, "eps_gate": eps_gate, "scale": scale})
+        own = {"power": power, "eps_gate": eps_gate, "scale": scale, "eps": eps}
+        GatedConfig(**own)  # refuses what cannot be
+        if not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"betas must be from 0 to below 1: {betas}")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | own)
 
     state_spec = Adam.state_spec
 

@@ -126,11 +126,13 @@ def average(
 
     decay: of an exponential average; None: the plain mean of the weights from step `start` on.
     Call it after `constrain`: what is averaged are the projected weights. `averaged` uses them.
+    UserError for a decay or a start that cannot be.
 
     >>> average(optimizer, decay=0.999)
     >>> with averaged(model, optimizer):
     ...     evaluate(model)
     """
+    AverageConfig(decay=0.5 if decay is None else decay, start=start)  # refuses what cannot be
     optimizer = innermost(optimizer)
     weights = [p for group in optimizer.param_groups for p in group["params"]]
     return attach(optimizer, Averages(weights, decay, start))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import MATRICES, Constraint, Role, constraints, overridden, roles
 from unitsphere.ops.dtensor import Axes
@@ -66,6 +67,7 @@ class ConstraintConfig:
     or 2 for example; embeddings are left out; 0: any"""
 
     def __post_init__(self) -> None:
+        check_choices(self, "optim.constraint.")
         if not 0 <= self.angle_cap < math.inf:
             raise UserError(f"angle_cap must be a number from 0 on: {self.angle_cap}")
         if self.angle_cap and self.kind not in ("declared", "sphere"):

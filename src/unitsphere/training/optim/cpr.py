@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length
@@ -49,6 +50,7 @@ class CPRConfig:
     """Kappa-IP: decay of the average of ‖W‖² (the authors' value)"""
 
     def __post_init__(self) -> None:
+        check_choices(self, "optim.constraint.cpr.")
         if self.value < 0:
             raise UserError(f"cpr.value must not be negative: {self.value}")
         if self.warm_steps is not None and self.warm_steps < 1:

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unitsphere.config import from_dict
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import complete, local, part_like, part_of, placements, whole
@@ -111,14 +112,16 @@ def shape_rate(kind: str, shape: torch.Size) -> float:
 class Muon(Eager, torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`. It also steps stacks of matrices
-    [E, out, in], each matrix on its own.
+    Takes torch's numbers and the keys of `MuonConfig`; UserError for one of these that cannot be.
+    It also steps stacks of matrices [E, out, in], each matrix on its own.
     """
 
+    section: ClassVar[type[MuonConfig]] = MuonConfig
     own: ClassVar[dict[str, Any]] = asdict(MuonConfig())
 
     def __init__(self, params: Any, **numbers: Any) -> None:
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
+        from_dict(self.section, own)  # refuses what cannot be
         super().__init__([torch.empty(1, 1)], **numbers)  # checks numbers; it refuses stacks
         Optimizer.__init__(self, params, self.defaults | own)
         for group in self.param_groups:
@@ -235,6 +238,7 @@ def lengthening(weight: Tensor, direction: Tensor, least: float, dims: tuple[int
 class NorMuon(Muon):
     """Muon whose direction is divided by a second moment for each row."""
 
+    section = NorMuonConfig
     own: ClassVar[dict[str, Any]] = asdict(NorMuonConfig())
 
     def state_spec(self, parameter: Tensor) -> StateSpec:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 
 POWERS = {"power": 0.5, "cool": 1.2}
@@ -54,6 +55,7 @@ class ScheduleConfig:
     amount above the one before, from 0"""
 
     def __post_init__(self) -> None:
+        check_choices(self, "schedule.")
         if not 0 <= self.warmup < math.inf:
             raise UserError(f"schedule.warmup must be a number from 0 on: {self.warmup}")
         if not 0 <= self.final <= 1:

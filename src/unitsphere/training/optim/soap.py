@@ -33,7 +33,7 @@ same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ from unitsphere.training.optim.orthogonal import check_momentum, orthogonalise
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, ByWeight, Slot, StateSpec, like
 
+ADJUST = ("match_rms_adamw", "original")
+"""The values of `optim.adjust_lr`."""
 SHORTEST = 1e-8
 """No step of `outward` makes a matrix shorter than this."""
 
@@ -120,7 +122,9 @@ class SoapMuonConfig(SoapConfig):
 
 
 class Soap(ByWeight):
-    """SOAP over matrices: the table above."""
+    """SOAP over matrices: the table above. UserError for a number that cannot be."""
+
+    section: ClassVar[type[SoapConfig]] = SoapConfig
 
     def __init__(
         self,
@@ -134,9 +138,9 @@ class Soap(ByWeight):
         max_side: int = 10_000,
         **more: Any,
     ) -> None:
-        numbers = {"lr": lr, "betas": betas, "factor_beta": factor_beta, "eps": eps}
-        numbers |= {"weight_decay": weight_decay, "every": every, "max_side": max_side}
-        super().__init__(params, numbers | more)
+        own = {"factor_beta": factor_beta, "eps": eps, "every": every, "max_side": max_side} | more
+        self.section(betas[0], betas[1], **own)  # refuses what cannot be, and what it lacks
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; UserError, and no group, for what is not a matrix."""
@@ -204,21 +208,24 @@ class Soap(ByWeight):
 class SoapMuon(Soap):
     """SOAP's direction, orthogonalised.
 
-    `numbers` are those of `Soap`, and the `momentum_*` of `SoapMuonConfig`.
+    `numbers` are those of `Soap` and of `SoapMuonConfig`, whose values those have that are left
+    out.
     """
 
+    section = SoapMuonConfig
+
     def __init__(
-        self,
-        params: Any,
-        ns_steps: int = 5,
-        adjust_lr: str = "match_rms_adamw",
-        cautious: bool = True,
-        floor: float = 0.0,
-        outward: float = 1.0,
-        **numbers: Any,
+        self, params: Any, ns_steps: int = 5, adjust_lr: str = "match_rms_adamw", **numbers: Any
     ) -> None:
-        numbers |= {"ns_steps": ns_steps, "adjust_lr": adjust_lr, "cautious": cautious}
-        super().__init__(params, **numbers, floor=floor, outward=outward)
+        if adjust_lr not in ADJUST:
+            raise UserError(f"adjust_lr must be one of {', '.join(ADJUST)}: {adjust_lr!r}")
+        plain: dict[str, Any] = asdict(SoapMuonConfig())
+        plain["betas"] = plain.pop("beta1"), plain.pop("beta2")
+        super().__init__(params, **(plain | numbers))
+        for group in self.param_groups:
+            group.setdefault("ns_steps", ns_steps)
+            group.setdefault("adjust_lr", adjust_lr)
+        self.defaults |= {"ns_steps": ns_steps, "adjust_lr": adjust_lr}
 
     def momentum(self, group: dict[str, Any], step: int) -> float:
         """β₁ of step number `step`, of which some may be a warm-up."""

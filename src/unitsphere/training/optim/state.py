@@ -153,6 +153,13 @@ def closure_loss(closure: Callable[[], Any] | None) -> Any:
 class ByWeight(Eager, ABC):
     """An optimizer whose step is `move` of each tensor that has a gradient."""
 
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        for key in ("lr", "weight_decay"):
+            if not defaults[key] >= 0:
+                name = key.replace("lr", "learning rate").replace("_", " ")
+                raise ValueError(f"Invalid {name}: {defaults[key]}")  # as torch says it
+        super().__init__(params, defaults)
+
     @abstractmethod
     def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Step one tensor of `group`."""
