@@ -210,3 +210,9 @@ def test_attention_dropout_drops_weights_only_in_training(norm, objective):
 def test_designs_without_attention_dropout_refuse_it():
     with pytest.raises(UserError, match="has no setting 'attention_dropout'"):
         build("gpt", **SMALL, attention_dropout=0.5)
+
+
+def test_an_objective_that_there_is_none_of_is_refused():
+    """The trunk would build a causal model for it."""
+    with pytest.raises(UserError, match="unknown objective 'MLM'"):
+        build("ngpt", objective="MLM", vocab_size=50)  # pyright: ignore[reportArgumentType]

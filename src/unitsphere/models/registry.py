@@ -1,7 +1,7 @@
 """The architectures by name. A new one is a file next to this and a line in `ARCHITECTURES`."""
 
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -119,7 +119,7 @@ def build(
     """A model by the architecture's name, what it is trained for, and its config's fields.
 
     A field that is a table, such as `alpha`, may be a dict of some of its keys. Raises UserError
-    for a name, a field, a type or a size that cannot be used.
+    for a name, an objective, a field, a type or a size that cannot be used.
 
     >>> build("ngpt", vocab_size=256, d_model=64, n_layers=2, n_heads=2).config.d_model
     64
@@ -129,5 +129,9 @@ def build(
     if unknown:
         hint = did_you_mean(unknown[0], kinds.__dataclass_fields__)
         raise UserError(f"{name} has no setting '{unknown[0]}'{hint}")
+    if objective not in get_args(Objective):  # the trunk would take any other for clm
+        raise UserError(
+            f"unknown objective {objective!r}{did_you_mean(str(objective), get_args(Objective))}"
+        )
     plain = {k: to_dict(v) if is_dataclass(v) else v for k, v in numbers.items()}
     return build_from(name, from_dict(kinds, plain, "model."), device, seed, objective)
