@@ -113,7 +113,6 @@ def input_table(out: Path) -> str:
 
 
 def main() -> None:
-    """Print the page's tables."""
     parser = argparse.ArgumentParser(description="What rounding to FP8 costs, on a CPU.")
     parser.add_argument("--out", type=Path, required=True, help="where the runs are kept")
     out: Path = parser.parse_args().out

@@ -83,7 +83,6 @@ def cell(mean: dict[str, Any]) -> str:
 
 
 def report(options: argparse.Namespace, table: str, results: dict[str, Any]) -> str:
-    """The Markdown page."""
     ran, sizes = results["environment"], f"--epochs {options.epochs} --batch {options.batch}"
     rates = " ".join(f"{lr:g}" for lr in options.lr)
     seeds = " ".join(map(str, options.seeds))

@@ -269,12 +269,10 @@ def run_parts(
 
 
 def say(line: str) -> None:
-    """Print progress on stderr."""
     print(f"gpu: {line}", file=sys.stderr, flush=True)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of this call")
     parser.add_argument("--parts", nargs="+", default=[*ESTIMATES], choices=[*ESTIMATES])

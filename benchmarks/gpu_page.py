@@ -78,7 +78,6 @@ def number(value: float | None, digits: int) -> str:
 
 
 def main() -> None:
-    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="what benchmarks/gpu.py wrote")
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpu.md"))

@@ -54,7 +54,6 @@ def ratio(case: tuple[int, ...], masked: bool, backward: bool, device: torch.dev
 
 
 def main() -> None:
-    """Print a table."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
     print("| batch, H, H_kv, queries, keys, d_k | causal | + backward | mask | + backward |")

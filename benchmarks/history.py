@@ -31,7 +31,6 @@ def entry(bench: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Append an entry for each document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("benches", type=Path, nargs="+", help="what `bench --json` printed")
     parser.add_argument("--history", type=Path, default=HISTORY)

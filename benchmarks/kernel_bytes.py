@@ -59,7 +59,6 @@ def compiled(function: Callable[..., Tensor], inputs: list[Tensor], g: Tensor) -
 
 
 def show(name: str, function: Callable[..., Tensor], inputs: list[Tensor], g: Tensor) -> None:
-    """One line."""
     inputs = [t.detach().requires_grad_() for t in inputs]
     figures = (*eager(function, inputs, g), *compiled(function, inputs, g))
     shown = [f"{n / (BATCH * TIME * D):6.1f} d" for n in figures]
@@ -67,7 +66,6 @@ def show(name: str, function: Callable[..., Tensor], inputs: list[Tensor], g: Te
 
 
 def main() -> None:
-    """Every function of the table."""
     torch._inductor.config.fx_graph_cache = False
     h, x, g = torch.randn(3, BATCH, TIME, D).bfloat16()
     alpha, s_qk = torch.full((D,), 0.05), torch.ones(HEADS, 1, D_K)

@@ -43,7 +43,6 @@ def measure(recipe: str, steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a row for each recipe."""
     parser = argparse.ArgumentParser()
     parser.add_argument("recipes", nargs="*", default=RECIPES)
     parser.add_argument("--steps", type=int, default=6)

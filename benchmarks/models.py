@@ -78,7 +78,6 @@ def verb(*argv: str) -> None:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -54,7 +54,6 @@ def write(path: Path, found: list[tuple[str, str]]) -> None:
 
 
 def main() -> None:
-    """Write the two files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
     parser.add_argument("--train", type=int, default=30_000, help="pairs to train on")

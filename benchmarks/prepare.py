@@ -102,7 +102,7 @@ def prepare(file: Path, tokenizer: Path) -> float:
         return time.perf_counter() - begun
 
 
-def bare(method: str, file: Path, tokenizer: Path, batch: int = 1000) -> float:
+def bare(method: str, file: Path, tokenizer: Path) -> float:
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(tokenizer))
@@ -110,8 +110,8 @@ def bare(method: str, file: Path, tokenizer: Path, batch: int = 1000) -> float:
     with file.open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
     begun = time.perf_counter()
-    for start in range(0, len(texts), batch):
-        encode(texts[start : start + batch], add_special_tokens=False)
+    for start in range(0, len(texts), 1000):
+        encode(texts[start : start + 1000], add_special_tokens=False)
     return time.perf_counter() - begun
 
 

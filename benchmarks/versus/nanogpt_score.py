@@ -15,7 +15,6 @@ from model import GPT, GPTConfig
 
 
 def main() -> None:
-    """Load, score, print."""
     saved = torch.load(Path(sys.argv[1]) / "ckpt.pt", map_location="cpu", weights_only=True)
     with redirect_stdout(sys.stderr):  # it prints its size
         model = GPT(GPTConfig(**saved["model_args"]))

@@ -147,7 +147,6 @@ def table(found: Mapping[str, dict[str, Any]]) -> str:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 bytes")

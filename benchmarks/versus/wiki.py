@@ -137,7 +137,6 @@ def rows_of(name: str, options: argparse.Namespace, tokens_per_byte: float) -> l
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for peer in CLONED:
         parser.add_argument(f"--{peer}", type=Path, help=f"a clone of {peer}")

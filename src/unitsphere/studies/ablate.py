@@ -219,7 +219,7 @@ def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
         "flags": [dataclasses.asdict(flag) for flag in flags],
         "timing": timing(records),
         "rows": [row_document(study, table, row, found) for row in table.rows],
-        "provenance": provenance(records=records),
+        "provenance": provenance(records),
     }
 
 

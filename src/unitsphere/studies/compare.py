@@ -163,7 +163,7 @@ def document(
         "differences": differences(found, others),
         "speedups": [speedup_of(found, arm, sizes) for arm in others],
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance(records=found.records.values()),
+        "provenance": provenance(found.records.values()),
     }
 
 

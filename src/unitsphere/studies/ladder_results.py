@@ -79,7 +79,7 @@ def document(found: Findings) -> dict[str, Any]:
         "arms": {arm: arm_figures(found, arm) for arm in study.arms},
         "tests": test_figures(found.laws),
         "flags": [dataclasses.asdict(flag) for flag in flags],
-        "provenance": provenance(records=found.records),
+        "provenance": provenance(found.records),
     }
 
 

@@ -181,7 +181,7 @@ def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     made = made_on(next(iter(found.configs.values())), [study.tokens], records)
     flags = (*unscored_averages(found.configs), *made)
     ranked["flags"] += [dataclasses.asdict(flag) for flag in flags]
-    return {**ranked, "rules": rules(), "provenance": provenance(records=records)}
+    return {**ranked, "rules": rules(), "provenance": provenance(records)}
 
 
 def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:

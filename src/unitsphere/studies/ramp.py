@@ -164,7 +164,7 @@ def document(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> dict[st
         "divergence": {"window": SMOOTHED, "margin": MARGIN, "patience": PATIENCE},
         "arms": arms,
         "flags": [asdict(flag) for flag in (*flags(study, climbs), *version_flags(records))],
-        "provenance": provenance(records=records),
+        "provenance": provenance(records),
     }
 
 

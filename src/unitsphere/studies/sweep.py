@@ -273,7 +273,7 @@ def document(study: SweepStudy, found: Mapping[str, Swept]) -> dict[str, Any]:
             arm: arm_document(study.arms[arm].recipe, study.space, swept)
             for arm, swept in found.items()
         },
-        "provenance": provenance(records=reported),
+        "provenance": provenance(reported),
     }
 
 

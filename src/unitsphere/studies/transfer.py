@@ -232,7 +232,7 @@ def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
             for arm, own in arms.items()
         },
         "flags": flags(study, cells),
-        "provenance": provenance(records=records),
+        "provenance": provenance(records),
     }
 
 

@@ -139,7 +139,6 @@ class CommandTask(Resubmitted):
             "OMP_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "passive",
             "PYTHONUNBUFFERED": "1",
-            **job.env,
         }
         self.folder = Path.cwd()
         self.log = job.log.absolute()

@@ -41,7 +41,6 @@ class Job:
     name: str
     argv: Sequence[str]
     out: Path
-    env: dict[str, str] = dataclasses.field(default_factory=dict)
     steps: int | None = None
     device: str = "cpu"
     arm: str | None = None

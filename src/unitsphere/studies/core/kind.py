@@ -170,15 +170,13 @@ def write_record(out: Path, study: Study) -> None:
         )
 
 
-def provenance(
-    program: str = "unitsphere", records: Iterable[Record] | None = None
-) -> dict[str, str | None]:
-    """The command line, `program` in the place of its path, and what it ran on.
+def provenance(records: Iterable[Record] | None = None) -> dict[str, str | None]:
+    """The command line, "unitsphere" in the place of its path, and what it ran on.
 
     With `records` the commits that these runs were made with, too.
     """
     found = {
-        "command": shlex.join([*program.split(), *sys.argv[1:]]),
+        "command": shlex.join(["unitsphere", *sys.argv[1:]]),
         "commit": commit(),
         "machine": f"{cpu_model()}, {os.cpu_count()} cores",
         "python": sys.version.split()[0],

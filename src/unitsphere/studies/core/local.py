@@ -130,7 +130,7 @@ class _Child:
             state.log_begins = log.tell()
             self.process = subprocess.Popen(
                 list(job.argv),
-                env={**os.environ, **fixed, **job.env, LIFELINE: str(lifeline())},
+                env={**os.environ, **fixed, LIFELINE: str(lifeline())},
                 pass_fds=[lifeline()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
