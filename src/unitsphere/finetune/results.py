@@ -87,10 +87,6 @@ class Scored:
     matthews: float
     loss: float
 
-    def scores(self) -> Scores:
-        """Without the loss."""
-        return Scores(accuracy=self.accuracy, f1=self.f1, matthews=self.matthews)
-
 
 @dataclass(frozen=True)
 class Tuned:
@@ -122,7 +118,7 @@ def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
 
 def tune_means(found: Sequence[Scored], metric: Metric) -> tuple[float, float]:
     """Means of the deciding score and of the loss."""
-    values = [one.scores()[metric] or 0.0 for one in found]
+    values = [getattr(one, metric) or 0.0 for one in found]
     return mean_of(values)["mean"], mean_of([one.loss for one in found])["mean"]
 
 
@@ -175,7 +171,7 @@ def rate_document(lr: float, config: FinetuneConfig, found: Sequence[Tuned]) -> 
 
 def mean_score(found: Sequence[Scored], metric: Metric) -> Mean | None:
     """A score's mean over seeds; None for F1 of more than two classes."""
-    values = [value for one in found if (value := one.scores()[metric]) is not None]
+    values = [value for one in found if (value := getattr(one, metric)) is not None]
     return mean_of(values) if values else None
 
 

@@ -11,7 +11,7 @@ as long once more.
 
 from collections.abc import Callable, Iterable, Mapping
 from inspect import unwrap
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,33 +170,15 @@ def loss_path(device: torch.device) -> Path:
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")
 
 
-class Bounded(Protocol):
-    """A constraint: vectors along `dim` have the length `radius` (sphere) or at most that."""
-
-    @property
-    def kind(self) -> Literal["sphere", "ball"]:
-        """sphere or ball"""
-        ...
-
-    @property
-    def dim(self) -> int:
-        """the vectors' axis"""
-        ...
-
-    @property
-    def radius(self) -> float:
-        """their length"""
-        ...
-
-
 @torch.no_grad()
 def fused_step(
     optimizer: Optimizer,
-    held: Iterable[tuple[Tensor, Bounded]],
+    held: Iterable[tuple[Tensor, Any]],
     shadows: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[Tensor, Tensor]:
     """Step and project those matrices of an Adam or AdamW that the kernel, or a CPU, can serve.
 
+    held: weights with their constraint, anything with a `kind`, `dim` and `radius` as `Target` has.
     Call it right before `optimizer.step()`, with the gradients that the step will use (of a
     closure they are still to come: do not call it then). It moves torch's own state, so a
     `state_dict` is the same as without it. Returns weight -> gradient for what it stepped: the
@@ -287,7 +269,7 @@ def _arguments(
     weight: Tensor,
     state: Mapping[str, Tensor],
     group: Mapping[str, Any],
-    bound: Bounded,
+    bound: Any,
     shadow: Tensor | None,
 ) -> tuple[Any, ...]:
     assert weight.grad is not None
