@@ -1,7 +1,7 @@
 """What a run reads: batches to learn from, a way to be validated, and the tokenizer behind both.
 
-`OPENERS` has one function an objective. `given_rows` takes rows of any other data in the same form;
-`replay` shows the rows of one of the run's batches.
+`open_corpus` opens them. `given_rows` takes rows of any other data in the same form; `replay` shows
+the rows of one of the run's batches.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from unitsphere.data.batch import IGNORED, Batch, Form, Masked, NextToken, count_windows
+from unitsphere.data.batch import IGNORED, Batch, Form, count_windows
 from unitsphere.data.batches import Batches, ByStep, window
 from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
 from unitsphere.data.pairs import PairBatches, Pairs
@@ -23,7 +23,6 @@ from unitsphere.data.shards import Shards
 from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.models.trunk import Objective
 from unitsphere.training.config import RunConfig
 from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split, text_pairs
 from unitsphere.training.evaluate.text import (
@@ -31,8 +30,8 @@ from unitsphere.training.evaluate.text import (
     evaluate_shards,
     evaluating,
     evenly_spread,
-    scoring_form,
     stream_windows,
+    window_form,
 )
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import load_run
@@ -71,7 +70,7 @@ def open_corpus(config: RunConfig) -> Corpus:
     Raises UserError for a source that cannot be used, shards that were changed, a tokenizer that
     is not theirs, or a model whose vocabulary is too small for it.
     """
-    return OPENERS[config.objective](config)
+    return open_pairs(config) if config.objective == "seq2seq" else open_stream(config)
 
 
 def open_stream(config: RunConfig) -> Corpus:
@@ -86,9 +85,11 @@ def open_stream(config: RunConfig) -> Corpus:
             f"(now {data.val_fraction}) or use more text"
         )
     tokenizer = training.tokenizer()
-    scored = scoring_form(config, tokenizer, data.context)
+    scored = window_form(config, tokenizer, data.context)
     rows = train.batch_tokens // data.context
-    batches = Batches(training, training_form(config, tokenizer), rows, train.seed)
+    batches = Batches(
+        training, window_form(config, tokenizer, data.context, training=True), rows, train.seed
+    )
     return Corpus(
         batches=batches,
         epoch=batches.n_windows,
@@ -158,22 +159,6 @@ def say_what_is_long(training: PairBatches, validation: Pairs) -> None:
         )
 
 
-OPENERS: dict[Objective, Callable[[RunConfig], Corpus]] = {
-    "clm": open_stream,
-    "mlm": open_stream,
-    "seq2seq": open_pairs,
-}
-
-
-def training_form(config: RunConfig, tokenizer: Tokenizer) -> Form:
-    """How a run's batches are made of windows."""
-    context, separator = config.data.context, tokenizer.separator
-    if config.objective == "mlm":
-        masks, seed = config.data.mask, config.train.seed
-        return Masked(context, separator, tokenizer.vocab_size, masks, seed)
-    return NextToken(context, separator, True, apart=config.data.document_mask)
-
-
 def open_splits(config: RunConfig, pairs: bool = False) -> tuple[Shards, Shards]:
     """The shards to train on and those to validate on, which the model's vocabulary fits."""
     folder = prepared(config.data, pairs=pairs)
@@ -203,7 +188,7 @@ def given_rows(config: RunConfig, tokenizer: Tokenizer, data: str, count: int) -
     """
     if config.objective == "seq2seq":
         return given_pairs(config, tokenizer, data, count)
-    form = scoring_form(config, tokenizer, config.data.context)
+    form = window_form(config, tokenizer, config.data.context)
     shards = scored_split(data, config.data)
     if shards is not None:
         shards.check_tokenizer(tokenizer)

@@ -289,13 +289,15 @@ def evenly_spread(count: int, wanted: int) -> list[int]:
     return [i * count // wanted for i in range(wanted)]
 
 
-def scoring_form(config: RunConfig, tokenizer: Tokenizer, context: int) -> Form:
-    """How a run's model is evaluated in windows of `context` tokens."""
+def window_form(
+    config: RunConfig, tokenizer: Tokenizer, context: int, training: bool = False
+) -> Form:
+    """How windows of `context` tokens become a run's batches, to score it or to train it on."""
     separator = tokenizer.separator
     if config.objective == "mlm":
-        masks = config.data.mask
-        return Masked(context, separator, tokenizer.vocab_size, masks, EVALUATION_SEED)
-    return NextToken(context, separator, False, apart=config.data.document_mask)
+        seed = config.train.seed if training else EVALUATION_SEED
+        return Masked(context, separator, tokenizer.vocab_size, config.data.mask, seed)
+    return NextToken(context, separator, training, apart=config.data.document_mask)
 
 
 def batch_rows(config: RunConfig, context: int) -> int:
@@ -323,7 +325,7 @@ def scorers(
 
         def scorer(run: LoadedRun) -> Scorer:
             def form(context: int) -> Form:
-                return scoring_form(run.config, run.tokenizer, context)
+                return window_form(run.config, run.tokenizer, context)
 
             shards = scored_split(data, run.config.data)
             if shards is None:
