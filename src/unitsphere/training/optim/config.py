@@ -15,13 +15,8 @@ from unitsphere.models.constraint import MATRICES, Role, roles
 from unitsphere.training.by_size import BaseConfig, Transfer
 from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.optim.constraint import REMEMBERED, ConstraintConfig, ConstraintKind
-from unitsphere.training.optim.registry import (
-    OPTIMIZERS,
-    definition,
-    readers,
-    section_key,
-)
-from unitsphere.training.optim.roles import RatesConfig, RolesConfig
+from unitsphere.training.optim.registry import OPTIMIZERS, definition, section_key
+from unitsphere.training.optim.roles import OTHERS, RatesConfig, RolesConfig
 
 if TYPE_CHECKING:
     Name = str
@@ -154,7 +149,9 @@ class OptimConfig:
         kind, held = self.constrained.kind, ["head"] if self.constrained.head else []
         if kind in ("hyperball", "cpr"):
             held += REMEMBERED[kind]
-        for role in self.roles.decayed:
+        for role in OTHERS:
+            if not getattr(self.roles, role).weight_decay:
+                continue
             if not definition(self.name).decoupled:
                 raise UserError(
                     f"optim.roles.{role}.weight_decay is for optimizers with decoupled weight "
@@ -220,7 +217,8 @@ class OptimConfig:
         }
         for key, why in advice.items():
             if getattr(self, key) and key not in definition(self.name).reads:
-                names = " or ".join(f"'{name}'" for name in readers(key))
+                readers = [name for name in OPTIMIZERS if key in definition(name).reads]
+                names = " or ".join(f"'{name}'" for name in readers)
                 raise UserError(f"optim.{key} is for optim.name {names}, not '{self.name}': {why}")
         if self.head_by_frequency and not self.muon_head:
             raise UserError(

@@ -57,11 +57,6 @@ def definition(name: str) -> Definition:
     return getattr(importlib.import_module(module), attribute)
 
 
-def readers(key: str) -> list[str]:
-    """The optimizers that read `optim.<key>`."""
-    return [name for name in OPTIMIZERS if key in definition(name).reads]
-
-
 def section_key(name: str) -> str:
     """The key of an optimizer's own section: its name, as Python can spell it."""
     return name.replace("-", "_")

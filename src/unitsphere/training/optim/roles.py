@@ -109,11 +109,6 @@ class RolesConfig:
         return RoleConfig() if kind == "matrix" else getattr(self, kind)
 
     @property
-    def decayed(self) -> list[Other]:
-        """The kinds with their own weight decay."""
-        return [key for key in OTHERS if getattr(self, key).weight_decay]
-
-    @property
     def cooldowns(self) -> list[float]:
         """The cool-downs that differ from the schedule's, each once."""
         each = (getattr(self, key).cooldown for key in OTHERS)
