@@ -193,10 +193,9 @@ class Stepper:
     """A run of an arm, one step at a time, as `unitsphere train` makes them."""
 
     def __init__(self, config: RunConfig, kernels: Mode = "auto") -> None:
-        rows = config.train.batch_tokens // config.data.context
         data = config.data
         batches = RandomBatches(
-            config.model.vocab_size, data.context, rows, apart=data.document_mask
+            config.model.vocab_size, data.context, config.rows, apart=data.document_mask
         )
         self.trainer: Trainer = build_trainer(config, batches)
         self.kernels: Mode = kernels

@@ -210,6 +210,11 @@ class RunConfig:
             )
 
     @property
+    def rows(self) -> int:
+        """Sequences of a batch, over all processes."""
+        return self.train.batch_tokens // self.data.context
+
+    @property
     def special_ids(self) -> int:
         """Ids that the model needs beyond its tokenizer's: the mask token."""
         return 1 if self.objective == "mlm" else 0

@@ -86,10 +86,8 @@ def open_stream(config: RunConfig) -> Corpus:
         )
     tokenizer = training.tokenizer()
     scored = window_form(config, tokenizer, data.context)
-    rows = train.batch_tokens // data.context
-    batches = Batches(
-        training, window_form(config, tokenizer, data.context, training=True), rows, train.seed
-    )
+    trained = window_form(config, tokenizer, data.context, training=True)
+    batches = Batches(training, trained, config.rows, train.seed)
     return Corpus(
         batches=batches,
         epoch=batches.n_windows,
@@ -97,7 +95,7 @@ def open_stream(config: RunConfig) -> Corpus:
             evaluate_shards,
             shards=validation,
             form=scored,
-            rows=train.micro_batch or rows,
+            rows=train.micro_batch or config.rows,
             max_tokens=train.eval_tokens,
         ),
         example=scored.batch([window(validation, scored, 0)]),
@@ -124,8 +122,7 @@ def open_pairs(config: RunConfig) -> Corpus:
             f"{data.source} has no pairs for validation: raise data.val_fraction "
             f"(now {data.val_fraction}), give data.validation, or use more pairs"
         )
-    rows = train.batch_tokens // data.context
-    pairs = PairBatches(Pairs(training), rows, data.context, train.seed)
+    pairs = PairBatches(Pairs(training), config.rows, data.context, train.seed)
     say_what_is_long(pairs, held_out)
     return Corpus(
         batches=pairs,
@@ -134,7 +131,7 @@ def open_pairs(config: RunConfig) -> Corpus:
             evaluate_pair_split,
             pairs=held_out,
             context=data.context,
-            rows=train.micro_batch or rows,
+            rows=train.micro_batch or config.rows,
             max_tokens=train.eval_tokens,
         ),
         example=cut_batch(list(islice(held_out, EXAMPLES)), training.separator, data.context),

@@ -105,8 +105,7 @@ def speed(config: RunConfig, device: torch.device) -> Speed:
         return assumed(config, device)
     small = sample(config)
     model = build_from(small.architecture, small.model, device, objective=small.objective)
-    shape = small.train.batch_tokens // small.data.context, small.data.context
-    tokens = torch.randint(small.model.vocab_size, shape)
+    tokens = torch.randint(small.model.vocab_size, (small.rows, small.data.context))
     source = tokens if small.objective == "seq2seq" else None
     precision = pick_precision(small.train.precision, device)
     seconds = []
@@ -208,10 +207,9 @@ def dry_run(config: RunConfig, world: int) -> DryRun:
     Raises UserError where a run would: sizes or a constraint that do not fit the layout.
     """
     model, spent, device = shapes_of(config), cost(config), planned_device(config, world)
-    context = config.data.context
-    rows = config.train.batch_tokens // context
+    sizes = spent.parameters, config.rows, config.data.context
     with pretended(world):
-        layout = Layout(0, world).for_model(config.parallel, spent.parameters, rows, context, "cpu")
+        layout = Layout(0, world).for_model(config.parallel, *sizes, "cpu")
         if layout.shards_weights:  # with only DDP it is whole
             parallelize(model, layout, config.train.recompute)
             check_optimizer(config, model)

@@ -135,7 +135,7 @@ def forecast(
 
 def local_rows(config: RunConfig, layout: Layout) -> int:
     """Sequences of a batch that a process computes."""
-    return config.train.batch_tokens // config.data.context // layout.degrees.data
+    return config.rows // layout.degrees.data
 
 
 def held(parameter: Tensor) -> int:

@@ -70,11 +70,6 @@ class Trainer:
     local_time: LocalTime = field(default_factory=LocalTime)
     live: Live = field(default_factory=Live)
 
-    @property
-    def rows(self) -> int:
-        """Sequences of a batch, over all processes."""
-        return self.config.train.batch_tokens // self.config.data.context
-
 
 def make_plan(config: RunConfig, layout: Layout = SINGLE) -> Plan:
     """The plan of a resolved config on a layout whose degrees are decided.
@@ -95,8 +90,8 @@ def plan_run(config: RunConfig, layout: Layout) -> Plan:
     plan = make_plan(config, layout)
     device, context = plan.device.type, config.data.context
     check_memory(count, layout.world, device)
-    rows = config.train.batch_tokens // context
-    return replace(plan, layout=layout.for_model(config.parallel, count, rows, context, device))
+    layout = layout.for_model(config.parallel, count, config.rows, context, device)
+    return replace(plan, layout=layout)
 
 
 def rows_at_once(config: RunConfig, plan: Plan) -> int | None:

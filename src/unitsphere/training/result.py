@@ -70,7 +70,7 @@ def headline(trainer: Trainer, out: Path, state: State, recipe: str, epoch: int)
     if warmup > end:
         over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
         lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
-    if (epochs := train.steps * trainer.rows / epoch) > 1:
+    if (epochs := train.steps * trainer.config.rows / epoch) > 1:
         lines.append(f"reads the training data {epochs:.3g} times")
     if trainer.plan.precision == "bf16-storage":
         lines.append("weights stored in bf16 lose small updates: not recommended")

@@ -199,7 +199,7 @@ def local_batch(trainer: Trainer, step: int) -> Batch:
     layout = trainer.plan.layout
     if layout.degrees.data == 1:
         return trainer.batches.batch(step)
-    return trainer.batches.rows(step, *layout.rows(trainer.rows))
+    return trainer.batches.rows(step, *layout.rows(trainer.config.rows))
 
 
 def backward(trainer: Trainer, batch: Batch, between: Callable[[], None] = lambda: None) -> Tensor:
