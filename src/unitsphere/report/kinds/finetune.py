@@ -48,23 +48,24 @@ def finetune_page(found: Json, folder: Path) -> Page:
             unfinished="Not finished: still choosing the rate",
             sections=sections,
         )
+    task = found["task"] or folder.resolve().name  # without --task: the file's name, or --out's
     return Page(
         title=folder.resolve().name,
-        kind=f"Fine-tuning · {found['task']}",
-        answer=answer(found),
+        kind=f"Fine-tuning · {task}",
+        answer=answer(found, task),
         facts=[*data_facts(settings), *facts(found)],
         caveats=caveats(found),
         sections=[Section("results", "Results", results(found)), *sections],
     )
 
 
-def answer(found: Json) -> str:
+def answer(found: Json, task: str) -> str:
     """The deciding score on the test part with its standard error, and the majority class's."""
     metric = found["metric"]
     score, majority = found["test"]["scores"][metric], found["test"]["majority"][metric]
     seeds = len(found["test"]["seeds"])
     if score is None:
-        return f"{found['task']}: no {metric} on the test part."
+        return f"{task}: no {metric} on the test part."
     error = score.get("standard_error")
     spread = (
         "one seed, no interval"
@@ -74,7 +75,7 @@ def answer(found: Json) -> str:
     against = (
         "" if majority is None else f"; always guessing the commonest class scores {majority:.3f}"
     )
-    return f"{found['task']}: {metric} {score['mean']:.3f} on the test part ({spread}){against}."
+    return f"{task}: {metric} {score['mean']:.3f} on the test part ({spread}){against}."
 
 
 def data_facts(settings: Json) -> list[tuple[str, str]]:
