@@ -197,6 +197,12 @@ def test_what_train_validated_otherwise_is_said(folder, capsys):
         "whole validation split, fp32; train validated on at most 32 tokens of it "
         "(train.eval_tokens), with a context of 16 tokens"
     )
+    assert main(["eval", "part", "--context", "4", "--by_position"]) == 0
+    assert (
+        "pieces of 4 tokens of the documents of the validation split, fp32; train validated on at "
+        "most 32 tokens of it (train.eval_tokens), with a context of 16 tokens, in windows that "
+        "cross documents\n"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["eval", "context"])

@@ -138,7 +138,7 @@ def run(argv: list[str]) -> int:
     if found:
         _print(found)
         if args.data is None:
-            _print_difference(loaded.config, list(found))
+            _print_difference(loaded.config, list(found), args.by_position)
     if args.by_position:
         print_positions(found)
     if tasks:
@@ -225,8 +225,11 @@ def pair_evaluations(
         }
 
 
-def _print_difference(config: "RunConfig", contexts: list[int]) -> None:
+def _print_difference(config: "RunConfig", contexts: list[int], by_position: bool) -> None:
     """Say why the figures of the validation split may not be those that the run has shown."""
+    scored = "whole validation split"
+    if by_position:  # short documents and the rest of a long one are left out
+        scored = f"pieces of {max(contexts):,} tokens of the documents of the validation split"
     train, trained = config.train, config.data.context
     odd = []
     if train.eval_tokens is not None:
@@ -235,8 +238,10 @@ def _print_difference(config: "RunConfig", contexts: list[int]) -> None:
         odd.append(f"in {train.precision}")
     if contexts != [trained]:
         odd.append(f"with a context of {trained:,} tokens")
+    if by_position:
+        odd.append("in windows that cross documents")
     if odd:
-        print(f"whole validation split, fp32; train validated {', '.join(odd)}")
+        print(f"{scored}, fp32; train validated {', '.join(odd)}")
 
 
 def _print(found: dict[int, dict[str, Any]]) -> None:
