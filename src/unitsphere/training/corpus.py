@@ -16,7 +16,9 @@ import torch
 
 from unitsphere.data.batch import IGNORED, Batch, Form, count_windows
 from unitsphere.data.batches import Batches, ByStep, window
+from unitsphere.data.config import DataConfig
 from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
+from unitsphere.data.manifest import is_prepared
 from unitsphere.data.pairs import PairBatches, Pairs
 from unitsphere.data.prepare import prepared, scored_split
 from unitsphere.data.shards import Shards
@@ -80,10 +82,7 @@ def open_stream(config: RunConfig) -> Corpus:
     if validation.n_tokens < 2 and data.validation is not None:
         raise UserError(f"{data.validation} has no text to validate on: name another file")
     if validation.n_tokens < 2:
-        raise UserError(
-            f"{data.source} has no text for validation: raise data.val_fraction "
-            f"(now {data.val_fraction}) or use more text"
-        )
+        raise UserError(nothing_held_out(data, "text"))
     tokenizer = training.tokenizer()
     scored = window_form(config, tokenizer, data.context)
     trained = window_form(config, tokenizer, data.context, training=True)
@@ -118,10 +117,7 @@ def open_pairs(config: RunConfig) -> Corpus:
     training, validation = open_splits(config, pairs=True)
     held_out = Pairs(validation)
     if not len(held_out):
-        raise UserError(
-            f"{data.source} has no pairs for validation: raise data.val_fraction "
-            f"(now {data.val_fraction}), give data.validation, or use more pairs"
-        )
+        raise UserError(nothing_held_out(data, "pairs"))
     pairs = PairBatches(Pairs(training), config.rows, data.context, train.seed)
     say_what_is_long(pairs, held_out)
     return Corpus(
@@ -142,6 +138,18 @@ def open_pairs(config: RunConfig) -> Corpus:
         fingerprint=f"{training.fingerprint} {validation.fingerprint}",
         input=training.input,
     )
+
+
+def nothing_held_out(data: DataConfig, what: str) -> str:
+    """What to do about a source without `what` for validation."""
+    if is_prepared(data.source):  # what it holds out was decided there
+        todo = f"prepare it again with a larger --val_fraction, --validation FILE, or more {what}"
+    else:
+        todo = (
+            f"raise data.val_fraction (now {data.val_fraction}), give data.validation, or use "
+            f"more {what}"
+        )
+    return f"{data.source} has no {what} for validation: {todo}"
 
 
 def say_what_is_long(training: PairBatches, validation: Pairs) -> None:
