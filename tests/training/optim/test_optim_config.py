@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.recipes import load_recipe
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
 
@@ -61,3 +65,15 @@ def test_small_steps_are_kept_in_fp32_and_lost_in_bf16_storage():
 def test_numbers_out_of_range_are_refused(key, value):
     with pytest.raises(UserError, match=rf"optim\.{key} must be"):
         OptimConfig(name="muon", **{key: value})
+
+
+def test_another_optimizer_than_the_recipe_s_is_one_line_that_says_how():
+    """The keys of Muon are the recipe's: whoever changes the optimizer cannot leave them out."""
+    recipe = load_recipe("quickstart/gpt-plus-muon").optim
+    with pytest.raises(UserError, match=r"what a recipe sets is undone by (optim\..*)") as error:
+        replace(recipe, name="normuon")
+    undone = str(error.value).partition("undone by ")[2].split(", ")
+    assert undone == ["optim.muon.coefficients quintic", "optim.muon.turns 1"]
+    options = [part for line in undone for part in f"--{line}".split()]
+    argv = ["params", "quickstart/gpt-plus-muon", "--show", "--optim.name", "normuon", *options]
+    assert main(argv) == 0

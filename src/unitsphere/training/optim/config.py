@@ -133,10 +133,11 @@ class OptimConfig:
                 continue
             plain = asdict(type(own)())
             changed = [field for field, value in asdict(own).items() if value != plain[field]]
-            if changed:
+            if changed:  # perhaps by a recipe, of which nothing can be left out
+                defaults = ", ".join(f"optim.{key}.{field} {plain[field]}" for field in changed)
                 raise UserError(
                     f"optim.{key}.{changed[0]} is for optim.name '{name}', not '{self.name}': "
-                    "leave it out, or set optim.name"
+                    f"leave it out, or set optim.name; what a recipe sets is undone by {defaults}"
                 )
 
     def check_roles(self) -> None:
