@@ -13,7 +13,7 @@ from unitsphere.report.registry import page_of
 from unitsphere.report.render.text import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
 from unitsphere.studies.core.fairness import rate_flags
-from unitsphere.studies.core.kind import run_study
+from unitsphere.studies.core.kind import run_study, tuning
 from unitsphere.studies.core.plan import arm_config
 from unitsphere.studies.core.points import PointSearch, carried, keys_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
@@ -71,6 +71,14 @@ def test_each_arm_gets_its_points_and_the_best_is_reported(finished):
         read_json(config)["data"]["source"] for config in out.glob("runs/*/tune-192/*/config.json")
     }
     assert all("tuning" in Path(source).name for source in sources)
+
+
+@pytest.mark.parametrize(("method", "runs"), [("coordinate", [4, 2]), ("optuna", [4, 4])])
+def test_a_dry_run_counts_the_points_that_there_are(tmp_path, method, runs):
+    """A grid of two points is over after them; Optuna is asked for all of tune.trials."""
+    study = toy(tmp_path)
+    study = replace(study, tune=replace(study.tune, method=method, seeds=[7, 8]))
+    assert [part.runs for part in tuning(study, [192], study.arms)] == [2 * n for n in runs]
 
 
 def test_it_flags_fewer_runs_edges_and_borrowed_points(finished):

@@ -43,6 +43,7 @@ from unitsphere.report.write import write_results
 from unitsphere.studies.core.execute import Executor, Record, executor_of, has_ended, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
 from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
+from unitsphere.studies.core.points import most_points
 from unitsphere.studies.core.spec import Study, load_study, toml_text
 from unitsphere.training.config import RunConfig
 from unitsphere.training.cost import Cost, Speed, cost, planned_device, speed
@@ -191,9 +192,10 @@ def tuning(study: Study, budgets: Iterable[int], arms: Iterable[str]) -> list[Pa
     if study.tune.points == 1:
         return []
     if study.tune.keys:
-        runs = (study.tune.trials or 0) * len(study.tune.seeds)
+        seeds = len(study.tune.seeds)
+        runs = {arm: most_points(study, arm) * seeds for arm in arms}
         return [
-            Part(f"{arm} {short(tokens)} tune", runs, at_budget(study, arm, tokens))
+            Part(f"{arm} {short(tokens)} tune", runs[arm], at_budget(study, arm, tokens))
             for tokens in budgets
             for arm in arms
         ]

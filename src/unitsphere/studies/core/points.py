@@ -74,6 +74,13 @@ def arm_space(study: Study, arm: str) -> Space:
     return space
 
 
+def most_points(study: Study, arm: str) -> int:
+    """How many points of an arm are tried at a budget: a grid may have fewer than tune.trials."""
+    trials = study.tune.trials or 0
+    found = arm_space(study, arm)
+    return trials if study.tune.method == "optuna" else min(trials, count_points(found))
+
+
 def tuned_keys(study: Study, arm: str) -> list[str]:
     """The keys of an arm of which two values or more can be tried.
 
