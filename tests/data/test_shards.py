@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unitsphere.data import Shards, load_tokenizer, prepare
-from unitsphere.data.manifest import manifest_text, read_manifest
+from unitsphere.data.shards import manifest_text, read_manifest
 from unitsphere.data.writer import SplitWriter
 from unitsphere.errors import UserError
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torture.mutations import DEEP, VALUES, damaged, json_files
 
 from unitsphere.data.documents import read_documents
-from unitsphere.data.manifest import read_manifest
 from unitsphere.data.prepare import prepare
-from unitsphere.data.shards import Shards
+from unitsphere.data.shards import Shards, read_manifest
 from unitsphere.data.tokenizer import load_tokenizer
 
 TORTURE = settings.get_profile("torture")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typed import printed, refused
 
 from unitsphere.cli import main
-from unitsphere.data.manifest import read_manifest
+from unitsphere.data.shards import read_manifest
 from unitsphere.data.tokenizer import ByteTokenizer, load_tokenizer, text_lost
 
 TEXT = "The cat sat on the mat, and that was that.\n" * 60

@@ -152,7 +152,7 @@ def subject(args: Eval, config: "RunConfig", contexts: list[int]) -> dict[str, A
     `contexts` are those that a text was scored at. data is None where only tasks were asked for,
     split where all of the text was scored.
     """
-    from unitsphere.data.manifest import is_prepared
+    from unitsphere.data.shards import is_prepared
 
     held_out = contexts and (args.data is None or is_prepared(args.data))
     return {

@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
     args = parse(Prepare, argv, "prepare")
     check_used(args.pairs, given_options(Prepare, argv, "prepare"))
     from unitsphere.data.documents import PairFields
-    from unitsphere.data.manifest import read_manifest
     from unitsphere.data.prepare import prepare
+    from unitsphere.data.shards import read_manifest
 
     fields = PairFields(args.source_field, args.target_field)
     folder = prepare(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from unitsphere.data.documents import Piece
 from unitsphere.data.job import ShardsJob, place_to_cut, share_of
-from unitsphere.data.manifest import (
+from unitsphere.data.shards import (
     NAME,
     Counts,
     FileEntry,

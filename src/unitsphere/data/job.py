@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unitsphere.data.documents import PairFields, Piece, read_documents, read_pairs
-from unitsphere.data.manifest import VERSION
+from unitsphere.data.shards import VERSION
 from unitsphere.data.sources import content_fingerprint
 from unitsphere.data.tokenizer import is_name, load_tokenizer
 from unitsphere.errors import UserError

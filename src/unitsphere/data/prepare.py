@@ -12,8 +12,14 @@ from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
 from unitsphere.data.documents import PairFields
 from unitsphere.data.encode import write_shards
 from unitsphere.data.job import ShardsJob
-from unitsphere.data.manifest import SPLITS, Manifest, TokenizerEntry, is_prepared, read_manifest
-from unitsphere.data.shards import Shards
+from unitsphere.data.shards import (
+    SPLITS,
+    Manifest,
+    Shards,
+    TokenizerEntry,
+    is_prepared,
+    read_manifest,
+)
 from unitsphere.data.sources import STANDARD_INPUT, find_files, source_files
 from unitsphere.data.tokenizer import is_name, load_tokenizer, text_lost
 from unitsphere.data.writer import publish, workspace

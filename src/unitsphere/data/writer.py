@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from unitsphere.data.manifest import Counts, FileEntry, Split
-from unitsphere.data.shards import ends_of
+from unitsphere.data.shards import Counts, FileEntry, Split, ends_of
 from unitsphere.errors import UserError
 from unitsphere.files import is_at, reason, refuse_link, sync
 

@@ -11,7 +11,7 @@ from typing import Any
 from unitsphere import __version__
 from unitsphere.config import flatten, to_dict
 from unitsphere.data.config import DataConfig
-from unitsphere.data.manifest import is_prepared
+from unitsphere.data.shards import is_prepared
 from unitsphere.inference.hf.export import Exported
 from unitsphere.models.registry import architecture
 from unitsphere.report.runs import document, is_number

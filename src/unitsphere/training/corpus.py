@@ -18,10 +18,9 @@ from unitsphere.data.batch import IGNORED, Batch, Form, count_windows
 from unitsphere.data.batches import Batches, ByStep, window
 from unitsphere.data.config import DataConfig
 from unitsphere.data.documents import PairFields, read_documents, read_text_pairs
-from unitsphere.data.manifest import is_prepared
 from unitsphere.data.pairs import PairBatches, Pairs
 from unitsphere.data.prepare import prepared, scored_split
-from unitsphere.data.shards import Shards
+from unitsphere.data.shards import Shards, is_prepared
 from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError

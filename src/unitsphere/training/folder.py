@@ -18,8 +18,8 @@ from typing import Any
 
 from unitsphere.config import read_json, to_dict
 from unitsphere.data.config import DataConfig
-from unitsphere.data.manifest import is_prepared
 from unitsphere.data.prepare import absolute
+from unitsphere.data.shards import is_prepared
 from unitsphere.data.sources import STANDARD_INPUT, find_files
 from unitsphere.data.tokenizer import is_name
 from unitsphere.errors import UserError

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unitsphere.config import differences, read_json
-from unitsphere.data.manifest import is_prepared
+from unitsphere.data.shards import is_prepared
 from unitsphere.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import check_given

@@ -11,8 +11,8 @@ import torch
 
 from unitsphere.config import differences, flatten, read_json, to_dict
 from unitsphere.data.config import DataConfig
-from unitsphere.data.manifest import is_prepared
 from unitsphere.data.prepare import absolute, input_fingerprint, located, tokenizer_spec
+from unitsphere.data.shards import is_prepared
 from unitsphere.data.tokenizer import vocab_size_of
 from unitsphere.errors import UserError
 from unitsphere.training.by_size import without_forms

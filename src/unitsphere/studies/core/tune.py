@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from unitsphere.data.job import share_of
-from unitsphere.data.manifest import (
+from unitsphere.data.prepare import prepared
+from unitsphere.data.shards import (
     NAME,
     Counts,
     FileEntry,
     Manifest,
+    Shards,
     is_prepared,
     manifest_text,
     read_manifest,
 )
-from unitsphere.data.prepare import prepared
-from unitsphere.data.shards import Shards
 from unitsphere.data.writer import SplitWriter, publish, workspace, write_file
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short

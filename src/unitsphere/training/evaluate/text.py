@@ -35,9 +35,8 @@ from unitsphere.data.batch import (
 )
 from unitsphere.data.batches import window
 from unitsphere.data.documents import Piece, read_documents
-from unitsphere.data.manifest import is_prepared
 from unitsphere.data.prepare import scored_split
-from unitsphere.data.shards import Shards
+from unitsphere.data.shards import Shards, is_prepared
 from unitsphere.data.sources import scored_files
 from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
 from unitsphere.errors import UserError
