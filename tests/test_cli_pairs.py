@@ -10,6 +10,8 @@ from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
+from unitsphere.cli.scores import bleu
+from unitsphere.errors import UserError
 
 RECIPE = tiny_recipe(
     "ngpt",
@@ -148,3 +150,37 @@ def test_losses_by_position_are_refused_for_the_objective_and_not_for_the_data(c
 def test_prepare_refuses_options_that_it_would_not_use(capsys, options, message):
     command = ["prepare", "pairs.jsonl", "--tokenizer", "bytes", "--out", "unused"]
     assert message in refused(capsys, *command, *options)
+
+
+REFERENCES = ["the cat sat on the mat .", "there is a dog in the big house ."]
+
+
+def test_the_references_themselves_score_100():
+    score, signature = bleu(REFERENCES, REFERENCES)
+    assert score == pytest.approx(100)
+    assert all(part in signature for part in ("nrefs:1", "tok:13a", "smooth:exp", "version:"))
+
+
+def test_the_formula():
+    # One word of seven wrong: precisions 6/7, 4/6, 2/5 and 0/4, which is smoothed to half a match
+    # ("exp" in the signature); no brevity penalty.
+    score, _ = bleu(["the cat sat upon the mat ."], REFERENCES[:1])
+    expected = 100 * math.prod([6 / 7, 4 / 6, 2 / 5, 0.5 / 4]) ** 0.25
+    assert score == pytest.approx(expected)
+
+
+def test_a_short_hypothesis_pays_for_it():
+    score, _ = bleu(["the cat sat on"], REFERENCES[:1])
+    assert score == pytest.approx(100 * math.exp(1 - 7 / 4))
+
+
+def test_as_many_hypotheses_as_references():
+    for hypotheses in ([], ["one"]):
+        with pytest.raises(ValueError, match="references"):
+            bleu(hypotheses, REFERENCES)
+
+
+def test_without_sacrebleu_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(UserError, match=r"pip install 'unitsphere\[translate\]'"):
+        bleu(REFERENCES, REFERENCES)

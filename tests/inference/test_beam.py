@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unitsphere.data.pairs import source_batch
 from unitsphere.errors import UserError
-from unitsphere.inference.beam import Hypothesis, beam_search, greedy, length_penalty
+from unitsphere.inference.translate import Hypothesis, beam_search, greedy, length_penalty
 from unitsphere.models.registry import ARCHITECTURES, build
 
 SEPARATOR = 0

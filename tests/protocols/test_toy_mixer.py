@@ -14,8 +14,8 @@ from torch import nn
 
 from unitsphere.errors import UserError
 from unitsphere.inference import decode
-from unitsphere.inference.beam import beam_search
 from unitsphere.inference.generate import generate
+from unitsphere.inference.translate import beam_search
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.exported import check_exportable
 from unitsphere.models.mixers import MIXERS

@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.output import print_json, print_table
 from unitsphere.cli.parse import check_contexts, check_positive, parse
 from unitsphere.cli.scores import (
+    check_sacrebleu,
     context_evaluations,
     figures,
     pair_figures,
@@ -206,7 +207,6 @@ def pair_evaluations(
 ) -> dict[int, dict[str, Any]]:
     """Context -> figures of an encoder–decoder."""
     from unitsphere.data.documents import PairFields
-    from unitsphere.inference.translate import check_sacrebleu
 
     trained = run.config.data
     fields = PairFields(

@@ -6,6 +6,7 @@ tables here too.
 
 import contextlib
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -116,17 +117,42 @@ def bleu_figures(
     run: "LoadedRun", source: PairSource, context: int, rows: int, search: "Search"
 ) -> dict[str, Any]:
     """BLEU of what the model writes for the sources, and its settings."""
-    from unitsphere.inference.translate import bleu, write_targets
+    from unitsphere.inference.translate import write_targets
 
     sources = (pair.source.tolist() for pair in source.pairs())
     written = write_targets(run.model, run.tokenizer, sources, search, context, rows)
-    found = bleu(list(written), list(source.references()))
+    score, signature = bleu(list(written), list(source.references()))
     return {
-        "bleu": found.score,
-        "bleu_signature": found.signature,
+        "bleu": score,
+        "bleu_signature": signature,
         "beam": search.beam,
         "length_penalty": search.length_penalty,
     }
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """BLEU, from 0 to 100, of hypotheses with one reference each, and sacrebleu's signature.
+
+    The signature says how it was computed; texts are taken as they are (tokenized by "13a").
+
+    Raises UserError if sacrebleu is not installed, ValueError unless there are as many of both.
+    """
+    check_sacrebleu()
+    from sacrebleu.metrics.bleu import BLEU
+
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    metric = BLEU()
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return score, str(metric.get_signature())
+
+
+def check_sacrebleu() -> None:
+    """Raise a `UserError` unless sacrebleu is installed: call it before a long decoding."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        raise UserError(
+            "BLEU needs sacrebleu: pip install 'unitsphere[translate]', or leave it out (--beam 0)"
+        )
 
 
 @contextlib.contextmanager
