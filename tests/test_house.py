@@ -93,7 +93,7 @@ OPENS_ITSELF = {
     "training/recipes.py": "a recipe that ships with the package",
     "training/archive.py": "members of an archive, each checked, and files that are packed",
     "report/render/html.py": "the page's own parts",
-    "inference/hf/load.py": "the package's own modeling file",
+    "inference/hf/engine.py": "the package's own modeling file",
     "training/device.py": "/proc/cpuinfo",
     "training/compile_cache.py": "the user's own cache, whose owner was checked",
     "data/writer.py": "the end of what it has just written",

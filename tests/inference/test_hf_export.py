@@ -31,7 +31,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from unitsphere.inference.hf.load import load_own
+from unitsphere.inference.hf.engine import load_own
 from unitsphere.inference.hf.modeling_unitsphere import (
     UnitsphereConfig,
     UnitsphereModel,

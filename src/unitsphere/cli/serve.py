@@ -75,8 +75,7 @@ def run(argv: list[str]) -> int:
 
 def engine_of(args: Serve) -> "Engine":
     """The model that is served, on its device. Raises UserError for one that cannot be."""
-    from unitsphere.inference.hf.engine import Engine
-    from unitsphere.inference.hf.load import load_own, load_trusted
+    from unitsphere.inference.hf.engine import Engine, load_own, load_trusted
     from unitsphere.training.device import pick_device
     from unitsphere.training.load import read_weights
 
