@@ -15,7 +15,7 @@ from unitsphere.errors import UserError
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
 from unitsphere.inference.lm_eval_files import KINDS, PlainLoader, check_task
-from unitsphere.inference.lm_eval_items import Rehearsal
+from unitsphere.inference.lm_eval_model import Rehearsal
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks
 
 LOCAL = "!function unitsphere.inference.lm_eval_data.local"

@@ -25,8 +25,12 @@ from lm_eval.tasks import TaskManager
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 from unitsphere.files import read_text
-from unitsphere.inference.lm_eval_data import fitting_options, local, marked_pronouns
-from unitsphere.inference.lm_eval_items import in_one_line
+from unitsphere.inference.lm_eval_data import (
+    fitting_options,
+    in_one_line,
+    local,
+    marked_pronouns,
+)
 from unitsphere.inference.lm_eval_model import read_settings
 
 TASKS = Path(__file__).parent / "tasks"

@@ -2,7 +2,7 @@
 
 The task files in tasks/ are the harness's own format, for anyone to copy and change. A task file
 is plain data (`lm_eval_files`), and its items are checked before the model sees one
-(`lm_eval_items`).
+(`lm_eval_data`).
 """
 
 import contextlib
@@ -55,8 +55,8 @@ def run_tasks(
     check_lm_eval()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     with quiet():
+        from unitsphere.inference.lm_eval_data import check_items, in_one_line, strict_harness
         from unitsphere.inference.lm_eval_files import load_tasks
-        from unitsphere.inference.lm_eval_items import check_items, in_one_line, strict_harness
 
         with strict_harness(trusted):
             loaded = load_tasks(tasks, {"data": data, "rename": dict(rename or {})}, trusted)
@@ -83,7 +83,7 @@ def rehearse(task: Any, shots: int | None, trusted: bool) -> None:
     Raises UserError for a metric without a figure, unless the task is `trusted` code,
     which may name its figures as it likes.
     """
-    from unitsphere.inference.lm_eval_items import Rehearsal
+    from unitsphere.inference.lm_eval_model import Rehearsal
 
     with contextlib.redirect_stderr(io.StringIO()):
         found = harness(Rehearsal(), [task], num_fewshot=shots, limit=REHEARSED)
