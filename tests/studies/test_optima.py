@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from unitsphere.studies.laws import Trial, between, lowest, optimum
+from unitsphere.studies.laws import between, lowest, optimum
 
 BATCHES = [2.0**k for k in range(10, 15)]
 RATES = [1e-3 * 2.0**k for k in range(-1, 6)]
@@ -17,14 +17,14 @@ def bowl(batch: float, lr: float, best_batch: float, best_lr: float) -> float:
     return 3 + 0.05 * octaves**2 + 0.1 * (math.log2(lr / best_lr) - octaves / 2) ** 2
 
 
-def trials(best_batch: float, best_lr: float) -> list[Trial]:
-    return [Trial(b, r, bowl(b, r, best_batch, best_lr)) for b in BATCHES for r in RATES]
+def grid(best_batch: float, best_lr: float) -> dict[float, dict[float, float]]:
+    return {b: {r: bowl(b, r, best_batch, best_lr) for r in RATES} for b in BATCHES}
 
 
 @pytest.mark.parametrize("best_lr", [2.3e-3, 4e-3, 7.1e-3])
 @pytest.mark.parametrize("best_batch", [3000.0, 4096.0, 7000.0])
 def test_the_optimum_of_a_bowl_lies_between_the_points_of_the_grid(best_batch, best_lr):
-    found = optimum(trials(best_batch, best_lr))
+    found = optimum(grid(best_batch, best_lr))
     assert found.batch == pytest.approx(best_batch, rel=1e-6)
     assert found.lr == pytest.approx(best_lr, rel=1e-6)
     assert found.loss == pytest.approx(3, abs=1e-9)
@@ -32,14 +32,9 @@ def test_the_optimum_of_a_bowl_lies_between_the_points_of_the_grid(best_batch, b
     assert found.bracketed
 
 
-def test_the_mean_of_the_seeds_counts():
-    shifted = [Trial(t.batch, t.lr, t.loss + d) for t in trials(3000.0, 4e-3) for d in (-0.5, 0.5)]
-    assert optimum(shifted).batch == pytest.approx(3000.0, rel=1e-6)
-
-
 @pytest.mark.parametrize(("best_lr", "edge"), [(2e-4, "low"), (9e-2, "high")])
 def test_a_rate_beyond_the_grid_is_an_edge_and_nothing_is_extrapolated(best_lr, edge):
-    found = optimum(trials(4096.0, best_lr))
+    found = optimum(grid(4096.0, best_lr))
     assert found.lr_edge == edge
     assert found.batch_edge is None or found.batch in BATCHES
     assert not found.bracketed
@@ -48,26 +43,27 @@ def test_a_rate_beyond_the_grid_is_an_edge_and_nothing_is_extrapolated(best_lr, 
 
 @pytest.mark.parametrize(("best_batch", "edge"), [(300.0, "low"), (90000.0, "high")])
 def test_a_batch_beyond_the_grid_is_an_edge(best_batch, edge):
-    rows = [Trial(b, r, bowl(b, r, best_batch, 4e-3)) for b in BATCHES for r in RATES]
-    found = optimum(rows)
+    found = optimum(grid(best_batch, 4e-3))
     assert found.batch_edge == edge
     assert found.batch == pytest.approx(BATCHES[0] if edge == "low" else BATCHES[-1])
 
 
 def test_runs_that_diverged_are_left_out_and_the_last_rate_below_them_is_an_edge():
-    diverged = [
-        Trial(t.batch, t.lr, math.nan if t.lr > 3e-3 else t.loss) for t in trials(4096.0, 6e-3)
-    ]
+    diverged = {
+        batch: {lr: math.nan if lr > 3e-3 else loss for lr, loss in row.items()}
+        for batch, row in grid(4096.0, 6e-3).items()
+    }
     found = optimum(diverged)
     assert found.lr == pytest.approx(2e-3)
     assert found.lr_edge == "high"
 
 
 def test_a_batch_whose_runs_all_diverged_is_left_out_and_none_left_is_an_error():
-    some = [t if t.batch < 9000 else Trial(t.batch, t.lr, math.inf) for t in trials(3000.0, 4e-3)]
+    none = dict.fromkeys(RATES, math.inf)
+    some = grid(3000.0, 4e-3) | {BATCHES[4]: none}
     assert list(optimum(some).by_batch) == BATCHES[:4]
     with pytest.raises(ValueError, match="no finite value"):
-        optimum([Trial(t.batch, t.lr, math.inf) for t in some])
+        optimum(dict.fromkeys(BATCHES, none))
 
 
 def test_the_interpolant_is_akima_s():

@@ -10,8 +10,6 @@ from unitsphere.studies.laws import (
     Allocation,
     LadderSize,
     Laws,
-    Trained,
-    Trial,
     allocation,
     fit_laws,
     flops,
@@ -33,19 +31,20 @@ def held(law, truth: float) -> bool:
     return low <= truth <= high
 
 
-def grid_of(n: float, rng: np.random.Generator) -> list[Trial]:
+def grid_of(n: float, rng: np.random.Generator) -> dict[float, dict[float, float]]:
     """Runs of a size on a grid of factors 2 that holds the known optimum, losses with noise."""
     best_lr, best_batch = RATE * n**RATE_EXPONENT, BATCH * n**BATCH_EXPONENT
     middle = 2.0 ** round(math.log2(best_batch))
     lowest = LOSS * flops(n, 20 * n) ** LOSS_EXPONENT
-    found = []
+    found = {}
     for batch in (middle * 2.0**k for k in range(-1, 2)):
         octaves = math.log2(batch / best_batch)
         # Each batch's rates are moved until the best is in the middle, as in the paper.
         centre = 1e-3 * 2.0 ** round(math.log2(best_lr * 1e3) + octaves / 2)
         for lr in (centre * 2.0**k for k in range(-2, 3)):
             above = 0.1 * (math.log2(lr / best_lr) - octaves / 2) ** 2 + 0.04 * octaves**2
-            found.append(Trial(batch, lr, lowest + above + 1e-3 * rng.standard_normal()))
+            loss = lowest + above + 1e-3 * rng.standard_normal()
+            found.setdefault(batch, {})[lr] = loss
     return found
 
 
@@ -98,13 +97,10 @@ def best_size(compute: float) -> float:
 def spent(compute: float, rng: np.random.Generator) -> Allocation:
     """The best size at a compute from runs of seven sizes, factors of √2 apart."""
     middle = 2.0 ** round(math.log2(best_size(compute)))
-    runs = [
-        Trained(round(n), compute / (6 * n), chinchilla(n, compute / (6 * n)) + noise)
-        for n, noise in zip(
-            middle * 2.0 ** np.arange(-3, 4), 1e-3 * rng.standard_normal(7), strict=True
-        )
-    ]
-    return allocation(compute, runs)
+    sizes = middle * 2.0 ** np.arange(-3, 4)
+    noise = 1e-3 * rng.standard_normal(7)
+    losses = [chinchilla(n, compute / (6 * n)) for n in sizes] + noise
+    return allocation(compute, [round(n) for n in sizes], losses.tolist())
 
 
 def test_best_size_and_data_are_held_in_93_percent_of_300_draws():
@@ -129,11 +125,12 @@ def test_an_allocation_spends_its_compute():
 def test_the_fits_leave_out_what_lies_at_an_edge():
     rng = np.random.default_rng(2)
     sizes = [LadderSize(int(n), 20 * n, optimum(grid_of(n, rng))) for n in SIZES]
-    beyond = optimum([t for t in grid_of(1e9, rng) if t.batch > BATCH * 1e9**BATCH_EXPONENT])
+    grid = grid_of(1e9, rng)
+    beyond = optimum({b: grid[b] for b in grid if b > BATCH * 1e9**BATCH_EXPONENT})
     assert beyond.batch_edge == "low"
     assert fit_laws([*sizes, LadderSize(10**9, 2e10, beyond)]).batch == fit_laws(sizes).batch
     best = [spent(c, rng) for c in COMPUTES]
-    smallest = allocation(1e21, [Trained(n, 1e21 / 6 / n, n / 1e6) for n in (10, 20, 30)])
+    smallest = allocation(1e21, [10, 20, 30], [1e-5, 2e-5, 3e-5])
     assert smallest.edge == "low"
     assert fit_laws([], [*best, smallest]).parameters == fit_laws([], best).parameters
 

@@ -24,7 +24,7 @@ from unitsphere.studies.core.kind import Part, searched, study_folder
 from unitsphere.studies.core.plan import Planned, arm_config, at_budget, final_run
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Comparing, Study, check_numbers
 from unitsphere.studies.core.tune import Search, arm_search, rounded, search
-from unitsphere.studies.laws import Optimum, Trial, flops, optimum
+from unitsphere.studies.laws import Optimum, flops, optimum
 from unitsphere.training.forecast import size_of
 from unitsphere.training.resolve import resolve
 
@@ -205,13 +205,9 @@ def climbed(study: LadderStudy, out: Path, rung: Rung) -> Rung:
 
 def with_optimum(rung: Rung) -> Rung:
     """The rung with the optimum of its grid."""
-    trials = [
-        Trial(batch, lr, loss)
-        for batch, found in rung.searches.items()
-        for lr, loss in found.losses().items()
-    ]
-    known = optimum(trials) if any(math.isfinite(trial.loss) for trial in trials) else None
-    return replace(rung, optimum=known)
+    grid: dict[float, dict[float, float]] = {b: s.losses() for b, s in rung.searches.items()}
+    known = any(math.isfinite(loss) for row in grid.values() for loss in row.values())
+    return replace(rung, optimum=optimum(grid) if known else None)
 
 
 def spend(study: LadderStudy, out: Path, rungs: Sequence[Rung], executor: Executor) -> list[Spent]:

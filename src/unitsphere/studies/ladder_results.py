@@ -18,7 +18,6 @@ from unitsphere.studies.laws import (
     LadderSize,
     Laws,
     Optimum,
-    Trained,
     allocation,
     fit_laws,
     flops,
@@ -106,15 +105,10 @@ def allocations(spent: Sequence[Spent]) -> list[Allocation]:
     """The best size at each compute, of the mean losses over the seeds."""
     found = []
     for compute in sorted({s.compute for s in spent}):
-        runs = [
-            Trained(
-                s.rung.parameters, s.compute / flops(s.rung.parameters, 1), mean_loss(s.records)
-            )
-            for s in spent
-            if s.compute == compute
-        ]
-        if any(math.isfinite(run.loss) for run in runs):
-            found.append(allocation(compute, runs))
+        at = [s for s in spent if s.compute == compute]
+        losses = [mean_loss(s.records) for s in at]
+        if any(map(math.isfinite, losses)):
+            found.append(allocation(compute, [s.rung.parameters for s in at], losses))
     return found
 
 

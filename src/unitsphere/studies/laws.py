@@ -12,7 +12,7 @@ optimum: the fits leave it out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,15 +23,6 @@ from unitsphere.studies.core.statistics import Interval, PowerLaw, ZTest, fit, s
 
 Edge = Literal["low", "high", "single"]
 """Where in its grid a lowest point is that is not within it; single: there was one point only."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run of the grid: tokens an update, peak rate, loss; not finite if it diverged."""
-
-    batch: float
-    lr: float
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -87,30 +78,27 @@ def lowest(xs: Sequence[float], ys: Sequence[float]) -> Lowest:
     return Lowest(float(np.exp(found_x[place])), float(found_y[place]), edge)
 
 
-def optimum(trials: Sequence[Trial]) -> Optimum:
-    """The best batch and rate of one size; seeds of the same batch and rate count by their mean.
+def optimum(grid: Mapping[float, Mapping[float, float]]) -> Optimum:
+    """The best batch and rate of one size.
 
-    Raises ValueError if every run diverged.
+    grid: batch -> rate -> loss, not finite where it diverged. Raises ValueError if all did.
     """
-    grid: dict[float, dict[float, list[float]]] = {}
-    for trial in trials:
-        grid.setdefault(trial.batch, {}).setdefault(trial.lr, []).append(trial.loss)
-    by_batch = {}
-    for batch, row in sorted(grid.items()):
-        means = [float(np.mean(losses)) for losses in row.values()]
-        if any(map(math.isfinite, means)):
-            by_batch[batch] = lowest(list(row), means)
+    by_batch = {
+        batch: lowest(list(row), list(row.values()))
+        for batch, row in sorted(grid.items())
+        if any(map(math.isfinite, row.values()))
+    }
     batches = list(by_batch)
     best = lowest(batches, [found.value for found in by_batch.values()])
     below = max(batch for batch in batches if batch <= best.at * (1 + 1e-9))
     above = min(batch for batch in batches if batch >= best.at * (1 - 1e-9))
-    edges = [by_batch[batch].edge for batch in (below, above) if by_batch[batch].edge]
+    lr_edge = by_batch[below].edge or by_batch[above].edge
     return Optimum(
         batch=best.at,
         lr=between(batches, [found.at for found in by_batch.values()], best.at),
         loss=best.value,
         batch_edge=best.edge,
-        lr_edge=edges[0] if edges else None,
+        lr_edge=lr_edge,
         by_batch=by_batch,
     )
 
@@ -142,15 +130,6 @@ class LadderSize:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run of a size at its best batch and rate: parameters, training tokens, loss."""
-
-    parameters: int
-    tokens: float
-    loss: float
-
-
-@dataclass(frozen=True)
 class Allocation:
     """The best size at a compute, the tokens that leaves for it, and the loss.
 
@@ -164,13 +143,13 @@ class Allocation:
     edge: Edge | None
 
 
-def allocation(compute: float, runs: Sequence[Trained]) -> Allocation:
-    """The best size at a compute, from runs of several sizes that each took it.
+def allocation(compute: float, sizes: Sequence[int], losses: Sequence[float]) -> Allocation:
+    """The best size at a compute, from the parameters and losses of sizes that each took it.
 
     The lowest point of the Akima interpolant of the loss over log N; the paper takes the best of
     the sizes as they are. Raises ValueError if every run diverged.
     """
-    best = lowest([run.parameters for run in runs], [run.loss for run in runs])
+    best = lowest(sizes, losses)
     return Allocation(compute, best.at, compute / flops(best.at, 1), best.value, best.edge)
 
 
