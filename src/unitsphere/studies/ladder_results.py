@@ -170,18 +170,17 @@ def spent_figures(spent: Spent) -> dict[str, Any]:
 
 def law_figures(laws: Laws) -> dict[str, Any]:
     """Each law's coefficient and exponent with their 95% intervals, null where there is no law."""
-    return {name: law and one_law(law) for name, law in vars(laws).items()}
-
-
-def one_law(law: PowerLaw) -> dict[str, Any]:
-    """y = coefficient · x^exponent."""
     return {
-        "coefficient": law.coefficient,
-        "coefficient_interval": law.interval(1.0),
-        "exponent": law.exponent,
-        "exponent_interval": law.exponent_interval,
-        "exponent_variance": law.exponent_variance,
-        "points": law.points,
+        name: law
+        and {
+            "coefficient": law.coefficient,
+            "coefficient_interval": law.interval(1.0),
+            "exponent": law.exponent,
+            "exponent_interval": law.exponent_interval,
+            "exponent_variance": law.exponent_variance,
+            "points": law.points,
+        }
+        for name, law in vars(laws).items()
     }
 
 

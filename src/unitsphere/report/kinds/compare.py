@@ -29,21 +29,13 @@ from unitsphere.report.sections.settings import (
 )
 
 LOSSES = ("arm", "tokens", "rate", "loss", "±", "bits/byte")
-
-
 SPEEDUPS = ("arm", "tokens", "steps", "FLOPs", "time")
-
-
 MEASURES = ("tokens", "steps", "flops", "time")
-
-
 HOW = (
     "Each budget is a separate run, annealed over it. All arms see the same tokens, and for a "
     "seed in the same order. Losses are in nats per token on the validation split: mean and "
     "standard error over the seeds."
 )
-
-
 SPEEDUP = (
     "Speedup: how many times fewer tokens, steps, operations and seconds an arm needs to reach the "
     "baseline's last loss."

@@ -100,9 +100,13 @@ def check_one_text(ended: Sequence[Planned]) -> None:
     """
     inputs: dict[tuple[DataConfig, str], str] = {}
     for run in ended:
-        recorded, key = recorded_data(run.folder), (run.config.data, run.config.objective)
+        try:
+            recorded = last_data(run.folder)
+        except UserError:
+            recorded = None
         if recorded is None:
             continue
+        key = (run.config.data, run.config.objective)
         if key not in inputs:
             inputs[key] = input_of(run.config)
         if recorded != inputs[key]:
@@ -111,14 +115,6 @@ def check_one_text(ended: Sequence[Planned]) -> None:
                 "the study's other runs would learn other text: restore the data, or give another "
                 "--out"
             )
-
-
-def recorded_data(folder: Path) -> str | None:
-    """The fingerprint of the data that a run has read; None if no record says it."""
-    try:
-        return last_data(folder)
-    except UserError:
-        return None
 
 
 def followed(jobs: list[Job], executor: JobExecutor, each: Sequence[OnProgress]) -> list[State]:
