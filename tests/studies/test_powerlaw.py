@@ -24,6 +24,14 @@ def test_exact_points_give_the_law_back():
     assert low == pytest.approx(high)
 
 
+def test_equal_values_have_an_exponent_of_zero_without_any_doubt():
+    """Such as the best batch of all sizes: scipy's regression may say NaN."""
+    found = fit([1e6, 2e6, 8e6], [64.0, 64.0, 64.0])
+    assert (found.exponent, found.exponent_variance) == (0, 0)
+    assert found.exponent_interval == (0, 0)
+    assert found.interval(1e9) == pytest.approx((64, 64))
+
+
 def test_exponent_and_its_variance_are_numpy_s():
     rng = np.random.default_rng(0)
     x = np.geomspace(1e6, 1e9, 7)

@@ -140,9 +140,11 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     if not (np.isfinite(x).all() and np.isfinite(y).all() and len(np.unique(x)) > 1):
         raise ValueError("a power law needs positive points, two of them with different x")
     spread, freedom = len(x) * float(x.var()), len(x) - 2
-    line: Any = stats.linregress(x, y)
-    variance = float(line.stderr) ** 2 * spread if freedom else None
-    return PowerLaw(float(line.slope), float(x.mean()), float(y.mean()), variance, spread, len(x))
+    # Not scipy's linregress: the standard error of equal y's is NaN in some of its versions.
+    slope = float((x - x.mean()) @ (y - y.mean())) / spread
+    rest = y - y.mean() - slope * (x - x.mean())
+    variance = float(rest @ rest) / freedom if freedom else None
+    return PowerLaw(slope, float(x.mean()), float(y.mean()), variance, spread, len(x))
 
 
 @dataclass(frozen=True)
