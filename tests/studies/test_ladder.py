@@ -253,6 +253,15 @@ def test_runs_of_too_few_steps_are_refused_before_anything_is_trained(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_two_sizes_of_as_many_parameters_are_refused_before_anything_is_trained(tmp_path):
+    """The best size at a compute lies between different ones."""
+    name = list(SIZES)[-1]
+    study = study_in(tmp_path, sizes=SIZES | {"twin": SIZES[name]})
+    with pytest.raises(UserError, match=rf"the sizes {name} and twin of gpt have .* both"):
+        ladder(study, tmp_path / "out", InProcess())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_verb_needs_a_file(tmp_path, capsys):
     assert main(["ladder"]) == 2
     assert "ladder needs STUDY" in capsys.readouterr().err

@@ -145,6 +145,7 @@ def checked(study: LadderStudy) -> list[Rung]:
     """Every arm at every size, before anything is trained; a UserError for a mistaken study."""
     rungs = [rung_of(study, arm, size) for arm in study.arms for size in study.sizes]
     check_lengths(study, rungs)
+    check_different(rungs)
     ladder_findings(study, rungs)
     return rungs
 
@@ -186,6 +187,18 @@ def check_lengths(study: LadderStudy, rungs: Sequence[Rung]) -> None:
                     f"{name} leaves {rung.arm} {rung.size} ({rung.parameters:,} parameters) "
                     f"{tokens:,} tokens: fewer than {LEAST_STEPS} steps of {largest}"
                 )
+
+
+def check_different(rungs: Sequence[Rung]) -> None:
+    """Raise UserError for two sizes with as many parameters: all laws are over these."""
+    seen: dict[tuple[str, int], str] = {}
+    for rung in rungs:
+        other = seen.setdefault((rung.arm, rung.parameters), rung.size)
+        if other != rung.size:
+            raise UserError(
+                f"the sizes {other} and {rung.size} of {rung.arm} have {rung.parameters:,} "
+                "parameters both, and laws go over these: leave one out"
+            )
 
 
 def tokens_for(compute: float, rung: Rung) -> int:
