@@ -96,6 +96,11 @@ def test_the_tokenizer_is_the_run_s():
         ("ngpt", {"residual": "slerp"}, "residual 'slerp'"),
         ("gpt", {"softcap": 15.0}, "softcap"),
         ("normformer", {}, "no block 'normformer'"),
+        ("ngpt", {"token_shift": True}, r"does not know model\.token_shift"),
+        ("ngpt", {"key_offset": True, "rotary_fraction": 0.5}, r"not know model\.key_offset"),
+        ("ngpt", {"n_experts": 4}, r"does not know model\.n_experts"),
+        ("ngpt", {"mixers": "gdn attention"}, r"does not know model\.mixers"),
+        ("gpt", {"output_norm": True}, r"does not know model\.output_norm"),
     ],
 )
 def test_a_model_that_the_page_cannot_run_is_refused_in_one_line(architecture, more, said):

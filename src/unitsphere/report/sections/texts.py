@@ -91,6 +91,14 @@ FIELDS = {
     "rope_theta", "rotary_dim", "sliding_window", "step", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
 """What model.js knows of an exported config, or may ignore."""
+KEYS = {
+    "attention_output_norm": "model.output_norm",
+    "key_offset": "model.key_offset",
+    "mixer_conv": "model.mixers",
+    "num_experts": "model.n_experts",
+    "token_shift": "model.token_shift",
+}
+"""Field that model.js does not know -> the key that the run was trained with."""
 VALUES = {
     "block": {"pre_norm", "step"},
     "norm": {"rms", "dyt", "none"},
@@ -178,7 +186,7 @@ def refuse_fields(fields: dict[str, Any]) -> None:
         if key in fields and fields[key] not in known:
             raise UserError(f"static/model.js has no {key} '{fields[key]}'")
     if unknown := sorted(fields.keys() - FIELDS):
-        raise UserError(f"static/model.js does not know {unknown[0]}")
+        raise UserError(f"static/model.js does not know {KEYS.get(unknown[0], unknown[0])}")
 
 
 def tokenizer_document(tokenizer: Tokenizer) -> dict[str, Any]:
