@@ -1,24 +1,24 @@
 """`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.output import print_json, print_table
+from unitsphere.cli.output import print_json, print_table, progress
 from unitsphere.cli.parse import check_contexts, check_positive, parse
 from unitsphere.cli.scores import (
     check_sacrebleu,
-    context_evaluations,
     figures,
+    keep,
     pair_figures,
     pair_source,
     print_positions,
     print_tasks,
     refuse_pair_options,
     search_of,
-    task_figures,
 )
 from unitsphere.errors import UserError
 
@@ -171,9 +171,7 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
     contexts = args.context or (run.config.data.context,)
     if args.by_position:
         refuse_pair_options(args, own)
-        return context_evaluations(
-            run, str(args.run), args.data, args.field, contexts, args.chunk, args.per_document
-        )
+        return position_evaluations(args, run, contexts)
     if own == "seq2seq":
         return pair_evaluations(args, run, contexts)
     if not args.tasks:
@@ -185,21 +183,53 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
         return {context: figures(score(run.model, context)) for context in contexts}
 
 
+def position_evaluations(
+    args: Eval, run: "LoadedRun", contexts: tuple[int, ...]
+) -> dict[int, dict[str, Any]]:
+    """Context -> figures, all on the same tokens, each with its figures by position."""
+    from unitsphere.training.by_position import CHUNK, losses_by_position, open_documents
+
+    check_positive(chunk=args.chunk, per_document=args.per_document)
+    with open_documents(run, args.data, args.field) as documents:
+        found = losses_by_position(
+            run.model,
+            documents(),
+            run.tokenizer.separator,
+            contexts,
+            args.chunk or CHUNK,
+            args.per_document,
+            progress(str(args.run)),
+        )
+    return {context: one.record() for context, one in found.items()}
+
+
 def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
-    """Task -> its figures."""
+    """Task -> items, shots and metrics with their standard errors; the model in fp32.
+
+    The run's folder keeps the figures too, unless they are of averaged weights.
+    """
+    from unitsphere.inference import lm_eval_tasks
+
+    with lm_eval_tasks.quiet():
+        from unitsphere.inference.lm_eval_model import HarnessLM
+
     given = {field: getattr(args, option) for field, option in FIELDS.items()}
-    return task_figures(
-        run,
-        args.run,
+    context = args.context[0] if args.context else run.config.data.context
+    lm = HarnessLM(run.model.float(), run.tokenizer, context)
+    print(f"tasks: {', '.join(args.tasks)}", file=sys.stderr, flush=True)
+    document = lm_eval_tasks.run_tasks(
+        lm,
         args.tasks,
-        args.context[0] if args.context else run.config.data.context,
-        averaged=args.weights == "average",
         data=None if args.task_data is None else str(args.task_data),
         rename={field: name for field, name in given.items() if name not in (None, field)},
         shots=args.shots,
         limit=args.limit,
         trusted=args.trust_task_code,
     )
+    found = lm_eval_tasks.figures(document)
+    if args.weights == "last":
+        keep(args.run, context, found)
+    return found
 
 
 def pair_evaluations(

@@ -1,7 +1,6 @@
-"""What `unitsphere eval` measures: a run on text, on pairs, by position, and on tasks.
+"""Figures of `unitsphere eval`: those of pairs, and the tables of those by position and of tasks.
 
-Figures are plain values under the names of the JSON form; those by position and of tasks have
-tables here too.
+They are plain values under the names of the JSON form.
 """
 
 import contextlib
@@ -12,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unitsphere.cli.output import print_table, progress
-from unitsphere.cli.parse import check_positive
+from unitsphere.cli.output import print_table
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,35 +33,6 @@ def figures(found: "Evaluation") -> dict[str, Any]:
     if not found.text_lost:
         del named["text_lost"]
     return named
-
-
-def context_evaluations(
-    run: "LoadedRun",
-    name: str,
-    data: str | None,
-    field: str,
-    contexts: Sequence[int],
-    chunk: int | None,
-    per_document: int | None,
-) -> dict[int, dict[str, Any]]:
-    """Context -> figures, all on the same tokens, each with its figures by position.
-
-    name: the run's, for lines of progress.
-    """
-    from unitsphere.training.by_position import CHUNK, losses_by_position, open_documents
-
-    check_positive(chunk=chunk, per_document=per_document)
-    with open_documents(run, data, field) as documents:
-        found = losses_by_position(
-            run.model,
-            documents(),
-            run.tokenizer.separator,
-            contexts,
-            chunk or CHUNK,
-            per_document,
-            progress(name),
-        )
-    return {context: one.record() for context, one in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,35 +151,11 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         )
 
 
-def task_figures(
-    run: "LoadedRun",
-    path: Path,
-    tasks: Sequence[str],
-    context: int,
-    averaged: bool = False,
-    **options: Any,
-) -> dict[str, Any]:
-    """Task -> items, shots and metrics with their standard errors; the model in fp32.
-
-    path: the run's folder, which keeps the figures too, in tasks.jsonl: `report` draws accuracy
-    over training tokens from it. averaged: they are of averaged weights, and not kept.
-    options: those of `run_tasks`.
-    """
-    from unitsphere.inference.lm_eval_tasks import figures, quiet, run_tasks
-
-    with quiet():
-        from unitsphere.inference.lm_eval_model import HarnessLM
-
-    lm = HarnessLM(run.model.float(), run.tokenizer, context)
-    print(f"tasks: {', '.join(tasks)}", file=sys.stderr, flush=True)
-    found = figures(run_tasks(lm, tasks, **options))
-    if not averaged:
-        keep(path, context, found)
-    return found
-
-
 def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
-    """Add the figures to the run's tasks.jsonl; an exported model has no step and keeps nothing."""
+    """Add the figures of tasks to the run's tasks.jsonl, from which `report` draws accuracy.
+
+    path: the run's folder. An exported model has no step and keeps nothing.
+    """
     from unitsphere.training.checkpoint.store import load_state
     from unitsphere.training.folder import CHECKPOINTS, add_evaluation, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
