@@ -152,11 +152,10 @@ class Shards:
     UTF-8 bytes of the targets.
     separator, vocab_size, tokenizer_fingerprint: of the tokenizer that made them.
     fingerprint: of the tokens. input: of what they were made from.
-    note: what is unusual about the split, or "".
     """
 
     def __init__(self, folder: Path, split: Split, manifest: Manifest) -> None:
-        self.folder, self.split, self.note = folder, split, manifest.note
+        self.folder, self.split = folder, split
         counts = manifest.counts(split)
         self.n_tokens, self.n_bytes = counts.tokens, counts.bytes
         self.n_documents = counts.documents

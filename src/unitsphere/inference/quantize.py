@@ -140,8 +140,8 @@ def dequantised(weight: Tensor, form: Format, bound: Bound | None = None) -> Ten
     wide = weight.float()
     if form.name == "nvfp4":
         return nvfp4(grouped(wide, NVFP4_BLOCK, form)).reshape(weight.shape).to(weight.dtype)
-    groups = grouped(wide, form.group or weight.shape[1], form)
-    return integers(groups, form.bits).reshape(weight.shape).to(weight.dtype)
+    q, scale = codes(grouped(wide, form.group or weight.shape[1], form), form.bits)
+    return (q * scale).reshape(weight.shape).to(weight.dtype)
 
 
 def grouped(weight: Tensor, size: int, form: Format) -> Tensor:
@@ -159,23 +159,12 @@ def check_divides(size: int, row: int, form: Format) -> None:
         )
 
 
-def integers(groups: Tensor, bits: int) -> Tensor:
-    """Rounded to q·scale, q an integer of `bits` bits; one scale along the last axis, in fp16."""
-    q, scale = codes(groups, bits)
-    return q * scale
-
-
 def codes(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The integers q and their scale along the last axis, as floats; see `integers`."""
+    """Integers q of `bits` bits and one scale along the last axis, in fp16; both as floats."""
     largest = 2 ** (bits - 1) - 1
-    scale = half(groups.abs().amax(-1, keepdim=True) / largest)
+    scale = (groups.abs().amax(-1, keepdim=True) / largest).half().float()
     q = (groups / scale.clamp(min=SMALLEST)).round()
     return q.clamp(-largest, largest), scale
-
-
-def half(scale: Tensor) -> Tensor:
-    """A scale as fp16 holds it."""
-    return scale.half().float()
 
 
 def nvfp4(groups: Tensor) -> Tensor:
