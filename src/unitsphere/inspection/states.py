@@ -150,8 +150,6 @@ def logit_lens(model: Transformer, batch: Batch, found: Trace) -> Values:
 
     "in" is h before the first layer. Of an encoder–decoder, the decoder's layers.
     """
-    if not found.states:
-        raise DoesNotApply("no state of h was seen")
     head = model.head()
     return layers(
         (
