@@ -177,11 +177,8 @@ def rates_of(
     study: AblationStudy, table: PaperTable, out: Path, executor: Executor
 ) -> dict[str, Tuned]:
     """Each row's rate: tuned for itself, tuned on one row for all, or as the study gives it."""
-    later = [
-        job
-        for row in table.rows
-        for job in to_come(study, row.name, tokens_of(study, row), len(study.seeds))
-    ]
+    places = [(row.name, tokens_of(study, row)) for row in table.rows]
+    later = to_come(study, places, len(study.seeds))
     if study.rates == "shared":
         own = {table.tuned_on: study.arms[table.tuned_on]}
         one = replace(study, arms=own, shown=[table.tuned_on])

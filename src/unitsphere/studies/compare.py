@@ -8,6 +8,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,12 +71,7 @@ def compare(study: CompareStudy, out: Path, executor: Executor | None = None) ->
     configs = checked(study)
     budgets = sorted(study.budgets)
     with study_folder(out, study, executor) as executor:
-        later = [
-            job
-            for arm in study.arms
-            for tokens in budgets
-            for job in to_come(study, arm, tokens, len(study.seeds))
-        ]
+        later = to_come(study, product(study.arms, budgets), len(study.seeds))
         tune = tuned_points if study.tune.keys else tuned_rates
         rates = tune(out, study, budgets, executor, later)
         records = final_records(out, study, budgets, rates, executor)

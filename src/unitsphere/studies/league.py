@@ -24,6 +24,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,9 +129,7 @@ def league(study: LeagueStudy, out: Path, executor: Executor | None = None) -> E
     """
     configs = checked(study)
     with study_folder(out, study, executor) as executor:
-        later = [
-            job for arm in study.arms for job in to_come(study, arm, study.tokens, len(study.seeds))
-        ]
+        later = to_come(study, product(study.arms, [study.tokens]), len(study.seeds))
         rates = tuned_rates(out, study, [study.tokens], executor, later)
         found = final_records(out, study, [study.tokens], rates, executor)
     records = {

@@ -166,7 +166,7 @@ def runs_left(study: SweepStudy, arm: str, points: int) -> list[Job]:
     """The runs of trials beyond `points`, and those that are reported, for the time left."""
     trials = (study.trials or points) - points
     runs = trials * len(study.tune.seeds) + 2 * len(study.seeds)
-    return to_come(study, arm, study.tokens, runs)
+    return to_come(study, [(arm, study.tokens)], runs)
 
 
 def points_so_far(

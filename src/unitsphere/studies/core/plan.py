@@ -7,7 +7,7 @@ Where more than a rate is tuned (points.py), point-<hash of its keys> is in the 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,10 +184,13 @@ def tuning_run(
     return plan(name, study.arms[arm].recipe, keys, folder)
 
 
-def to_come(study: Study, arm: str, tokens: int, runs: int) -> list[Job]:
-    """An arm's runs at a budget before their rate is known, as far as the time left goes."""
-    steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
-    return [Job(f"{arm} {short(tokens)}", (), Path(), steps=steps, arm=arm)] * runs
+def to_come(study: Study, places: Iterable[tuple[str, int]], runs: int) -> list[Job]:
+    """Runs of arms at budgets before their rate is known, `runs` of each, for the time left."""
+    found = []
+    for arm, tokens in places:
+        steps = steps_for(tokens, arm_config(study, arm).train.batch_tokens)
+        found += [Job(f"{arm} {short(tokens)}", (), Path(), steps=steps, arm=arm)] * runs
+    return found
 
 
 def run_keys(study: Study, arm: str, tokens: int, lr: float, seed: int) -> dict[str, object]:
