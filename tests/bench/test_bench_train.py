@@ -239,8 +239,6 @@ def test_sizes_and_arms_are_checked():
     assert sizes_for(torch.device("cuda"), {}).compile
     with pytest.raises(UserError, match="not a multiple of --context"):
         sizes_for(CPU, {"tokens": 100, "context": 64})
-    with pytest.raises(UserError, match="--vocab must be at least 1"):
-        sizes_for(CPU, {"vocab_size": 0})
     config = arm_config("gpt-plus:model.g=fixed,optim.lr=0.5", TINY)
     assert (config.model.g, config.optim.lr, config.model.d_ff) == ("fixed", 0.5, None)
     assert arm_config("ngpt:kernels=off", TINY) == arm_config("ngpt", TINY)
@@ -308,6 +306,7 @@ def test_an_unknown_bench_is_refused_with_the_nearest(capsys):
     ("options", "said"),
     [
         ("--rounds 0", "--rounds must be at least 1"),
+        ("--vocab 0", "--vocab must be at least 1"),
         ("--figure speed.doc", "must end in .png"),
         ("--arms ngpt ngpt", "given twice"),
         ("--arms nonesuch", "unknown recipe"),

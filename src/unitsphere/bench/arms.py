@@ -89,10 +89,6 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
     """
     start = replace(ON_GPU if device.type == "cuda" else ON_CPU, device=str(device))
     sizes = replace(start, **{key: value for key, value in changes.items() if value is not None})
-    for key in ("d_model", "n_layers", "n_heads", "context", "tokens", "vocab_size"):
-        if getattr(sizes, key) < 1:
-            option = key.removeprefix("n_").removesuffix("_size")
-            raise UserError(f"--{option} must be at least 1: {getattr(sizes, key)}")
     if sizes.tokens % sizes.context:
         raise UserError(f"--tokens {sizes.tokens} is not a multiple of --context {sizes.context}")
     return sizes

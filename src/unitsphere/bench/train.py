@@ -264,7 +264,6 @@ def draw(report: Mapping[str, Any], path: Path) -> Path:
 
     from unitsphere.report.render.axes import COLOURS
 
-    check_figure(path)
     arms = report["arms"]
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(arms)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
