@@ -16,7 +16,15 @@ from unitsphere.report.render.text import terminal
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.kind import write_study
 from unitsphere.studies.core.spec import study_from
-from unitsphere.studies.sweep import KIND, SweepStudy, document, failures, sweep, trial_runs
+from unitsphere.studies.sweep import (
+    KIND,
+    SweepStudy,
+    document,
+    failures,
+    sweep,
+    trial_runs,
+    write_best,
+)
 from unitsphere.studies.trials import MedianRule, Trial, importance, measure
 from unitsphere.training.recipes import load_recipe
 
@@ -128,6 +136,13 @@ def test_files_and_table(case):
     assert best.model.alpha.init == case.found["ngpt"].best.params["model.alpha.init"]
     assert max(map(len, terminal(outcome.page, 80).splitlines())) <= 80
     assert failures(case.found) == []
+
+
+def test_the_best_point_s_recipe_has_the_sweep_s_length_and_not_its_arm_s(case, tmp_path):
+    longer = dataclasses.replace(case.study, tokens=10 * case.study.tokens)
+    (path,) = write_best(longer, case.found, tmp_path)
+    steps = case.found["ngpt"].at_best[0].planned.config.train.steps
+    assert load_recipe(str(path)).train.steps == pytest.approx(10 * steps, rel=0.1)
 
 
 def test_going_on_trains_nothing_again_and_another_study_is_refused(case):

@@ -299,10 +299,11 @@ def parts(study: SweepStudy) -> list[Part]:
 
 
 def write_best(study: SweepStudy, found: Mapping[str, Swept], out: Path) -> list[Path]:
-    """Write the config of each arm's best point."""
+    """Write the config of each arm's best point, with the length at which it was the best."""
     best = {out / f"{arm}-best.toml": (arm, s.best) for arm, s in found.items() if s.best}
     for path, (arm, trial) in best.items():
-        write_text(path, toml_text(to_dict(point_config(study, arm, trial.params))))
+        config = of_length(point_config(study, arm, trial.params), study.tokens)
+        write_text(path, toml_text(to_dict(config)))
     return list(best)
 
 
