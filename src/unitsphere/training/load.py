@@ -57,7 +57,7 @@ def load_run(
     of such a folder (`training.archive`: .tar.gz, .tgz, .zip). The model is in eval mode and wants
     no gradients, unless it is to be `trainable`. `weights` "average" are the averaged ones,
     projected. Raises UserError if it is none of these, or has no complete checkpoint yet; for an
-    exported folder that is to be trainable; for a run that keeps no average.
+    exported folder that is to be trainable; for a run that keeps no average, or not yet.
     """
     path = Path(path)
     if is_archive(path):
@@ -82,10 +82,23 @@ def load_run(
         model.to(torch.bfloat16)
     load_model(folder, model)
     if weights == "average":
-        load_averages_(model, stored_averages(folder, model), config.optim.constrained)
+        averages = stored_averages(folder, model)
+        check_begun(folder, config)
+        load_averages_(model, averages, config.optim.constrained)
     check_finite(model.state_dict(), f"checkpoint {folder}")
     model.requires_grad_(trainable).train(trainable)
     return LoadedRun(model, tokenizer, config)
+
+
+def check_begun(folder: Path, config: RunConfig) -> None:
+    """Raise UserError for a checkpoint before the first averaged step: it has the last weights."""
+    start = config.optim.average.first(config.train.steps)
+    step = int(folder.name.removeprefix("step-"))
+    if step <= start:
+        raise UserError(
+            f"checkpoint {folder} has no averaged weights yet: by optim.average.start the first "
+            f"are those of step {start + 1}"
+        )
 
 
 def stored_averages(folder: Path, model: Transformer) -> dict[str, Tensor]:

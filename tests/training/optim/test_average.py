@@ -182,6 +182,18 @@ def test_what_cannot_be_is_one_line(tiny, tmp_path):
     assert AverageConfig("tail", start=7).steps_alike(10, 20) == 20
 
 
+def test_a_checkpoint_before_the_first_averaged_step_has_no_average(tiny, tmp_path):
+    """Its state has the last weights in the average's place: they would pass for an average."""
+    config = tiny("ngpt", steps=4, save_every=2)
+    average = AverageConfig(kind="tail", start=2)
+    config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, average=average))
+    train(config, tmp_path / "run")
+    load_run(tmp_path / "run", "cpu", weights="average")
+    early = tmp_path / "run/checkpoints/step-00000002"
+    with pytest.raises(UserError, match=r"no averaged weights yet: .* those of step 3"):
+        load_run(early, "cpu", weights="average")
+
+
 def test_its_memory_is_declared_in_fp32():
     weight = nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
     optimizer = optim.Adam([weight], lr=0.1)
