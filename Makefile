@@ -139,7 +139,7 @@ style: $(DEV)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@echo "import contract"
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 .PHONY: types
 types: $(DEV)
