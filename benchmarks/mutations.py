@@ -63,7 +63,7 @@ TRAINING = [
 SUITES = {
     "ops": ["tests/ops", *MODELS],
     "models": MODELS,
-    "kernels": ["tests/kernels/test_cpu_attention.py"],
+    "kernels": ["tests/kernels/test_device_attention.py"],
     "training": TRAINING,
     "inference": ["tests/models/test_exported.py"],
 }
