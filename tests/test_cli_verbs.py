@@ -377,6 +377,8 @@ def test_generate_streams_what_it_would_print(folder, capsys):
     assert capsys.readouterr().out == whole
     assert main([*argv, "--stream", "--json"]) == 2
     assert "--stream" in capsys.readouterr().err
+    assert main([*argv, "--stream", "--stop", ""]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_generate_ends_before_a_stop_string(folder, capsys):

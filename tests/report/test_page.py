@@ -290,6 +290,12 @@ def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_pa
     assert "--samples writes texts of one run" in capsys.readouterr().err
 
 
+def test_a_run_that_is_named_twice_has_its_own_page(several):
+    run = several["ngpt-s0"]
+    assert page_of([run, run]).kind == page_of(run).kind == "Training run · ngpt"
+    assert page_of([run, run]).answer == page_of(run).answer
+
+
 def test_a_diverged_run_is_not_the_lowest(several, tmp_path):
     """Its last validation was before it diverged; the table says "diverged" in its place."""
     run = shutil.copytree(several["ngpt-rate"], tmp_path / "wild")

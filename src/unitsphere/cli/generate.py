@@ -110,8 +110,11 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
 
     refuse_pair_options(args, loaded.config.objective)
     prompts = args.prompt or [""]
-    if args.stream:
-        print_piece(prompts[0])
+    unshown = iter(prompts)  # printed with the first token: a refused option comes before it
+
+    def show(row: int, piece: str) -> None:
+        print_piece(next(unshown, "") + piece)
+
     found = generate_text(
         loaded.model,
         loaded.tokenizer,
@@ -124,9 +127,11 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
         stops=args.stop,
-        show=(lambda row, piece: print_piece(piece)) if args.stream else None,
+        show=show if args.stream else None,
         compile=args.compile,
     )
+    if args.stream:
+        show(0, "")  # the prompt of a text without a token
     longest = max(c.prompt_tokens + c.tokens for c in found)
     if longest > loaded.config.data.context:
         trained = loaded.config.data.context

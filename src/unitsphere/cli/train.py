@@ -128,6 +128,7 @@ def run_recipe(argv: list[str]) -> int:
     from unitsphere.inference.samples import write_sample
     from unitsphere.training.distributed.processes import SharedError
     from unitsphere.training.recipes import load_recipe
+    from unitsphere.training.resolve import resolve_in
     from unitsphere.training.result import ending
     from unitsphere.training.run import train
     from unitsphere.training.transfer import advice, reason
@@ -143,6 +144,8 @@ def run_recipe(argv: list[str]) -> int:
     if options.dry_run:
         if submission:
             print("--dry_run: nothing is submitted", file=sys.stderr)
+        if options.out is not None:
+            resolve_in(options.out, config)
         world = options.world_size or (submission.processes if submission else 1)
         return show_dry_run(config, world, options.json)
     with told_to_others():

@@ -73,22 +73,20 @@ OWN = ("data.cache", "init")
 
 
 def agreed_config(layout: Layout, config: RunConfig, out: Path) -> RunConfig:
-    """`config` resolved; the same in all processes, and the saved one if `out` holds a run.
-
-    Raises UserError where it is not.
-    """
-
-    def decide() -> RunConfig:
-        saved = config_in(out)
-        resolved = resolve(config, saved)
-        if saved is not None:
-            check_same(out, saved, resolved, resize=True)
-        return resolved
-
-    resolved = on_all_ranks(layout, decide)
+    """`resolve_in` of `out`; raises UserError where it is not the same in all processes."""
+    resolved = on_all_ranks(layout, lambda: resolve_in(out, config))
     # Each machine may have the data at another place: their contents are compared later.
     same = flatten(to_dict(resolved))
     check_alike(layout, "config", {k: v for k, v in same.items() if k not in (*PLACES, *OWN)})
+    return resolved
+
+
+def resolve_in(out: Path, config: RunConfig) -> RunConfig:
+    """`config` resolved to train in `out`; UserError if `out` holds another run or other files."""
+    saved = config_in(out)
+    resolved = resolve(config, saved)
+    if saved is not None:
+        check_same(out, saved, resolved, resize=True)
     return resolved
 
 
@@ -203,6 +201,8 @@ def config_in(out: Path) -> RunConfig | None:
     """The config of the run in `out`; None for an empty folder or none, else a `UserError`."""
     if (out / CONFIG).is_file():
         return load_recipe(out / CONFIG)
+    if out.is_file():
+        raise UserError(f"cannot use {out} as folder: it is a file; give another --out")
     if out.exists() and not is_empty(out):
         raise UserError(f"{out} is not empty and holds no run: give --out another folder")
     return None

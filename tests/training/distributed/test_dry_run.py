@@ -208,6 +208,29 @@ def test_a_dry_run_refuses_what_a_run_refuses(options, why, source, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_refuses_the_folder_that_a_run_refuses(source, tmp_path, capsys):
+    train = ["train", "quickstart/ngpt", "--data.source", str(source), "--data.tokenizer=bytes"]
+    train += ["--model.n_layers=1", "--train.steps=1", "--train.batch_tokens=256"]
+    run, other, file = tmp_path / "run", tmp_path / "other", tmp_path / "file"
+    other.mkdir()
+    for path in (other / "mine.txt", file):
+        path.write_text("mine")
+    assert main([*train, "--out", str(run)]) == 0
+    assert main([*train, "--out", str(run), "--dry_run"]) == 0
+    for out, changed, why in (
+        (run, "--train.seed=5", "holds a run of another config"),
+        (other, "--train.seed=0", "is not empty and holds no run"),
+        (file, "--train.seed=0", "it is a file"),
+    ):
+        said = []
+        for end in ([], ["--dry_run"]):
+            capsys.readouterr()
+            assert main([*train, changed, "--out", str(out), *end]) == 2
+            said.append(capsys.readouterr().err)
+        assert why in said[0]
+        assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(
     ("save_every", "keep_every", "keep_last"),
     [(0, None, 2), (3, None, 2), (5, None, 9), (0, 4, 1), (3, 4, 2), (2, 4, 3), (5, 5, 1)],

@@ -130,9 +130,12 @@ def several_page(folder: Path) -> Page:
 def chosen_page(folders: Sequence[Path]) -> Page:
     """The runs that the user names, side by side; of a folder of runs all of them.
 
+    If that is one run, this is its page.
     Raises UserError for a folder without a run.
     """
     paths = list(dict.fromkeys(path for folder in folders for path in runs_of(folder)))
+    if len(paths) == 1:
+        return run_page(paths[0])
     names = [name_of(path.resolve()) for path in paths]
     named = [
         (name if names.count(name) == 1 else str(path), path)

@@ -82,6 +82,33 @@ class StepHook:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.after(optimizer)
 
+    def _loading(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        self._given = state_dict
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        keep_width(optimizer, self._given, self.state_spec)
+        del self._given
+
+
+def keep_width(
+    optimizer: Optimizer, state_dict: dict[str, Any], spec: Callable[[Tensor], StateSpec]
+) -> None:
+    """Give `optimizer`, which has loaded `state_dict`, the types back that `spec` declares.
+
+    torch rounds all that it loads to the weight's type. With weights in bf16, counts, radii,
+    averages and covariances are kept in fp32.
+    """
+    saved = [at for group in state_dict["param_groups"] for at in group["params"]]
+    own = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for at, weight in zip(saved, own, strict=True):
+        for key, value in state_dict["state"].get(at, {}).items():
+            held = optimizer.state[weight][key]
+            if isinstance(value, Tensor) and held.dtype != value.dtype:
+                slot = spec(weight).get(key)
+                if slot is not None and slot.dtype != held.dtype:
+                    wide = value.detach().clone().to(held.device, slot.dtype)
+                    optimizer.state[weight][key] = wide
+
 
 def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
     """Call `hook` around every step of `optimizer`, and of its deep copies; handles that undo it.
@@ -93,6 +120,8 @@ def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
     return [
         optimizer.register_step_pre_hook(hook._before),
         optimizer.register_step_post_hook(hook._after),
+        optimizer.register_load_state_dict_pre_hook(hook._loading),
+        optimizer.register_load_state_dict_post_hook(hook._loaded),
     ]
 
 
@@ -126,20 +155,9 @@ class Eager(Optimizer):
     zero_grad = unwrap(Optimizer.zero_grad)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's, but what is declared wider than its weight is not rounded to the weight's type.
-
-        With weights in bf16, counts, radii, averages and covariances are kept in fp32.
-        """
+        """torch's, but what is declared wider than its weight is not rounded to its type."""
         super().load_state_dict(state_dict)
-        saved = [at for group in state_dict["param_groups"] for at in group["params"]]
-        own = [weight for group in self.param_groups for weight in group["params"]]
-        for at, weight in zip(saved, own, strict=True):
-            for key, value in state_dict["state"].get(at, {}).items():
-                held = self.state[weight][key]
-                if isinstance(value, Tensor) and held.dtype != value.dtype:
-                    slot = state_spec(self, weight).get(key)
-                    if slot is not None and slot.dtype != held.dtype:
-                        self.state[weight][key] = value.detach().clone().to(held.device, slot.dtype)
+        keep_width(self, state_dict, lambda weight: state_spec(self, weight))
 
 
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
