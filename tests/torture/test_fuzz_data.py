@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torture.mutations import DEEP, VALUES, damaged, json_files
+from torture.damage import DEEP, VALUES, damaged, json_files
 
 from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import prepare

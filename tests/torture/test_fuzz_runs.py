@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torture.mutations import damaged, json_files
+from torture.damage import damaged, json_files
 
 from unitsphere.cli.settings import read_settings
 from unitsphere.cli.train import Train

@@ -54,7 +54,8 @@ class DataConfig:
     """tokens attend only to their own document, not to others in the same sequence (objective
     clm)"""
     val_fraction: float = 0.02
-    """share of the documents or pairs that is held out for validation"""
+    """share of the documents or pairs that is held out for validation; a prepared folder has its
+    own"""
     cache: str = "runs/data"
     """folder in which prepared sources are kept"""
     verify: bool = False
