@@ -2,7 +2,7 @@
 
 import pytest
 from torture.conftest import LONG
-from torture.scripts import run
+from torture.forked_script import run
 
 
 @pytest.mark.timeout(7200)

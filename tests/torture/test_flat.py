@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from torture.conftest import LONG
-from torture.scripts import run
+from torture.forked_script import run
 
 STEPS = 10_000 if LONG else 500
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from torture.conftest import LONG
-from torture.scripts import run
+from torture.forked_script import run
 
 from unitsphere.config import to_dict
 from unitsphere.training.distributed.layout import ParallelConfig
