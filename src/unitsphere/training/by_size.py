@@ -285,6 +285,15 @@ def rate_factor(
     )
 
 
+def decay_by_steps(rate: float, m: Ratios) -> float:
+    """1/(rate · m_T/m_B) (Wang and Aitchison, arXiv 2405.13698): `rate` is that of the matrices.
+
+    The decay of a whole run, the sum of lr · weight_decay over its steps, stays the base's: AdamW
+    averages its updates over the same share of the run.
+    """
+    return 1 / (rate * m.tokens / m.batch)
+
+
 def branch_by_depth(law: Law, m_L: float) -> float:
     """m_L^(−1) (νGPT: α = 0.05/m_L) or m_L^(−1/2) (HyperP: branch outputs × 1/√(2L)).
 

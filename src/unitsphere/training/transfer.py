@@ -17,6 +17,7 @@ from unitsphere.training.by_size import (
     Ratios,
     Weights,
     branch_by_depth,
+    decay_by_steps,
     rate_by_batch,
     rate_by_depth,
     rate_by_tokens,
@@ -46,6 +47,7 @@ OWN_RATES: tuple[Group, ...] = ("embedding", "head", "scale")
 KEYS = (
     "optim.lr",
     "optim.adam_lr",
+    "optim.weight_decay",
     *(f"optim.rates.{group}" for group in OWN_RATES),
     "model.alpha.init",
     "model.s_z.init",
@@ -125,6 +127,7 @@ def by_law(config: Any) -> dict[str, float | None]:
         tuned: Any = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
         found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
     factors = {
+        "optim.weight_decay": decay_by_steps(matrix, m),
         "model.alpha.init": branch_by_depth(law, m.depth),
         "model.branch": branch_by_depth(law, m.depth),
         "model.s_z.init": s_z_by_width(m.width),
@@ -226,6 +229,8 @@ def reason(config: Any) -> str | None:
     }
     steps = "".join(f" × {factor:.4g} ({why})" for why, factor in factors.items() if factor != 1)
     found = f"{base.lr:g} of the base run{steps or ', at its sizes'}"
+    own, decay = own_of(config.optim.weight_decay), config.optim.weight_decay
+    found += f"; optim.weight_decay {decay:.3g}, not {own:g}" if decay != own else ""
     if lr != rate:
         return f"optim.lr {lr:.4g} as given; optim.transfer {law} would take {rate:.4g}: {found}"
     return f"optim.lr {lr:.4g} by optim.transfer {law}: {found}"
