@@ -184,6 +184,11 @@ def test_a_run_far_from_its_base_is_told_of_the_law():
     line = advice(with_overrides(recipe, {**LARGER, "optim.transfer": "none"})) or ""
     assert "optim.lr 0.01 is the recipe's; rates were tuned at width 128, depth 4" in line
     assert "--optim.transfer nu would take 0.001768 here" in line
+    longer = {"train.tokens": 8 * 983_040}
+    line = advice(with_overrides(load_recipe("quickstart/gpt-plus"), longer)) or ""
+    assert "would take 0.002928 and optim.weight_decay 0.0171 here" in line
+    mine = with_overrides(load_recipe("quickstart/gpt-plus"), {**longer, "optim.weight_decay": 0.2})
+    assert "would take 0.002928 here" in (advice(mine) or "")
     for keys in (
         LARGER,
         {"train.tokens": 2 * 983_040},

@@ -248,10 +248,12 @@ def advice(config: Any) -> str | None:
     if m.width == m.depth == 1 and 1 / LONGER < m.tokens < LONGER:
         return None
     tuned = f"width {base.width:,}, depth {base.depth:,} and {base.tokens:,.0f} tokens"
-    rate = by_law(put(config, {"optim": dataclasses.replace(config.optim, transfer="nu")}))
+    law = by_law(put(config, {"optim": dataclasses.replace(config.optim, transfer="nu")}))
+    decay = law["optim.weight_decay"] if is_open(config.optim.weight_decay) else None
+    more = f" and optim.weight_decay {decay:.3g}" if decay else ""
     return (
         f"optim.lr {lr:.4g} is the recipe's; rates were tuned at {tuned}: --optim.transfer nu "
-        f"would take {rate['optim.lr']:.4g} here (docs/how-to/transfer.md)"
+        f"would take {law['optim.lr']:.4g}{more} here (docs/how-to/transfer.md)"
     )
 
 
