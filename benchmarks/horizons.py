@@ -206,7 +206,14 @@ def gain_tables(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def figures(arms: list[Arm], rows: list[dict[str, Any]]) -> list[Figure]:
-    """Loss against tokens, and speedup over each baseline against tokens per parameter."""
+    """Loss against tokens, and speedup over each baseline against tokens per parameter.
+
+    Only arms that were run at every horizon are drawn.
+    """
+    horizons = {t for arm in arms for t in arm.seeds}
+    arms = [arm for arm in arms if arm.seeds.keys() == horizons]
+    names = {arm.name for arm in arms}
+    rows = [row for row in rows if {row["arm"], row["baseline"]} <= names]
     colours = {arm.name: place for place, arm in enumerate(arms)}
     found = [
         Figure(
@@ -216,7 +223,7 @@ def figures(arms: list[Arm], rows: list[dict[str, Any]]) -> list[Figure]:
             {"tokens": "training tokens"},
             [loss_line(arm, colours[arm.name]) for arm in arms],
             log_x=True,
-            places={"tokens": sorted({t for arm in arms for t in arm.seeds})},
+            places={"tokens": sorted(horizons)},
         )
     ]
     for base in dict.fromkeys(row["baseline"] for row in rows):
