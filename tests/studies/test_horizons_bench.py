@@ -180,6 +180,18 @@ def test_the_tables_of_speedups_are_those_of_the_rows(
                 )
 
 
+def test_only_arms_of_every_horizon_are_drawn(horizons, results):
+    late = results / "horizons" / "wiki-tiny" / "late.json"
+    arms = json.loads(late.read_text())["arms"]
+    del arms["muon"]
+    late.write_text(json.dumps({"arms": arms}))
+    found = horizons.read(late.parent)
+    loss, *gains = horizons.figures(found, list(horizons.rows_of(found)))
+    assert [line.name for line in loss.series] == ["adamw", "sphere"]
+    assert [gain.name for gain in gains] == ["speedup-adamw"]
+    assert [line.name for line in gains[0].series] == ["sphere"]
+
+
 def test_an_end_that_no_horizon_reached_is_drawn_where_the_horizons_end(horizons):
     def row(horizon, median, low, high):
         speedup = {"median": median, "low": low, "high": high}
