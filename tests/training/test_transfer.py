@@ -105,6 +105,8 @@ def test_a_whole_run_decays_as_its_base_does(name, batch):
     whole = 4e-3 * 0.1 * (983_040 // 2048)
     assert config.optim.lr * config.optim.weight_decay * 3000 == pytest.approx(whole)
     assert changed(name, {**steps, "optim.weight_decay": 0.3}).optim.weight_decay == 0.3
+    mine = changed(name, {**steps, "optim.lr": 1e-3})
+    assert mine.optim.weight_decay * 1e-3 * 3000 == pytest.approx(whole)
     assert changed("quickstart/ngpt", steps).optim.weight_decay == 0
 
 

@@ -50,7 +50,7 @@ class Finetune:
     pool: Literal["first", "mean", "last"] | None = None
     """what the head sees of the tokens' features; by default mean, or last for a causal model"""
     scratch: bool = False
-    """also train the same model from random weights, to compare with"""
+    """train the same model from random weights instead, to compare with"""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """folder to write; by default RUN/finetune/, by the task's or the file's name"""
     device: str = "auto"

@@ -192,6 +192,12 @@ def check_model(config: RunConfig) -> None:
         raise UserError(f"a model of these sizes cannot be built: {said}") from error
     if config.optim.logit_power is not None:
         model.logit_scale()  # refused here, not in the first step
+    zero = getattr(config.model, "zero_outputs", "none")
+    if zero != "none" and config.optim.constrained.kind == "hyperball":
+        raise UserError(
+            f"model.zero_outputs {zero} starts matrices at zero, whose norm hyperball would keep "
+            f"(optim.name {config.optim.name}): set model.zero_outputs none"
+        )
     if config.train.precision == "bf16-storage":
         model.to(torch.bfloat16)
     check_optimizer(config, model)

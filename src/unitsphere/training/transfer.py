@@ -119,15 +119,17 @@ def by_law(config: Any) -> dict[str, float | None]:
     law, base, m = config.optim.transfer, config.optim.base, ratios(config)
     matrix = group_factor(config, "matrix", m)
     adam_lr = base.adam_lr or own_of(config.optim.adam_lr)
+    lr = base.lr * matrix
+    used = lr if is_open(config.optim.lr) else config.optim.lr
     found: dict[str, float | None] = {
-        "optim.lr": base.lr * matrix,
+        "optim.lr": lr,
         "optim.adam_lr": None if adam_lr is None else adam_lr * matrix,
     }
     for group in OWN_RATES:
         tuned: Any = getattr(base.rates, group) or own_of(getattr(config.optim.rates, group))
         found[f"optim.rates.{group}"] = tuned * (group_factor(config, group, m) / matrix)
     factors = {
-        "optim.weight_decay": decay_by_steps(matrix, m),
+        "optim.weight_decay": decay_by_steps(used / base.lr, m),
         "model.alpha.init": branch_by_depth(law, m.depth),
         "model.branch": branch_by_depth(law, m.depth),
         "model.s_z.init": s_z_by_width(m.width),

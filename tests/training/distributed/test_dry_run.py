@@ -195,10 +195,16 @@ EXPERTS = ["--model.n_experts=4", "--model.top_k=2"]
         ([*EXPERTS, "--train.precision=bf16-storage"], "needs routers and their bias in fp32"),
         (["--optim.constraint.kind=cpr", "--train.precision=bf16-storage"], "weights of 32 bits"),
         (["--train.precision=fp8", "--parallel.tp=2"], "fp8 does not go with parallel.tp"),
+        (
+            ["--model.zero_outputs=all", "--optim.name=muonh", "--optim.weight_decay=0"],
+            "model.zero_outputs all starts matrices at zero",
+        ),
     ],
 )
 def test_a_dry_run_refuses_what_a_run_refuses(options, why, source, tmp_path, capsys):
-    command = ["train", "quickstart/ngpt", "--data.source", str(source), "--data.tokenizer=bytes"]
+    recipe = "gpt-plus" if "--optim.name=muonh" in options else "ngpt"
+    command = ["train", f"quickstart/{recipe}", "--data.source", str(source)]
+    command += ["--data.tokenizer=bytes"]
     said = []
     for end in (["--dry_run", "--world_size=2"], ["--out", str(tmp_path / "run")]):
         assert main([*command, *options, *end]) == 2

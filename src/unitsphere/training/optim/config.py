@@ -74,9 +74,9 @@ class OptimConfig:
     average: AverageConfig = field(default_factory=AverageConfig)
     """an average of the weights, kept with them"""
     transfer: Transfer = "none"
-    """rates, starts and branch factors of this size from those of optim.base, where the user gives
-    none; nu: by νGPT's laws (arXiv 2604.27077); hyperp: by HyperP's (arXiv 2603.28743), as its code
-    has them; hyperp-paper: as its Table 1"""
+    """rates, weight decay, starts and branch factors of this size from those of optim.base, where
+    the user gives none; nu: by νGPT's laws (arXiv 2604.27077); hyperp: by HyperP's (arXiv
+    2603.28743), as its code has them; hyperp-paper: as its Table 1"""
     base: BaseConfig = BaseConfig()
     """the run whose rates were tuned"""
 

@@ -32,8 +32,8 @@ class ScheduleConfig:
     """The form of the learning rate; `optim.lr` is its peak."""
 
     kind: Literal["cosine", "linear", "wsd", "constant", "ramp"] = "cosine"
-    """form after the warm-up; wsd: constant, then linear over the last `decay` of the run; ramp: up
-    to the peak at the last step, without a warm-up"""
+    """form after the warm-up; wsd: constant, then falling over the last `decay` of the run;
+    ramp: up to the peak at the last step, without a warm-up"""
     warmup: float = 0.0
     """steps of linear warm-up if 1 or more, else a fraction of the run"""
     final: float = 0.0
