@@ -14,7 +14,7 @@ from unitsphere.report.render.text import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
 from unitsphere.studies.core.fairness import rate_flags
 from unitsphere.studies.core.kind import run_study, tuning
-from unitsphere.studies.core.plan import arm_config
+from unitsphere.studies.core.plan import arm_config, transferred
 from unitsphere.studies.core.points import PointSearch, carried, keys_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.core.tune import Point, Tuned
@@ -154,6 +154,21 @@ def test_the_study_that_tunes_the_baselines_is_fair_and_its_spaces_hold_the_reci
     for arm in study.arms:
         lr = arm_config(study, arm).optim.lr
         assert min(study.tune.keys[arm]["optim.lr"]) <= lr <= max(study.tune.keys[arm]["optim.lr"])
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "normuon"])
+def test_a_law_carries_the_tuned_rates_not_those_of_the_recipes_own_base(optimizer):
+    """unitsphere/gpt-plus-muon-1m has a base with rates of its own, quickstart's is by AdamW."""
+    own = {"optim.name": optimizer, "optim.adam_lr": 6e-3, "optim.base.adam_lr": 1e-3}
+    own |= {f"optim.rates.{group}": 6.0 for group in ("embedding", "head", "scale")}
+    for recipe in ("unitsphere/gpt-plus-muon-1m", "quickstart/gpt-plus"):
+        tune = Tune(keys={"a": {}, "b": {}}, trials=1, budgets=[491_520], transfer="nu")
+        arms = {"a": ArmSpec(recipe, own, 8e-3), "b": ArmSpec("quickstart/ngpt")}
+        study = CompareStudy(arms=arms, budgets=[491_520, 8 * 491_520], tune=tune)
+        found = transferred(study, "a", 491_520, 8 * 491_520)
+        decay = found.pop("optim.weight_decay")  # changes with the length of the run
+        assert found == pytest.approx({"optim.lr": 4e-3, "optim.adam_lr": 3e-3})
+        assert decay == pytest.approx(0.1 / 4, rel=1e-3)
 
 
 def test_a_law_carries_rates_to_the_other_budgets(tmp_path):

@@ -22,7 +22,7 @@ from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.load import last_state
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, config_in, resolve
-from unitsphere.training.transfer import by_law
+from unitsphere.training.transfer import OWN_RATES, by_law
 
 RUNS = "runs"
 """The run folders' place in the study's."""
@@ -215,12 +215,17 @@ def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str,
     """
     config = of_length(arm_config(study, arm), tuned_at)
     width, depth = sizes(config.model)
+    optim = config.optim
     base = {
+        "name": optim.name,
         "width": width,
         "depth": depth,
         "tokens": float(config.train.steps * config.train.batch_tokens),
         "batch_tokens": config.train.batch_tokens,
-        "lr": float(config.optim.lr),
+        "lr": float(optim.lr),
+        "adam_lr": optim.adam_lr,
+        # A recipe's own base may have others, of another run than the one that was tuned here.
+        **{f"rates.{group}": getattr(optim.rates, group) for group in OWN_RATES},
     }
     keys = {f"optim.base.{key}": value for key, value in base.items()}
     law = {"optim.transfer": study.tune.transfer}
