@@ -10,6 +10,7 @@ from unitsphere.studies.core.space import (
     Range,
     Told,
     count_points,
+    edges,
     grid_points,
     next_coordinates,
     next_points,
@@ -104,6 +105,13 @@ def test_lists_and_ranges_under_dotted_or_nested_keys():
         "model.alpha.init": Choices((0.05, 0.25)),
         "model.n_layers": Range(2, 4, whole=True),
     }
+
+
+def test_the_ends_of_a_grid_are_those_of_its_range_and_are_known_as_edges():
+    space = {"lr": Range(0.00123456, 0.0265333, log=True, points=4)}
+    low, *_, high = (point["lr"] for point in grid_points(space))
+    assert (low, high) == (0.00123456, 0.0265333)  # of more than four digits
+    assert edges(space, {"lr": low}) == edges(space, {"lr": high}) == ["lr"]
 
 
 def test_a_grid_has_every_combination_and_its_ends():

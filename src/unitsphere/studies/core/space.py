@@ -71,10 +71,11 @@ class Range:
         return list(dict.fromkeys(map(self.take, spaced(self.low, self.high, self.points))))
 
     def take(self, number: float) -> Value:
-        """The number as it is used: whole, or of four digits, and never outside."""
+        """The number as it is used: whole, or of four digits but for the ends, and not outside."""
         if self.whole:
             return min(int(self.high), max(int(self.low), round(number)))
-        return min(self.high, max(self.low, float(f"{number:.4g}")))
+        exact = number in (self.low, self.high)  # else `edges` would not know it
+        return min(self.high, max(self.low, float(number if exact else f"{number:.4g}")))
 
 
 Space = dict[str, Choices | Range]
@@ -265,8 +266,7 @@ def next_points(
     """
     from optuna.samplers import TPESampler
 
-    sampler = TPESampler(seed=seed * 100_003 + asked, constant_liar=True)
-    return drawn(space, told, count, sampler)
+    return drawn(space, told, count, TPESampler(seed=seed * 100_003 + asked, constant_liar=True))
 
 
 def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
