@@ -10,7 +10,8 @@ docs/results/horizons.md.
 
 Speedup: how many times fewer tokens an arm needs to reach the loss that the baseline has at a
 horizon, each horizon being runs of their own that are annealed over it; the interval is a
-bootstrap over the seeds of each horizon, paired between the arms. In time: the same times the
+bootstrap over the seeds of each horizon, paired between the arms. Where a horizon has one seed
+there is none: it would show the noise of the other horizons only. In time: the same times the
 ratio of the median seconds per token. No figure is extrapolated: where an arm is ahead at the
 smallest horizon already, or behind at the largest, there is a reason instead; so there is for the
 time of an arm whose runs were on another machine, which have no `tokens_per_second`.
@@ -39,6 +40,7 @@ GPT = "gpt"
 """The architecture of the baselines."""
 DRAWS = 1000
 """Of the bootstrap."""
+SINGLE = "no interval: one seed at some horizon"
 
 
 @dataclass
@@ -101,7 +103,7 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
     seeds = [sorted(set(base.seeds[tokens]) & set(arm.seeds[tokens])) for tokens in horizons]
     if not all(seeds):
         return
-    costs = arm.cost(), base.cost()
+    costs, single = (arm.cost(), base.cost()), min(map(len, seeds)) == 1
     curves = list(drawn(base, arm, horizons, seeds))
     for place, tokens in enumerate(horizons):
         ratio = np.array([speedup(before, after, place) for before, after in curves])
@@ -116,8 +118,8 @@ def pair_rows(base: Arm, arm: Arm, horizons: list[int]) -> Iterator[dict[str, An
             "standard_error": arm.error(tokens),
             "baseline_loss": base.loss(tokens),
             "seeds": len(seeds[place]),
-            "speedup": figure(ratio),
-            "time": in_time(ratio, *costs),
+            "speedup": figure(ratio, single),
+            "time": in_time(ratio, single, *costs),
         }
 
 
@@ -142,20 +144,27 @@ def drawn(
         yield LossCurve(horizons, before), LossCurve(horizons, after)
 
 
-def figure(ratio: np.ndarray) -> dict[str, Any]:
-    """Median and 95% interval of the draws; None where a loss was not reached, and the reason."""
+def figure(ratio: np.ndarray, single: bool) -> dict[str, Any]:
+    """Median and 95% interval of the draws; None where a loss was not reached, and the reason.
+
+    single: some horizon has one seed, so there is no interval.
+    """
     low, median, high = np.quantile(ratio, [0.025, 0.5, 0.975], method="inverted_cdf").tolist()
     if known(median) is None:
         return {"median": None, "low": None, "high": None, "reason": why(median, "")}
+    if single:
+        return {"median": median, "low": None, "high": None, "reason": SINGLE}
     return {"median": median, "low": known(low), "high": known(high)}
 
 
-def in_time(ratio: np.ndarray, cost: float | None, base_cost: float | None) -> dict[str, Any]:
+def in_time(
+    ratio: np.ndarray, single: bool, cost: float | None, base_cost: float | None
+) -> dict[str, Any]:
     """The speedup in time, where the seconds per token of both arms can be compared."""
     if cost is None or base_cost is None:
         reason = "not measured: the runs were on different machines"
         return {"median": None, "low": None, "high": None, "reason": reason}
-    return figure(ratio / (cost / base_cost))
+    return figure(ratio / (cost / base_cost), single)
 
 
 def speedup_cell(figure: dict[str, Any]) -> str:
@@ -262,7 +271,7 @@ def gain_line(name: str, rows: list[dict[str, Any]], colour: int) -> Series:
     """An arm's speedup over one baseline, with its interval.
 
     An end of the interval that is not known is drawn where the arm's horizons end: there it would
-    need its most tokens (low) or its fewest (high).
+    need its most tokens (low) or its fewest (high). Where there is no interval there is no band.
     """
     horizons = [row["tokens_per_parameter"] for row in rows]
     known = [row for row in rows if row["speedup"]["median"]]
@@ -271,8 +280,9 @@ def gain_line(name: str, rows: list[dict[str, Any]], colour: int) -> Series:
     medians = [gain["median"] for gain in found]
     lows, highs = [], []
     for x, median, gain in zip(xs, medians, found, strict=True):
-        lows.append(gain["low"] or min(median, x / max(horizons)))
-        highs.append(gain["high"] or max(median, x / min(horizons)))
+        single = "reason" in gain
+        lows.append(median if single else gain["low"] or min(median, x / max(horizons)))
+        highs.append(median if single else gain["high"] or max(median, x / min(horizons)))
     return banded(name, "horizon", xs, medians, colour, lows, highs)
 
 

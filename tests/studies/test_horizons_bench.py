@@ -96,6 +96,25 @@ def test_arms_are_compared_on_the_seeds_that_both_have(horizons, results):
     assert rows(results)["muon", "adamw", 16.0]["seeds"] == 2
 
 
+def test_where_a_horizon_has_one_seed_there_is_no_interval(horizons, results, capsys):
+    path = results / "horizons" / "wiki-tiny" / "late.json"
+    found = json.loads(path.read_text())
+    found["arms"]["sphere"]["budgets"][0]["seeds"].pop()
+    path.write_text(json.dumps(found))
+    horizons.main(["--results", str(results)])
+    for horizon in (4.0, 16.0):  # the curve of both goes through the horizon of one seed
+        row = rows(results)["sphere", "adamw", horizon]
+        for gain in (row["speedup"], row["time"]):
+            assert (gain["low"], gain["high"]) == (None, None)
+            assert gain["median"] is not None
+            assert "one seed" in gain["reason"]
+    assert rows(results)["muon", "adamw", 16.0]["speedup"]["low"] is not None
+    shown = re.findall(r"\| sphere \| ahead \|.*", capsys.readouterr().out)
+    assert [line.count("(") for line in shown] == [0, 0]
+    line = horizons.gain_line("a", [{"tokens_per_parameter": 1, "speedup": row["speedup"]}], 0)
+    assert list(line.low) == list(line.high) == list(line.y)
+
+
 def test_the_published_rows_are_those_of_the_published_ladders(horizons):
     published = json.loads((horizons.RESULTS / "horizons.json").read_text())["rows"]
     losses = {(r["ladder"], r["arm"], r["tokens"]): r["loss"] for r in published}
@@ -139,10 +158,8 @@ def over(horizons, row, key):
     reason = row[key].get("reason", "")
     if "not reached" in reason:
         return f"behind, by {behind:.3f}"
-    if reason:
+    if row[key]["median"] is None:
         return f"ahead, by {-behind:.3f}"
-    if row["seeds"] == 1:  # no interval
-        return f"{row[key]['median']:.2f}"
     return horizons.speedup_cell(row[key])
 
 
