@@ -5,12 +5,14 @@ import math
 import pytest
 
 from unitsphere.errors import UserError
+from unitsphere.studies.core.execute import Record
+from unitsphere.studies.core.plan import Planned
+from unitsphere.studies.core.points import Trial, edges
 from unitsphere.studies.core.space import (
     Choices,
     Range,
     Told,
     count_points,
-    edges,
     grid_points,
     next_coordinates,
     next_points,
@@ -19,6 +21,7 @@ from unitsphere.studies.core.space import (
     space_of,
 )
 from unitsphere.studies.trials import is_hopeless
+from unitsphere.training.recipes import load_recipe
 
 SPACE = {
     "lr": Range(1e-3, 1e-1, log=True),
@@ -111,7 +114,20 @@ def test_the_ends_of_a_grid_are_those_of_its_range_and_are_known_as_edges():
     space = {"lr": Range(0.00123456, 0.0265333, log=True, points=4)}
     low, *_, high = (point["lr"] for point in grid_points(space))
     assert (low, high) == (0.00123456, 0.0265333)  # of more than four digits
-    assert edges(space, {"lr": low}) == edges(space, {"lr": high}) == ["lr"]
+    assert edges(space, {"lr": low}, []) == edges(space, {"lr": high}, []) == ["lr"]
+
+
+def test_the_ends_of_what_was_drawn_from_a_range_are_edges(tmp_path):
+    def trial(number, lr, status="finished"):
+        recipe = "quickstart/gpt-plus"
+        run = Planned("run", recipe, {}, tmp_path, load_recipe(recipe))
+        return Trial(number, {"lr": lr}, [Record(run, status, loss=1.0)])
+
+    space = {"lr": Range(1e-3, 1e-1, log=True)}
+    trials = [trial(0, 2e-3), trial(1, 1e-2), trial(2, 9e-2)]
+    assert [edges(space, t.params, trials) for t in trials] == [["lr"], [], ["lr"]]
+    assert edges(space, {"lr": 9e-2}, [*trials, trial(3, 9.5e-2, "failed")]) == ["lr"]
+    assert edges(space, {"lr": 9e-2}, [*trials, trial(3, 9.5e-2, "diverged")]) == []
 
 
 def test_a_grid_has_every_combination_and_its_ends():

@@ -12,8 +12,8 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.jobs import State
 from unitsphere.studies.core.plan import Planned
-from unitsphere.studies.core.points import Trial, figure
-from unitsphere.studies.core.space import Range, Space, Told, Value, edges
+from unitsphere.studies.core.points import Trial, edges, figure
+from unitsphere.studies.core.space import Range, Space, Told, Value
 from unitsphere.studies.core.statistics import paired
 from unitsphere.training.log import METRICS, read_metrics
 
@@ -103,7 +103,7 @@ def arm_document(recipe: str, space: Space, found: Swept) -> dict[str, Any]:
         "recipe": recipe,
         "measure": measure(best),
         "best": None if best is None else {"trial": best.number, "params": best.params},
-        "at_edge": [] if best is None else edges(space, best.params),
+        "at_edge": [] if best is None else edges(space, best.params, found.trials),
         "importance": importance(space, found.trials),
         "trials": [trial_document(trial) for trial in found.trials],
         "reported": {

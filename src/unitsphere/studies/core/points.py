@@ -41,10 +41,10 @@ from unitsphere.studies.core.space import (
     Asked,
     Choices,
     Params,
+    Range,
     Space,
     Told,
     count_points,
-    edges,
     grid_values,
     neighbours,
     next_coordinates,
@@ -161,6 +161,25 @@ def figure(record: Record) -> float:
     return found
 
 
+def edges(space: Space, best: Params, trials: Sequence[Trial]) -> list[str]:
+    """The keys whose best value is the lowest or highest of those to try, not of two.
+
+    Of a range without `points`, whose own ends are hardly ever drawn, those of the trials that have
+    a result.
+    """
+    found = []
+    for key, choice in space.items():
+        values: Sequence[Any] = choice.values if isinstance(choice, Choices) else ()
+        if isinstance(choice, Range):
+            known = [trial.params[key] for trial in trials if trial.status != "failed"]
+            values = (choice.low, choice.high) if choice.points else known
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
+        if enough and best[key] in (min(numbers), max(numbers)):
+            found.append(key)
+    return found
+
+
 class PointSearch:
     """The search of an arm's best point at a budget; `trials` are its results so far."""
 
@@ -216,7 +235,7 @@ class PointSearch:
         if not math.isfinite(best.loss):
             return Tuned(None, self.tokens, {}, False, errors, rows)
         keys = keys_of(best.params, self.config)
-        at_edge = edges(self.space, best.params)
+        at_edge = edges(self.space, best.params, trials)
         point = Point(
             name_of(keys), best.params, keys, best.loss, at_edge, self.around(best.params)
         )

@@ -156,18 +156,6 @@ def grid_points(space: Space) -> list[Params]:
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*values)]
 
 
-def edges(space: Space, best: Params) -> list[str]:
-    """The keys whose best value is the lowest or highest of those to try, not of two."""
-    found = []
-    for key, choice in space.items():
-        values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        enough = isinstance(choice, Range) or len(numbers) == len(values) > 2
-        if enough and best[key] in (min(numbers), max(numbers)):
-            found.append(key)
-    return found
-
-
 def own_point(space: Space, own: Mapping[str, object]) -> Params:
     """The point of the grid nearest to some values; the first value of a key that has none."""
     return {
