@@ -27,12 +27,12 @@ def played(
     pace=None,
     changes=None,
     worse=None,
+    last=None,
 ) -> dict:
     """The document of arms of known speed, the first is the baseline.
 
-        pace: tokens per second of an arm. changes: keys set in one. worse: nats by which an arm's
-    largest
-    budget is worse than the law.
+    pace: tokens per second of an arm. changes: keys set in one. worse: nats by which an arm's
+    largest budget is worse than the law. last: keys that an arm has at its largest budget only.
     """
     changes = {arm: {} for arm in faster} | (changes or {})
     random = np.random.default_rng(1)
@@ -48,8 +48,9 @@ def played(
         for tokens in BUDGETS:
             shared = random.normal(0, 0.01)
             for arm, speed in faster.items():
-                steps = tokens // configs[arm].train.batch_tokens
-                keys = {"train.steps": steps, "train.seed": seed, **changes[arm]}
+                own = changes[arm] | ((last or {}).get(arm, {}) if tokens == BUDGETS[-1] else {})
+                batch = own.get("train.batch_tokens", configs[arm].train.batch_tokens)
+                keys = {"train.steps": tokens // batch, "train.seed": seed, **own}
                 out = folder / "runs" / arm / f"{tokens}-{seed}"
                 run = Planned(arm, recipe, keys, out, wanted(recipe, keys, out))
                 loss = law(tokens, speed) + shared + random.normal(0, noise)

@@ -34,6 +34,19 @@ def test_a_larger_model_and_a_larger_batch_change_flops_and_steps(tmp_path):
     assert "parameters" in [flag["name"] for flag in found["flags"]]
 
 
+def test_what_was_tuned_to_another_value_at_another_budget_has_no_one_ratio(tmp_path):
+    arms = {"gpt": 1.0, "wide": 1.5, "long": 1.5}
+    last = {"wide": {"train.batch_tokens": 128}, "long": {"model.n_layers": 3}}
+    found = played(tmp_path, arms, last=last)
+    for arm, key, other in (("wide", "steps", "flops"), ("long", "flops", "steps")):
+        (row,) = [row for row in found["speedups"] if row["arm"] == arm]
+        assert row[other]["median"] == row["tokens"]["median"] == pytest.approx(1.5, rel=0.05)
+        assert row[key]["median"] is None
+        assert "at other budgets" in row[key]["reason"]
+    steps = [budget["steps"] for budget in found["arms"]["wide"]["budgets"]]
+    assert steps == [384 // 64, 768 // 64, 1536 // 128]
+
+
 def test_losses_of_different_tokenizers_are_not_compared(tmp_path):
     found = played(
         tmp_path, {"gpt": 1.0, "ngpt": 1.5}, changes={"ngpt": {"data.tokenizer": "bpe:300"}}

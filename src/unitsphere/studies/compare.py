@@ -187,7 +187,7 @@ def budget_figures(found: Comparison, arm: str, budget: int) -> dict[str, Any]:
     return {
         "budget": budget,
         "tokens": found.tokens(arm, budget),
-        "steps": found.tokens(arm, budget) // found.configs[arm].train.batch_tokens,
+        "steps": found.tokens(arm, budget) // found.config(arm, budget).train.batch_tokens,
         "lr": rate.lr,
         "loss": statistics.mean(losses) if losses else None,
         "standard_error": statistics.stdev(losses) / len(losses) ** 0.5

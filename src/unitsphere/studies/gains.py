@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from unitsphere.studies.core.statistics import (
 )
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig, steps_for
-from unitsphere.training.forecast import ModelSize
+from unitsphere.training.forecast import ModelSize, size_of
 
 SIGNIFICANT = 0.05
 OTHER_TOKENS = "another tokenizer, so nats per token do not compare: read bits per byte"
@@ -57,9 +57,21 @@ class Comparison:
             if all(self.finished(a, t, seed) for a in (self.baseline, arm) for t in budgets)
         ]
 
+    def config(self, arm: str, budget: int) -> RunConfig:
+        """An arm's config at a budget, where another point may have been its best."""
+        runs = (self.records.get((arm, budget, seed)) for seed in self.seeds)
+        return next((run.planned.config for run in runs if run is not None), self.configs[arm])
+
+    def other(self, arm: str, number: Callable[[RunConfig], int]) -> dict[str, Any]:
+        """No figure, and why, where the arm or the baseline has not one `number` at all budgets."""
+        for name in (self.baseline, arm):
+            if len({number(self.config(name, budget)) for budget in self.budgets}) > 1:
+                return NOTHING | {"reason": f"{name} was tuned to other values at other budgets"}
+        return {}
+
     def tokens(self, arm: str, budget: int) -> int:
         """The tokens of an arm's runs at a budget, which is rounded to whole steps."""
-        batch = self.configs[arm].train.batch_tokens
+        batch = self.config(arm, budget).train.batch_tokens
         return steps_for(budget, batch) * batch
 
     def other_tokens(self, arm: str) -> str:
@@ -154,8 +166,10 @@ def speedup_of(found: Comparison, arm: str, sizes: Mapping[str, ModelSize]) -> d
     row |= {
         "to": target(base),
         "tokens": as_dict(ratio, len(seeds)),
-        "steps": as_dict(ratio * (batches[0] / batches[1]), len(seeds)),
-        "flops": as_dict(ratio * flops, len(seeds)),
+        "steps": found.other(arm, lambda c: c.train.batch_tokens)
+        or as_dict(ratio * (batches[0] / batches[1]), len(seeds)),
+        "flops": found.other(arm, lambda c: size_of(c).flops_per_token)
+        or as_dict(ratio * flops, len(seeds)),
         "time": time_speedup(found, arm, seeds, ratio),
         "by_budget": [
             {"tokens": tokens} | as_dict(speedups(base, own, place), len(seeds))
