@@ -14,7 +14,7 @@ from unitsphere.report.render.text import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
 from unitsphere.studies.core.fairness import rate_flags
 from unitsphere.studies.core.kind import run_study, tuning
-from unitsphere.studies.core.plan import arm_config, transferred
+from unitsphere.studies.core.plan import arm_config, of_length, transferred
 from unitsphere.studies.core.points import PointSearch, carried, keys_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.core.tune import Point, Tuned
@@ -169,6 +169,17 @@ def test_a_law_carries_the_tuned_rates_not_those_of_the_recipes_own_base(optimiz
         decay = found.pop("optim.weight_decay")  # changes with the length of the run
         assert found == pytest.approx({"optim.lr": 4e-3, "optim.adam_lr": 3e-3})
         assert decay == pytest.approx(0.1 / 4, rel=1e-3)
+
+
+def test_a_law_carries_the_decay_that_an_arms_own_law_had_where_it_was_tuned():
+    base = 983_040  # of unitsphere/gpt-plus-muon-1m, whose decay is 0.1 there
+    arms = {"a": ArmSpec("unitsphere/gpt-plus-muon-1m", {"optim.transfer": "nu"}, 3e-3)}
+    tune = Tune(keys={"a": {}, "b": {}}, trials=1, budgets=[4 * base], transfer="nu")
+    study = CompareStudy(arms=arms | {"b": ArmSpec("quickstart/ngpt")}, budgets=[base], tune=tune)
+    for tokens in (8 * base, 32 * base):
+        carried_there = transferred(study, "a", 4 * base, tokens)["optim.weight_decay"]
+        by_own_law = of_length(arm_config(study, "a"), tokens).optim.weight_decay
+        assert carried_there == pytest.approx(by_own_law, rel=1e-3)
 
 
 def test_a_law_carries_rates_to_the_other_budgets(tmp_path):

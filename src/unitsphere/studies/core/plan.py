@@ -22,7 +22,7 @@ from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.load import last_state
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, config_in, resolve
-from unitsphere.training.transfer import OWN_RATES, by_law
+from unitsphere.training.transfer import OWN_RATES, by_law, closed
 
 RUNS = "runs"
 """The run folders' place in the study's."""
@@ -213,7 +213,7 @@ def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str,
 
     Raises UserError for an arm that the law does not cover.
     """
-    config = of_length(arm_config(study, arm), tuned_at)
+    config = closed(of_length(arm_config(study, arm), tuned_at))  # with a law of its own, too
     width, depth = sizes(config.model)
     optim = config.optim
     base = {
