@@ -14,7 +14,7 @@ from unitsphere.report.render.text import markdown
 from unitsphere.studies.compare import KIND, CompareStudy, checked
 from unitsphere.studies.core.fairness import rate_flags
 from unitsphere.studies.core.kind import run_study, tuning
-from unitsphere.studies.core.plan import arm_config, of_length, transferred
+from unitsphere.studies.core.plan import arm_config, transferred
 from unitsphere.studies.core.points import PointSearch, carried, keys_of
 from unitsphere.studies.core.spec import ArmSpec, Tune, load_study, study_from
 from unitsphere.studies.core.tune import Point, Tuned
@@ -177,9 +177,9 @@ def test_a_law_carries_the_decay_that_an_arms_own_law_had_where_it_was_tuned():
     tune = Tune(keys={"a": {}, "b": {}}, trials=1, budgets=[4 * base], transfer="nu")
     study = CompareStudy(arms=arms | {"b": ArmSpec("quickstart/ngpt")}, budgets=[base], tune=tune)
     for tokens in (8 * base, 32 * base):
-        carried_there = transferred(study, "a", 4 * base, tokens)["optim.weight_decay"]
-        by_own_law = of_length(arm_config(study, "a"), tokens).optim.weight_decay
-        assert carried_there == pytest.approx(by_own_law, rel=1e-3)
+        found = transferred(study, "a", 4 * base, tokens)
+        whole = found["optim.lr"] * found["optim.weight_decay"] * tokens
+        assert whole == pytest.approx(4e-3 * base * 0.1, rel=1e-3)
 
 
 def test_a_law_carries_rates_to_the_other_budgets(tmp_path):

@@ -22,7 +22,7 @@ from unitsphere.training.config import RunConfig, read_config, steps_for
 from unitsphere.training.load import last_state
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import check_same, config_in, resolve
-from unitsphere.training.transfer import OWN_RATES, by_law, closed
+from unitsphere.training.transfer import OWN_RATES, by_law, closed, opened
 
 RUNS = "runs"
 """The run folders' place in the study's."""
@@ -229,7 +229,8 @@ def transferred(study: Study, arm: str, tuned_at: int, tokens: int) -> dict[str,
     }
     keys = {f"optim.base.{key}": value for key, value in base.items()}
     law = {"optim.transfer": study.tune.transfer}
-    found = by_law(of_length(with_overrides(config, law | keys), tokens))
+    # Open, so that the decay is that of the law's rate, which the run will have.
+    found = by_law(opened(of_length(with_overrides(config, law | keys), tokens), given=()))
     own = flatten(to_dict(config))
     return {
         key: float(f"{value:.4g}")
