@@ -245,8 +245,9 @@ def _unsupported(
     # torch wraps the step of each class for its hooks, so the functions inside are compared.
     if unwrap(type(optimizer).step) is not unwrap(Adam.step):
         return f"{type(optimizer).__name__} does not step as Adam does"
-    if getattr(optimizer, "grad_scale", None) is not None:
-        return "a GradScaler leaves its scaling to the optimizer"
+    # After `unscale_` only the second is there: the optimizer skips a step of infinite gradients.
+    if any(getattr(optimizer, key, None) is not None for key in ("grad_scale", "found_inf")):
+        return "a GradScaler leaves its scaling, or what it found, to the optimizer"
     flags = [flag for flag in PLAIN_FLAGS if group[flag]]
     if flags:
         return f"Adam's {' and '.join(flags)} is not in the kernel"

@@ -288,9 +288,12 @@ def test_a_pickled_pair_continues_the_same_once_constrained_again(config):
 
 
 @CONFIGS
+@pytest.mark.parametrize("unscaled", [False, True], ids=["scaled", "unscaled"])
 @pytest.mark.parametrize("name", ["adam", "muon", "loop"])
-def test_a_step_that_the_gradient_scaler_skips_leaves_the_weights_constrained(config, name):
-    """Fused Adam is called and told; the others are not called at all."""
+def test_a_step_that_the_gradient_scaler_skips_leaves_the_weights_constrained(
+    config, name, unscaled
+):
+    """Fused Adam is called and told; the others are not called at all. Clipping unscales first."""
     if name == "loop":
         model = unitsphere.build("ngpt", **(SMALL | {"n_layers": 1}))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -302,6 +305,8 @@ def test_a_step_that_the_gradient_scaler_skips_leaves_the_weights_constrained(co
     for factor in (1.0, torch.inf, 1.0):
         before = [p.detach().clone() for p in model.parameters()]
         scaler.scale(model.loss(x, x.roll(-1, 1)) * factor).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
