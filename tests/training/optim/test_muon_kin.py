@@ -154,6 +154,21 @@ def test_many_in_one_call_are_as_one_by_one(shape):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["muon", "normuon"])
+def test_with_batched_stacks_of_experts_step_as_without(name):
+    moved = []
+    for batched in (False, True):
+        model = build("gpt", **SMALL, n_experts=3, d_ff=16)
+        optimizer = build_optimizer(model, settings(name, batched=batched))
+        for seed in range(2):
+            torch.manual_seed(seed)
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape)
+            optimizer.step()
+        moved.append(model.state_dict())
+    torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("layer", ["W_oMLP", "W_u"])
 def test_cautious_decay_and_warm_momentum_follow_the_equations(layer, batched):

@@ -171,7 +171,7 @@ class Muon(Eager, torch.optim.Muon):
         for index, weight in enumerate(group["params"]):
             if weight.grad is None:
                 continue
-            one_call = group["batched"] and not placements(weight)
+            one_call = group["batched"] and weight.dim() == 2 and not placements(weight)
             key = (weight.shape, weight.dtype, weight.device) if one_call else index
             alike.setdefault(key, []).append((index, weight))
         return list(alike.values())

@@ -104,8 +104,9 @@ class OrthogonalConfig:
     momentum_cooldown: int = 0
     """last steps of the run, in which the momentum goes to momentum_end in equal amounts"""
     batched: bool = False
-    """matrices of one shape in one batched call; with weights spread over processes one by one. On
-    a CPU faster below a width of 128 only: docs/results/speed.md#the-step-of-each-optimizer"""
+    """matrices of one shape in one batched call; with weights spread over processes one by one, and
+    experts a layer at a time. On a CPU faster below a width of 128 only:
+    docs/results/speed.md#the-step-of-each-optimizer"""
 
     def __post_init__(self) -> None:
         check_momentum(self)
