@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import signal
+import sys
+import threading
 import time
 
 import pytest
@@ -186,6 +188,29 @@ def test_a_closed_terminal_saves_unless_nohup_says_otherwise():
             assert not stop.due()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_while_a_line_waits_for_its_reader_still_asks_to_save(monkeypatch):
+    """A pipe that is full, as of `2>&1 | less`: Python refuses to print within a print."""
+    reader, writer = os.pipe()
+    with open(writer, "w") as slow, Stop() as stop:
+        monkeypatch.setattr(sys, "stderr", slow)
+
+        def drain():
+            while not stop.requested:
+                time.sleep(0.01)
+            while os.read(reader, 1 << 16):
+                pass
+
+        signaller = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        threads = [threading.Thread(target=drain, daemon=True), signaller]
+        for thread in threads:
+            thread.start()
+        print("x" * (1 << 20), file=slow, flush=True)
+        assert stop.requested
+    for thread in threads:
+        thread.join()
+    os.close(reader)
 
 
 def stuck_here(watch):

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,13 @@ class Stop:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print(
-            f"\n{signal.Signals(number).name}: saving; Ctrl-C stops at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        # What reads stderr may be slow: a line that waits for it is refused another one within.
+        with suppress(RuntimeError):
+            print(
+                f"\n{signal.Signals(number).name}: saving; Ctrl-C stops at once",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 STDERR = 2
