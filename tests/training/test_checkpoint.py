@@ -217,7 +217,12 @@ def test_whatever_operation_the_disk_refuses_the_earlier_ones_stay(operation, ro
 def test_what_a_file_manager_or_a_network_disk_leaves_in_a_checkpoint_is_ignored(root):
     for name in (".DS_Store", "._state.json", ".nfs000000000123"):
         (root / "step-00000003" / name).write_text("something")
+    weights = next((root / "step-00000003").glob("model*.safetensors"))
+    weights.with_name(f"._{weights.name}").write_text("what a Mac copies beside a file")
     assert checkpoint.newest(root) == (root / "step-00000003", [])
+    model, optimizer = make(seed=1)
+    tensors.load_model(root / "step-00000003", model)
+    tensors.load_optimizer(root / "step-00000003", model, optimizer)
 
 
 def test_a_file_still_read_over_nfs_stays_until_the_next_pruning(root, monkeypatch):

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local, placements
+from unitsphere.training.checkpoint.store import parts
 from unitsphere.training.distributed.layout import SINGLE, Layout
 from unitsphere.training.optim.state import check_state
 
@@ -38,6 +39,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """A tensor's type as safetensors names it -> torch's."""
+SUFFIX = ".safetensors"
 PLACES = "DCP_SHARDING_INFO"
 """In a file's header: where in the whole tensors its parts begin, as JSON."""
 
@@ -158,7 +160,7 @@ def empty_tensors(folder: Path, prefix: str, device: str = "cpu") -> dict[str, T
         else:
             stored = {name: tensor for name, (tensor, _) in whole.items()}
         shapes = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in parts(folder) if path.suffix == SUFFIX)
         if sum(tensor.nbytes for tensor in shapes.values()) > size:
             raise ValueError("its tensors are larger than its files")
         return {  # `empty_like` of a tensor without values imports sympy
@@ -174,7 +176,7 @@ Stored = dict[str, tuple[Tensor, Path]]
 def whole_tensors(folder: Path) -> Stored | None:
     """What one process has stored; None where several have stored their shards."""
     found: Stored = {}
-    for path in sorted(path for path in folder.iterdir() if path.suffix == ".safetensors"):
+    for path in (path for path in parts(folder) if path.suffix == SUFFIX):
         with safe_open(path, framework="pt") as file:
             places = json.loads((file.metadata() or {}).get(PLACES, "{}"))
             if any(any(place["saved_offsets"]) for place in places.values()):
@@ -188,12 +190,12 @@ def meta_tensors(file: Any) -> dict[str, Tensor]:
 
     What is of a type that is never written is taken for int8, which nothing that is read has.
     """
-    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     return {
         name: torch.empty(
             part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.int8), device="meta"
         )
-        for name, part in parts.items()
+        for name, part in slices.items()
     }
 
 
