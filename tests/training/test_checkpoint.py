@@ -177,6 +177,24 @@ def test_saving_a_step_again_replaces_a_damaged_one(root):
     assert checkpoint.newest(root) == (root / "step-00000003", [])
 
 
+class Killed(BaseException):
+    """What no code catches."""
+
+
+def test_a_kill_while_the_former_one_of_a_step_is_deleted_leaves_the_new_one(root, monkeypatch):
+    real = shutil.rmtree
+
+    def rmtree(folder, *args, **kwargs):
+        if ".removing-" in folder.name:
+            raise Killed
+        real(folder, *args, **kwargs)
+
+    monkeypatch.setattr(store.shutil, "rmtree", rmtree)
+    with pytest.raises(Killed):
+        write(root, state(3), tensors.named_tensors(*make(seed=1)))
+    assert checkpoint.newest(root) == (root / "step-00000003", [])
+
+
 OPERATIONS = ["mkdir", "rename", "fsync"]
 
 

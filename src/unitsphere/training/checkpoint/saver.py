@@ -26,10 +26,11 @@ from unitsphere.training.checkpoint.store import (
     MARKER,
     STATE,
     State,
-    discard,
     fingerprints,
     folder_of,
+    hide,
     prune,
+    remove,
 )
 from unitsphere.training.checkpoint.tensors import dcp_error, named_tensors, write_named
 from unitsphere.training.distributed.layout import SINGLE, Layout
@@ -82,9 +83,11 @@ def complete(aside: Path, target: Path, state: State) -> None:
     write_synced(aside / MARKER, json.dumps(fingerprints(aside)))
     sync(aside)
     refuse_link(target)
-    discard(target)  # a damaged one, or one of a step that is finished only now
+    before = hide(target)  # a damaged one, or one of a step that is finished only now
     aside.rename(target)
     sync(target.parent)
+    if before is not None:  # not earlier: deleting takes time, and it may be the only one
+        remove(before)
 
 
 def telling(target: Path, action: Callable[[], None]) -> Callable[[], None]:

@@ -207,11 +207,19 @@ def prune(newest: Path, keep_last: int, keep_every: int | None = None) -> None:
 
 def discard(folder: Path) -> None:
     """Delete a checkpoint so that, whenever this is interrupted, no part of it looks like one."""
-    if folder.exists():
-        # A new name each time: what an earlier call could not delete may still be there.
-        hidden = folder.with_name(f".removing-{folder.name}-{token_hex(8)}")
-        folder.rename(hidden)
+    hidden = hide(folder)
+    if hidden is not None:
         remove(hidden)
+
+
+def hide(folder: Path) -> Path | None:
+    """Give a checkpoint a name that no checkpoint has; None if it is not there."""
+    if not folder.exists():
+        return None
+    # A new name each time: what an earlier call could not delete may still be there.
+    hidden = folder.with_name(f".removing-{folder.name}-{token_hex(8)}")
+    folder.rename(hidden)
+    return hidden
 
 
 def remove(folder: Path) -> None:
