@@ -380,5 +380,10 @@ def test_loads_of_experts():
     shapes = {m.name: m.by_head().shape for m in matrices_of(model) if m.layer == "0"}
     assert shapes["experts W_u"] == shapes["experts W_oMLP"] == (4, D_FF, D)
     assert shapes["shared W_u"] == (1, D_FF, D)
+    before = {key: p.clone() for key, p in model.named_parameters()}
+    found = updates.angular_updates(model, before, before)
+    assert all(series["labels"] in (["0", "1"], [""]) for series in found.values())
+    assert {"experts W_u", "shared W_u", "W_q"} <= found.keys()
+    assert {"experts s_u", "shared s_u"} <= weights.learned_scales(made("ngpt", n_experts=4)).keys()
     with pytest.raises(DoesNotApply, match="no layer has experts"):
         states.expert_loads(trace(made(), given))

@@ -22,6 +22,8 @@ T = TypeVar("T")
 Place = Literal["in", "out"]
 PLACES: dict[str, Place] = {"columns": "in", "shared": "in", "rows": "out"}
 """How tensor parallel shards a matrix -> what it is in its sublayer."""
+PARTS = {"cross": "cross ", "routed": "experts ", "shared": "shared "}
+"""A module of a layer -> what names begin with of what other modules of the layer have, too."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,11 @@ def parts_of(layer: Layer, sublayer: str) -> Iterator[tuple[str, str, nn.Module]
     experts."""
     module, path = layer.block.get_submodule(sublayer), f"{layer.path}.{sublayer}"
     if not isinstance(module, Experts):
-        yield "cross " if sublayer == "cross" else "", path, module
+        yield PARTS.get(sublayer, ""), path, module
         return
-    yield "experts ", f"{path}.routed", module.routed
+    yield PARTS["routed"], f"{path}.routed", module.routed
     if module.shared is not None:
-        yield "shared ", f"{path}.shared", module.shared
+        yield PARTS["shared"], f"{path}.shared", module.shared
 
 
 def heads_of(model: Transformer, module: nn.Module, linear: Linear, place: Place) -> int:
@@ -161,12 +163,15 @@ def shown(name: str) -> str:
 
     >>> shown("attention.s_qk.stored"), shown("norm_A.alpha"), shown("cross.W_q.weight")
     ('s_qk', 'norm_A.alpha', 'cross W_q')
+    >>> shown("mlp.routed.W_u.weight"), shown("mlp.shared.W_u.weight")
+    ('experts W_u', 'shared W_u')
     """
     *owners, local = name.split(".")
     parts = (
         [owners[-1]] if local in ("weight", "stored", "gain", "value") else [*owners[-1:], local]
     )
-    return ("cross " if "cross" in owners[:-1] else "") + ".".join(parts)
+    begins = [word for part, word in PARTS.items() if part in owners[:-1]]
+    return "".join(begins) + ".".join(parts)
 
 
 def unless_none(found: list[T], why: str) -> list[T]:
