@@ -35,6 +35,7 @@ from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.kernels import mode
 from unitsphere.models.registry import build
+from unitsphere.training.forecast import flops_per_token
 from unitsphere.training.step import train_steps
 
 CPU = torch.device("cpu")
@@ -249,6 +250,15 @@ def test_sizes_and_arms_are_checked():
         arm_config("ngpt:compile", TINY)
     with pytest.raises(UserError, match="unknown recipe 'gpt3'"):
         arm_config("gpt3", TINY)
+    with pytest.raises(UserError, match="has 32 tokens a step, the others have 16"):
+        arm_config("ngpt:train.batch_tokens=32", TINY)
+
+
+def test_an_arm_of_its_own_context_counts_its_own_operations():
+    arm = train.Arm("short", Stepper(arm_config("ngpt:data.context=4", TINY)), None, [1.0])
+    found = train.figures(arm, TINY)
+    assert found["tokens_per_second"] == 16_000
+    assert found["flops_per_second"] == 16_000 * flops_per_token(arm.stepper.trainer.model, 4)
 
 
 def test_the_peak_counts_what_lives_at_once():

@@ -95,7 +95,11 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
 
 
 def arm_config(arm: str, sizes: Sizes) -> RunConfig:
-    """The run config of an arm at that size; a `UserError` for an unknown arm."""
+    """The run config of an arm at that size.
+
+    Raises UserError for an unknown arm, and for one whose steps have other tokens: times of
+    different work have no ratio.
+    """
     name, changes = read_arm(arm)
     recipe = load_recipe(RECIPES.get(name, name))
     shared = {
@@ -113,7 +117,13 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
         "train.device": sizes.device,
     }
     changes.pop("kernels", None)
-    return with_overrides(recipe, shared | changes)
+    config = with_overrides(recipe, shared | changes)
+    if config.train.batch_tokens != sizes.tokens:
+        raise UserError(
+            f"the arm {arm} has {config.train.batch_tokens} tokens a step, the others have "
+            f"{sizes.tokens}: leave out train.batch_tokens and give --tokens for all"
+        )
+    return config
 
 
 def arm_kernels(arm: str) -> Mode:

@@ -193,7 +193,8 @@ def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
     trainer = arm.stepper.trainer
     ms = statistics.median(arm.times)
     tokens_per_second = sizes.tokens / (ms / 1e3)
-    operations = tokens_per_second * flops_per_token(trainer.model, sizes.context)
+    context = trainer.config.data.context  # an arm may have its own
+    operations = tokens_per_second * flops_per_token(trainer.model, context)
     peak = peak_flops(trainer.model.device, trainer.plan.precision)
     return {
         "ms": ms,
