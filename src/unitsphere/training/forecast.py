@@ -4,6 +4,7 @@
 |---|---|
 | weights, gradients | what the process holds of every parameter, as it is stored |
 | optimizer | what it declares that it keeps of every parameter (`optim/state.py`) |
+| undo | with `train.on_spike` skip: a second copy of weights and optimizer state |
 | gathered | with FSDP2: the two largest blocks, and what lies outside of them, whole |
 | activations | what a forward pass of the micro-batch keeps for the backward pass |
 | head | what the loss makes: gradients of h and of the head, copies of the head, and logits, \
@@ -88,6 +89,7 @@ class Forecast:
     gathered: int
     activations: int
     head: int
+    undo: int = 0
 
     @property
     def memory(self) -> int:
@@ -100,6 +102,7 @@ class Forecast:
             "weights": self.weights,
             "gradients": self.gradients,
             "optimizer": self.optimizer,
+            "a copy of weights and optimizer": self.undo,
             "gathered": self.gathered,
             "activations": self.activations + self.head,
         }
@@ -123,13 +126,15 @@ def forecast(
     weights = sum(held(parameter) for parameter in model.parameters())
     blocks = [*model.blocks, *(model.encoder or [])]
     kept = kept_per_sequence(config, layout, len(blocks)) if kept is None else kept
+    state = optimizer_bytes(config, model)
     return Forecast(
         weights=weights,
         gradients=held_between_parts(config, model, layout, weights),
-        optimizer=optimizer_bytes(config, model),
+        optimizer=state,
         gathered=gathered(config, model, blocks, layout),
         activations=kept * rows,
         head=head_bytes(config, model, layout, rows, device or model.device),
+        undo=weights + state if config.train.on_spike == "skip" else 0,
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from unitsphere.bench.arms import RandomBatches
 from unitsphere.bench.measure import peak_of
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -21,7 +22,9 @@ from unitsphere.training.distributed.parallelize import gathered_dtype
 from unitsphere.training.forecast import fitting_rows, forecast, head_bytes, size
 from unitsphere.training.monitor import due
 from unitsphere.training.optim import OptimConfig
+from unitsphere.training.plan import build_trainer
 from unitsphere.training.resolve import resolve
+from unitsphere.training.step import update
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +128,19 @@ def test_attention_dropout_is_forecast_as_a_gpu_s_kernels_keep_it(tiny):
         config = dataclasses.replace(config, model=model)
         found.append(forecast(config, build_from("normformer", model, "meta"), SINGLE))
     assert found[0] == found[1]
+
+
+def test_the_copy_by_which_a_step_is_undone_is_forecast(tiny):
+    config = resolve(tiny("ngpt", on_spike="skip"), None)
+    batches = RandomBatches(config.model.vocab_size, config.data.context, config.rows)
+    trainer = build_trainer(config, batches)
+    for step in range(2):
+        update(trainer, step)
+    kept = sum(tensor.nbytes for tensor in trainer.guard.kept.values() if tensor.dim())
+    found = forecast(config, trainer.model, SINGLE)
+    assert found.undo == kept == found.weights + found.optimizer
+    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, on_spike="stop"))
+    assert forecast(plain, trainer.model, SINGLE).memory == found.memory - kept
 
 
 def test_as_many_rows_as_fit(tiny):
