@@ -23,6 +23,7 @@ from unitsphere.training.distributed.processes import check_alike, on_all_ranks
 from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
 from unitsphere.training.forecast import check_optimizer, shapes_of
 from unitsphere.training.load import check_start
+from unitsphere.training.optim.constraint import FROBENIUS
 from unitsphere.training.recipes import load_recipe, no_run
 from unitsphere.training.transfer import closed
 
@@ -192,10 +193,10 @@ def check_model(config: RunConfig) -> None:
         raise UserError(f"a model of these sizes cannot be built: {said}") from error
     if config.optim.logit_power is not None:
         model.logit_scale()  # refused here, not in the first step
-    zero = getattr(config.model, "zero_outputs", "none")
-    if zero != "none" and config.optim.constrained.kind == "hyperball":
+    zero, kind = getattr(config.model, "zero_outputs", "none"), config.optim.constrained.kind
+    if zero != "none" and kind in FROBENIUS:
         raise UserError(
-            f"model.zero_outputs {zero} starts matrices at zero, whose norm hyperball would keep "
+            f"model.zero_outputs {zero} starts matrices at zero, whose norm {kind} would keep "
             f"(optim.name {config.optim.name}): set model.zero_outputs none"
         )
     if config.train.precision == "bf16-storage":

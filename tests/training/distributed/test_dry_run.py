@@ -215,10 +215,14 @@ EXPERTS = ["--model.n_experts=4", "--model.top_k=2"]
             ["--model.zero_outputs=all", "--optim.name=muonh", "--optim.weight_decay=0"],
             "model.zero_outputs all starts matrices at zero",
         ),
+        (
+            ["--model.zero_outputs=branches", "--optim.constraint.kind=frobenius"],
+            "starts matrices at zero, whose norm frobenius would keep",
+        ),
     ],
 )
 def test_a_dry_run_refuses_what_a_run_refuses(options, why, source, tmp_path, capsys):
-    recipe = "gpt-plus" if "--optim.name=muonh" in options else "ngpt"
+    recipe = "gpt-plus" if "zero_outputs" in options[0] else "ngpt"
     command = ["train", f"quickstart/{recipe}", "--data.source", str(source)]
     command += ["--data.tokenizer=bytes"]
     said = []

@@ -319,9 +319,12 @@ def test_what_does_not_fit_is_refused():
             settings("muon", turns=2, constraint=constraint)
     model = build("gpt", **SMALL)
     torch.nn.init.zeros_(model.blocks[0].mlp.W_oMLP.weight)
-    config = OptimConfig(name="muonh")
-    with pytest.raises(UserError, match=r"W_oMLP.*starts at zero"):
-        constrain(model, build_optimizer(model, config), config=config.constrained)
+    for config in (
+        OptimConfig(name="muonh"),
+        OptimConfig(constraint=ConstraintConfig("frobenius")),
+    ):
+        with pytest.raises(UserError, match=r"W_oMLP.*starts at zero"):
+            constrain(model, build_optimizer(model, config), config=config.constrained)
 
 
 def test_a_state_from_before_these_keys_continues():

@@ -129,8 +129,8 @@ def constrain(
     check_held(weights, optimizers)
     if remembered:
         check_width(weights, config.kind)
-    if config.kind == "hyperball":
-        check_length(weights)
+    if config.kind in FROBENIUS:
+        check_length(weights, config.kind)
     if now:
         for name, constraint in bounds.items():
             constraint.project_(weights[name])
@@ -229,11 +229,11 @@ def check_width(weights: Mapping[str, nn.Parameter], kind: ConstraintKind) -> No
             )
 
 
-def check_length(weights: Mapping[str, nn.Parameter]) -> None:
+def check_length(weights: Mapping[str, nn.Parameter], kind: ConstraintKind) -> None:
     """Raise UserError for a matrix of zeros: at a constant norm it would stay that for ever."""
     for name, weight in weights.items():
         if not weight.is_meta and not length(weight.detach(), WHOLE).all():
             raise UserError(
-                f"constraint 'hyperball' keeps each matrix's norm, and {name} starts at zero, "
+                f"constraint '{kind}' keeps each matrix's norm, and {name} starts at zero, "
                 "where it would stay: give it another start"
             )
