@@ -250,7 +250,7 @@ def test_sizes_and_arms_are_checked():
         arm_config("ngpt:compile", TINY)
     with pytest.raises(UserError, match="unknown recipe 'gpt3'"):
         arm_config("gpt3", TINY)
-    with pytest.raises(UserError, match="has 32 tokens a step, the others have 16"):
+    with pytest.raises(UserError, match="has 32 tokens per step, the others have 16"):
         arm_config("ngpt:train.batch_tokens=32", TINY)
 
 

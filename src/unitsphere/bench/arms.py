@@ -120,7 +120,7 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
     config = with_overrides(recipe, shared | changes)
     if config.train.batch_tokens != sizes.tokens:
         raise UserError(
-            f"the arm {arm} has {config.train.batch_tokens} tokens a step, the others have "
+            f"the arm {arm} has {config.train.batch_tokens} tokens per step, the others have "
             f"{sizes.tokens}: leave out train.batch_tokens and give --tokens for all"
         )
     return config
