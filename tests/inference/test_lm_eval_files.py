@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 from pathlib import Path
 
@@ -84,6 +85,22 @@ def test_a_plain_task_file_is_evaluated(task):
     Path("mine.yaml").write_text(task)
     found = figures(run_tasks(Rehearsal(), ["mine.yaml"]))
     assert found["mine"]["items"] == 1
+
+
+class Unlikely(Rehearsal):
+    """A text that is so unlikely that its perplexity per word is more than a float holds."""
+
+    def loglikelihood_rolling(self, requests):
+        return [-1000.0 for _ in requests]
+
+
+def test_a_perplexity_that_no_float_holds_is_infinite_and_its_task_has_the_others():
+    metrics = "[{metric: word_perplexity}, {metric: bits_per_byte}]"
+    Path("mine.yaml").write_text(ROLLING.replace("[{metric: bits_per_byte}]", metrics))
+    write_items({"text": "a" * 500})
+    found = figures(run_tasks(Unlikely(), ["mine.yaml"]))["mine"]["metrics"]
+    assert found["word_perplexity"] == {"value": math.inf, "standard_error": None}
+    assert found["bits_per_byte"]["value"] == pytest.approx(2 / math.log(2))
 
 
 FILTERS = """

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from unitsphere.errors import UserError
-from unitsphere.training.folder import add_evaluation, locked, read_evaluations
+from unitsphere.training.folder import EVALUATIONS, add_evaluation, locked, read_evaluations
 
 
 def evaluation(step: int) -> dict:
@@ -22,6 +22,12 @@ def test_an_evaluation_replaces_the_one_of_the_same_step(tmp_path):
     add_evaluation(tmp_path, evaluation(1))
     add_evaluation(tmp_path, evaluation(1) | {"tokens": 9})
     assert [found["tokens"] for found in read_evaluations(tmp_path)] == [9]
+
+
+def test_an_evaluation_with_an_infinite_figure_is_kept_as_json_and_read_back(tmp_path):
+    add_evaluation(tmp_path, evaluation(1) | {"tasks": {"text": {"value": float("inf")}}})
+    assert "Infinity" not in (tmp_path / EVALUATIONS).read_text()
+    assert [found["tasks"] for found in read_evaluations(tmp_path)] == [{"text": {"value": None}}]
 
 
 def test_a_folder_is_held_once_and_removed_if_it_stays_empty(tmp_path):

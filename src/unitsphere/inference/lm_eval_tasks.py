@@ -9,9 +9,11 @@ import contextlib
 import importlib.util
 import io
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -97,13 +99,21 @@ def rehearse(task: Any, shots: int | None, trusted: bool) -> None:
 def harness(lm: "LM", tasks: Sequence["Task"], **settings: Any) -> dict[str, Any]:
     """The harness's evaluation of a model on tasks."""
     from lm_eval import evaluator
+    from lm_eval.api import metrics
     from lm_eval.tasks import TaskManager
+
+    from unitsphere.training.evaluate.text import perplexity
 
     evaluate: Callable[..., Mapping[str, Any] | None] = evaluator.simple_evaluate
     # Nobody reads the commit that it asks git for (outside a checkout git would complain), or what
     # it finds installed, which takes seconds.
-    with mock.patch.multiple(
-        evaluator, create=True, get_git_commit_hash=lambda: None, add_env_info=lambda found: None
+    nothing = {"get_git_commit_hash": lambda: None, "add_env_info": lambda found: None}
+    # A text without spaces is one word: its perplexity may be more than a float holds, and then
+    # the harness would end with an OverflowError after all items have been scored.
+    unfailing = SimpleNamespace(**(vars(math) | {"exp": perplexity}))
+    with (
+        mock.patch.multiple(evaluator, create=True, **nothing),
+        mock.patch.object(metrics, "math", unfailing),
     ):
         found = evaluate(
             model=lm,
@@ -164,6 +174,6 @@ def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
         error = values.get(key.replace(name, f"{name}_stderr", 1))
         named[key if len(filters) > 1 else name] = {
             "value": value,
-            "standard_error": error if isinstance(error, float) else None,
+            "standard_error": error if isinstance(error, float) and math.isfinite(error) else None,
         }
     return named

@@ -16,7 +16,7 @@ from os.path import exists
 from pathlib import Path
 from typing import Any
 
-from unitsphere.config import read_json, to_dict
+from unitsphere.config import json_text, read_json, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.data.prepare import absolute
 from unitsphere.data.shards import is_prepared
@@ -180,7 +180,7 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
 
     with replacing(out / EVALUATIONS):  # several may be made at once
         kept = [record for record in read_evaluations(out) if what(record) != what(found)]
-        write_text(out / EVALUATIONS, "".join(json.dumps(r) + "\n" for r in [*kept, found]))
+        write_text(out / EVALUATIONS, "".join(json_text(r, None) + "\n" for r in [*kept, found]))
 
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
