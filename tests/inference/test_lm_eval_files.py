@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from unitsphere.errors import UserError
 pytest.importorskip("lm_eval")
 os.environ["HF_HUB_OFFLINE"] = "1"
 from unitsphere.inference.lm_eval_files import KINDS, PlainLoader, check_task
-from unitsphere.inference.lm_eval_model import Rehearsal
+from unitsphere.inference.lm_eval_model import HarnessLM, Rehearsal
 from unitsphere.inference.lm_eval_tasks import figures, run_tasks
 
 LOCAL = "!function unitsphere.inference.lm_eval_data.local"
@@ -101,6 +102,13 @@ def test_a_perplexity_that_no_float_holds_is_infinite_and_its_task_has_the_other
     found = figures(run_tasks(Unlikely(), ["mine.yaml"]))["mine"]["metrics"]
     assert found["word_perplexity"] == {"value": math.inf, "standard_error": None}
     assert found["bits_per_byte"]["value"] == pytest.approx(2 / math.log(2))
+
+
+def test_a_choice_that_is_one_token_with_its_context_is_an_error():
+    text = SimpleNamespace(separator=0, encode=lambda text: [len(text.split())])
+    lm = HarnessLM(SimpleNamespace(objective="clm"), text, max_length=8)
+    with pytest.raises(UserError, match="'ples' adds no token to the text before it"):
+        lm.loglikelihood([SimpleNamespace(args=("ap", "ples"))])
 
 
 FILTERS = """

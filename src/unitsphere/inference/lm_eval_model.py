@@ -92,6 +92,12 @@ class HarnessLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[Answer]:
+        for (_, text), _, continuation in requests:
+            if not continuation:  # its likelihood would be 1, that of the best choice
+                raise UserError(
+                    f"{text!r:.60} adds no token to the text before it, so it cannot be scored: "
+                    "begin it with a space, or set the task's target_delimiter"
+                )
         return self.answers([(context, continuation) for _, context, continuation in requests])
 
     def answers(self, requests: Sequence[Scored]) -> list[Answer]:
