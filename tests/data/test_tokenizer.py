@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from unitsphere.data.documents import PIECE, read_documents
 from unitsphere.data.sources import find_files
@@ -40,6 +42,45 @@ def test_separators_in_text_are_text() -> None:
     assert BPE.decode(BPE.encode(text)) == text
     assert BPE.decode([BPE.separator, *BPE.encode("x")]) == "x"
     assert BYTES.decode([0, 104, 105]) == "hi"
+
+
+def unigram() -> Backend:
+    """As T5's: the model itself knows the separator as a piece of text, the likeliest of all."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((c, -9.0) for c in "▁abs<>/")]
+    backend = Backend(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return backend
+
+
+def test_a_separator_that_the_model_itself_knows_is_text_too(tmp_path: Path) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    text = "<s>a</s></s> b</s>"
+    assert loaded.separator == 1
+    assert loaded.separator not in loaded.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    found = loaded.encode_batch(["a b", text])
+    assert [ids.tolist() for ids in found] == [loaded.encode("a b"), loaded.encode(text)]
+
+
+def test_a_separator_that_is_not_special_is_text_too(tmp_path: Path) -> None:
+    document = json.loads(BPE.json)
+    document["added_tokens"][0]["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    loaded, text = load_tokenizer(tmp_path), "a<|endoftext|>b"
+    assert loaded.separator not in loaded.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+
+
+def test_a_character_that_is_the_separator_is_refused(tmp_path: Path) -> None:
+    backend = unigram()
+    backend.normalizer = normalizers.Replace("b", "</s>")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="makes 'b' its separator, which no text may hold"):
+        loaded.encode("ab")
 
 
 def test_half_a_character_decodes_to_a_replacement() -> None:

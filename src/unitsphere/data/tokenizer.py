@@ -108,14 +108,40 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         with self._failing("encode a text"):
-            return self._backend.encode(text, add_special_tokens=False).ids
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        if self.separator not in encoding.ids:
+            return encoding.ids
+        parts = self._parts(text, zip(encoding.ids, encoding.offsets, strict=True))
+        return [token for part in parts for token in self.encode(part)]
+
+    def _parts(self, text: str, found: Iterable[tuple[int, tuple[int, int]]]) -> Iterator[str]:
+        """A text cut within all that became the separator, after its first character.
+
+        The model of a Unigram tokenizer knows "</s>" as a piece of text, as special as it may be.
+        """
+        start = 0
+        for token, (begin, end) in found:
+            if token != self.separator:
+                continue
+            if end - begin < 2:
+                raise UserError(
+                    f"the tokenizer {self._where} makes {text[begin:end]!r} its separator, which "
+                    "no text may hold: take another tokenizer, or leave it out of the text"
+                )
+            yield text[start : begin + 1]
+            start = begin + 1
+        yield text[start:]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         import numpy as np
 
         with self._failing("encode a text"):
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        return [
+            np.array(self.encode(text), np.uint32) if (ids == self.separator).any() else ids
+            for text, ids in zip(texts, found, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         with self._failing("decode tokens"):
