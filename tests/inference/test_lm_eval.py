@@ -17,6 +17,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.data.tokenizer import ByteTokenizer
 from unitsphere.errors import UserError
+from unitsphere.inference import lm_eval_tasks
 from unitsphere.training.folder import read_evaluations
 
 pytest.importorskip("lm_eval")
@@ -266,6 +267,23 @@ def test_a_checkpoint_is_evaluated_and_kept_with_its_run(capsys, tmp_path):
     assert kept["tasks"] == found["tasks"]
     assert main(["eval", str(checkpoint.with_name("step-00000029")), "--tasks", "copa"]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_figures_are_kept_under_the_checkpoint_that_was_loaded(monkeypatch, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree("run", run)
+    (run / "tasks.jsonl").unlink(missing_ok=True)
+    asked = lm_eval_tasks.run_tasks
+
+    def while_the_run_trains_on(*arguments, **settings):
+        found = asked(*arguments, **settings)
+        shutil.rmtree(run / "checkpoints" / "step-00000030")  # as training drops old ones
+        return found
+
+    monkeypatch.setattr(lm_eval_tasks, "run_tasks", while_the_run_trains_on)
+    options = ["--tasks", "copa", "--task-data", "data", "--limit", "2"]
+    assert main(["eval", str(run), *options]) == 0
+    assert [kept["step"] for kept in read_evaluations(run)] == [30]
 
 
 def test_eval_of_text_and_of_a_task_file_beside_its_data(capsys):

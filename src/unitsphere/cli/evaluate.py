@@ -15,6 +15,7 @@ from unitsphere.cli.scores import (
     keep,
     pair_figures,
     pair_source,
+    pinned,
     print_positions,
     print_tasks,
     refuse_pair_options,
@@ -23,6 +24,7 @@ from unitsphere.cli.scores import (
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
+    from unitsphere.training.checkpoint.store import State
     from unitsphere.training.config import RunConfig
     from unitsphere.training.load import LoadedRun
 
@@ -117,7 +119,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_scored(args.data)
-    loaded = load_run(args.run, args.device, weights=args.weights)
+    path, state = pinned(args.run) if args.tasks else (args.run, None)
+    loaded = load_run(path, args.device, weights=args.weights)
     own = loaded.config.objective
     if args.objective not in (None, own):
         raise UserError(
@@ -129,7 +132,7 @@ def run(argv: list[str]) -> int:
     if args.data is None and not args.tasks:
         check_own_data(args.run, loaded.config)
     found = {} if args.tasks and args.data is None else evaluations(args, loaded)
-    tasks = on_tasks(args, loaded) if args.tasks else {}
+    tasks = on_tasks(args, loaded, state) if args.tasks else {}
     if args.json:
         first = next(iter(found.values()), dict.fromkeys(NOTHING))
         by_context = found if args.context else {}
@@ -203,10 +206,11 @@ def position_evaluations(
     return {context: one.record() for context, one in found.items()}
 
 
-def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
+def on_tasks(args: Eval, run: "LoadedRun", state: "State | None") -> dict[str, Any]:
     """Task -> items, shots and metrics with their standard errors; the model in fp32.
 
-    The run's folder keeps the figures too, unless they are of averaged weights.
+    The run's folder keeps the figures too, under the `state` of the checkpoint that was loaded,
+    unless they are of averaged weights.
     """
     from unitsphere.inference import lm_eval_tasks
 
@@ -228,7 +232,7 @@ def on_tasks(args: Eval, run: "LoadedRun") -> dict[str, Any]:
     )
     found = lm_eval_tasks.figures(document)
     if args.weights == "last":
-        keep(args.run, context, found)
+        keep(args.run, state, context, found)
     return found
 
 

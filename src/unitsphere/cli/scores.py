@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unitsphere.data.documents import PairFields
     from unitsphere.data.pairs import Pair
     from unitsphere.inference.translate import Search
+    from unitsphere.training.checkpoint.store import State
     from unitsphere.training.evaluate.text import Evaluation
     from unitsphere.training.load import LoadedRun
 
@@ -151,19 +152,34 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         )
 
 
-def keep(path: Path, context: int, found: Mapping[str, Any]) -> None:
-    """Add the figures of tasks to the run's tasks.jsonl, from which `report` draws accuracy.
+def pinned(path: Path) -> "tuple[Path, State | None]":
+    """The checkpoint to load for a run or checkpoint, and its state; other paths as they are.
 
-    path: the run's folder. An exported model has no step and keeps nothing.
+    A run may go on training while it is evaluated: its newest checkpoint is then another one at the
+    end, and this one may be gone.
     """
     from unitsphere.training.checkpoint.store import load_state
-    from unitsphere.training.folder import CHECKPOINTS, add_evaluation, run_and_checkpoint
+    from unitsphere.training.folder import CHECKPOINTS, CONFIG, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
 
     folder, wanted = run_and_checkpoint(path)
-    if not (folder / CHECKPOINTS).is_dir():
+    if not (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
+        return path, None
+    checkpoint = chosen_checkpoint(folder, wanted)
+    return checkpoint, load_state(checkpoint)
+
+
+def keep(path: Path, state: "State | None", context: int, found: Mapping[str, Any]) -> None:
+    """Add the figures of tasks to the run's tasks.jsonl, from which `report` draws accuracy.
+
+    path: the run's folder, or one of its checkpoints; state: that of the weights. An exported model
+    has none and keeps nothing.
+    """
+    from unitsphere.training.folder import add_evaluation, run_and_checkpoint
+
+    if state is None:
         return
-    state = load_state(chosen_checkpoint(folder, wanted))
+    folder, _ = run_and_checkpoint(path)
     record = {"step": state.step, "tokens": state.tokens, "context": context, "tasks": dict(found)}
     try:
         add_evaluation(folder, record)
