@@ -17,6 +17,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.inference.generate import generate, generate_text
 from unitsphere.report.model_card import origin, sample, without_folders
+from unitsphere.training import load
 from unitsphere.training.archive import pack
 from unitsphere.training.recipes import load_recipe
 
@@ -580,6 +581,20 @@ def test_an_earlier_checkpoint_is_exported_with_its_own_figures(folder, capsys, 
     early = load_file(Path("hf-early", "model.safetensors"))
     assert all(torch.equal(newest[0][name], newest[1][name]) for name in newest[0])
     assert any(not torch.equal(newest[0][name], early[name]) for name in early)
+    # A run that trains on: its last checkpoint is written after the one before was loaded.
+    hidden = last.rename("hidden")
+    load_run = load.load_run
+
+    def and_train_on(*arguments, **settings):
+        found = load_run(*arguments, **settings)
+        hidden.rename(last)
+        return found
+
+    monkeypatch.setattr(load, "load_run", and_train_on)
+    assert main(["export", "run-twice", "--out", "hf-live"]) == 0
+    live = load_file(Path("hf-live", "model.safetensors"))
+    assert all(torch.equal(live[name], early[name]) for name in early)
+    assert "| steps | 10 of 20 |" in Path("hf-live", "README.md").read_text()
     shutil.rmtree("run-twice")
     capsys.readouterr()
 

@@ -15,7 +15,7 @@ from unitsphere.cli.scores import (
     keep,
     pair_figures,
     pair_source,
-    pinned,
+    pinned_state,
     print_positions,
     print_tasks,
     refuse_pair_options,
@@ -119,7 +119,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
 
     check_scored(args.data)
-    path, state = pinned(args.run) if args.tasks else (args.run, None)
+    path, state = pinned_state(args.run) if args.tasks else (args.run, None)
     loaded = load_run(path, args.device, weights=args.weights)
     own = loaded.config.objective
     if args.objective not in (None, own):

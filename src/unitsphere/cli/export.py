@@ -45,14 +45,15 @@ def run(argv: list[str]) -> int:
     """Export and say how near the logits are."""
     args = parse(Export, argv, "export")
     from unitsphere.inference.hf.export import check_transformers
-    from unitsphere.training.load import load_run
+    from unitsphere.training.load import load_run, pinned
 
     check_transformers()
     refuse_archive(args.run, "export")
-    loaded = load_run(args.run, args.device, weights=args.weights)
+    path = pinned(args.run)  # the card is written later, and the run may train on
+    loaded = load_run(path, args.device, weights=args.weights)
     if is_exported_folder(args.run):
         raise UserError(f"{args.run} is an exported folder already: give the run folder")
-    made = export(args.run, loaded, args.out, args.weights)
+    made = export(path, loaded, args.out, args.weights)
     if args.json:
         print_json(dataclasses.asdict(made))
         return 0

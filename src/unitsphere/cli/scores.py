@@ -152,21 +152,18 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         )
 
 
-def pinned(path: Path) -> "tuple[Path, State | None]":
+def pinned_state(path: Path) -> "tuple[Path, State | None]":
     """The checkpoint to load for a run or checkpoint, and its state; other paths as they are.
 
-    A run may go on training while it is evaluated: its newest checkpoint is then another one at the
-    end, and this one may be gone.
+    A run may train on while it is evaluated, and this checkpoint may be gone at the end.
     """
     from unitsphere.training.checkpoint.store import load_state
-    from unitsphere.training.folder import CHECKPOINTS, CONFIG, run_and_checkpoint
-    from unitsphere.training.load import chosen_checkpoint
+    from unitsphere.training.folder import run_and_checkpoint
+    from unitsphere.training.load import pinned
 
-    folder, wanted = run_and_checkpoint(path)
-    if not (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
-        return path, None
-    checkpoint = chosen_checkpoint(folder, wanted)
-    return checkpoint, load_state(checkpoint)
+    path = pinned(path)
+    _, checkpoint = run_and_checkpoint(path)
+    return path, None if checkpoint is None else load_state(checkpoint)
 
 
 def keep(path: Path, state: "State | None", context: int, found: Mapping[str, Any]) -> None:

@@ -132,19 +132,20 @@ def exported(run: Path, cache: Path) -> Path:
     An exported folder is served as it is. Raises UserError for a run that cannot be served.
     """
     from unitsphere.cli.export import export, is_exported_folder, refuse_archive
-    from unitsphere.training.load import load_run
+    from unitsphere.training.load import load_run, pinned
 
     refuse_archive(run, "serve")
     if is_exported_folder(run):
         check_causal(run, load_run(run, "cpu").config.objective)
         return run
-    folder = cache / content(run)
+    path = pinned(run)  # a run that trains on has another one a moment later
+    folder = cache / content(run, path)
     if not folder.is_dir():
-        loaded = load_run(run, "cpu")
+        loaded = load_run(path, "cpu")
         check_causal(run, loaded.config.objective)
         print(f"exporting {run} to {folder}", file=sys.stderr)
         try:
-            export(run, loaded, folder)
+            export(path, loaded, folder)
         except UserError:
             if not folder.is_dir():  # else another process has made it in the meantime
                 raise
@@ -157,15 +158,18 @@ def check_causal(run: Path, objective: str) -> None:
         raise UserError(f"serve needs a run with objective clm, and {run} has {objective}")
 
 
-def content(run: Path) -> str:
-    """A key of what an export of the run or checkpoint is made of, and of the exporter."""
+def content(run: Path, path: Path) -> str:
+    """A key of what an export of the run or checkpoint is made of, and of the exporter.
+
+    path: the checkpoint of `run` that is exported.
+    """
     from unitsphere import __version__
     from unitsphere.inference.hf import export
     from unitsphere.training.checkpoint import store as checkpoint
     from unitsphere.training.folder import CONFIG, TOKENIZER, run_and_checkpoint
     from unitsphere.training.load import chosen_checkpoint
 
-    folder, wanted = run_and_checkpoint(run)
+    folder, wanted = run_and_checkpoint(path)
     taken = chosen_checkpoint(folder, wanted)
     digest = hashlib.sha256(__version__.encode())
     modeling = Path(export.__file__).with_name(f"{export.MODELING}.py")

@@ -149,6 +149,18 @@ def chosen_checkpoint(run: Path, wanted: Path | None = None) -> Path:
     return folder
 
 
+def pinned(path: Path) -> Path:
+    """The checkpoint that `load_run` loads for a run folder; another path as it is.
+
+    For who asks several times: a run that trains on has another newest checkpoint by then. Raises
+    the errors of `chosen_checkpoint`.
+    """
+    folder, wanted = run_and_checkpoint(path)
+    if not (folder / CHECKPOINTS).is_dir() or not (folder / CONFIG).is_file():
+        return path
+    return chosen_checkpoint(folder, wanted)
+
+
 def last_state(out: Path) -> State | None:
     """The state of the newest complete checkpoint; None if nothing was saved yet.
 
