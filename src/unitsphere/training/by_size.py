@@ -286,7 +286,7 @@ def rate_factor(
 
 
 def decay_by_steps(rate: float, m: Ratios) -> float:
-    """1/(rate · m_T/m_B) (Wang and Aitchison, arXiv 2405.13698): `rate` is optim.lr by the base's.
+    """1/(rate · m_T/m_B) (Wang and Aitchison, arXiv 2405.13698); rate: optim.lr ÷ the base's.
 
     The decay of a whole run, the sum of lr · weight_decay over its steps, stays the base's: AdamW
     averages its updates over the same share of the run.
