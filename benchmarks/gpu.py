@@ -39,7 +39,7 @@ TESTS = {
 """Part -> files of tests. Those of fla are apart: its kernels take minutes to tune themselves."""
 
 STEP = "--rounds 5 --steps 3 --warmup 5"
-SMALL = "--d_model 384 --layers 8 --heads 6 " + STEP
+SMALL = "--d_model 384 --layers 8 --heads 6 --micro_batch 16 " + STEP
 TOY_STEP = (
     "--device cpu --d_model 32 --layers 1 --heads 2 --context 16 --tokens 32 --vocab 64 "
     "--rounds 2 --steps 1 --warmup 1"

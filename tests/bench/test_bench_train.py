@@ -125,6 +125,7 @@ def test_the_verb_says_by_its_status_that_an_arm_is_left_out(quick, capsys, form
         (UserError("it differs"), "it differs"),
         (torch.OutOfMemoryError("too large"), "out of GPU memory"),
         (Unsupported("a call\n  Hint: none", "break"), "torch cannot compile it: a call"),
+        (RuntimeError("no such kernel\nframe #0"), "torch cannot run it: no such kernel"),
     ],
 )
 def test_an_arm_that_fails_is_left_out_and_the_baseline_s_ends_the_bench(

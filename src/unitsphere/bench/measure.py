@@ -35,6 +35,7 @@ RESAMPLES = 10_000
 REPEATS = 7
 DRIFT = 0.02
 """A ceiling that moves by more than this between start and end is reported."""
+LONGEST = 15
 METHODS = {
     "cuda": "torch.cuda.max_memory_allocated",
     "cpu": "allocations of torch's CPU allocator, by its profiler",
@@ -239,11 +240,25 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def kernels_of(call: Callable[[], object], device: torch.device) -> int | None:
-    """How many CUDA kernels `call` starts, copies and fills left out; None on a CPU."""
+def kernels_of(call: Callable[[], object], device: torch.device) -> dict[str, Any] | None:
+    """The CUDA kernels that `call` starts, copies and fills left out; None on a CPU.
+
+    `calls` and `ms` are of all of them, `longest` of each of the LONGEST that take most time.
+    """
     if device.type != "cuda":
         return None
-    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in _on_gpu(call))
+    found: dict[str, dict[str, Any]] = {}
+    for event in _on_gpu(call):
+        if not event.name.startswith(("Memcpy", "Memset")):
+            kernel = found.setdefault(event.name, {"name": event.name[:120], "calls": 0, "ms": 0.0})
+            kernel["calls"] += 1
+            kernel["ms"] += event.time_range.elapsed_us() / 1e3
+    ordered = sorted(found.values(), key=lambda kernel: -kernel["ms"])
+    return {
+        "calls": sum(kernel["calls"] for kernel in ordered),
+        "ms": sum(kernel["ms"] for kernel in ordered),
+        "longest": ordered[:LONGEST],
+    }
 
 
 def own_time(call: Callable[[], object], device: torch.device) -> float:

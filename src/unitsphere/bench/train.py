@@ -83,15 +83,15 @@ class Arm:
     off: float | None
     times: list[float] = dataclasses.field(default_factory=list)
     peak: int = 0
-    kernels: int | None = None
+    kernels: dict[str, Any] | None = None
 
 
 def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> dict[str, Any]:
     """Everything that the verb reports, as plain values.
 
     Raises UserError for an unknown arm, and for a baseline that computes another thing than its
-    reference. Another arm that does, for which there is no memory, or that torch cannot compile, is
-    left out and named.
+    reference. Another arm that does, for which there is no memory, or that torch cannot compile or run,
+    is left out and named.
     """
     check_names(names)
     for name in names:  # a mistake in the last one is told before minutes of measuring
@@ -122,10 +122,16 @@ def start_others(arms: list[Arm], names: Sequence[str], sizes: Sizes, end: float
         except torch.OutOfMemoryError:
             left[name] = "out of GPU memory: give --micro_batch a lower value"
         except TorchDynamoException as error:
-            left[name] = f"torch cannot compile it: {str(error).splitlines()[0]}"
+            left[name] = f"torch cannot compile it: {first_line(error)}"
+        except RuntimeError as error:  # an operation that this device or this torch does not have
+            left[name] = f"torch cannot run it: {first_line(error)}"
         if name in left:
             say(f"{name} is left out: {left[name]}")
     return left
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def start(name: str, sizes: Sizes) -> Arm:
@@ -202,7 +208,9 @@ def figures(arm: Arm, sizes: Sizes) -> dict[str, Any]:
         "flops_per_second": operations,
         "mfu": None if peak is None else operations / peak,
         "peak_bytes": arm.peak,
-        "kernels": arm.kernels,
+        "kernels": arm.kernels and arm.kernels["calls"],
+        "kernels_ms": arm.kernels and arm.kernels["ms"],
+        "longest_kernels": arm.kernels and arm.kernels["longest"],
         "precision": trainer.plan.precision,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "off_by": arm.off,
