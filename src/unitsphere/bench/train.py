@@ -90,8 +90,8 @@ def bench_training(names: Sequence[str], sizes: Sizes, protocol: Protocol) -> di
     """Everything that the verb reports, as plain values.
 
     Raises UserError for an unknown arm, and for a baseline that computes another thing than its
-    reference. Another arm that does, for which there is no memory, or that torch cannot compile or run,
-    is left out and named.
+    reference. Another arm that does, for which there is no memory, or that torch cannot
+    compile or run, is left out and named.
     """
     check_names(names)
     for name in names:  # a mistake in the last one is told before minutes of measuring
@@ -131,6 +131,7 @@ def start_others(arms: list[Arm], names: Sequence[str], sizes: Sizes, end: float
 
 
 def first_line(error: Exception) -> str:
+    """The first line of torch's message, which goes on with hints or a trace."""
     return str(error).partition("\n")[0]
 
 
