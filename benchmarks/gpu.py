@@ -83,32 +83,19 @@ BENCHES = {
         0.7, "loss", "--bf16 --tokens 16384", "--device cpu --tokens 64 --d_model 32 --vocab 64"
     ),
     "step-0.5b": Part(
-        3.5, "--arms gpt-plus gpt-plus:kernels=off ngpt ngpt:kernels=off angpt", STEP, TOY_STEP
-    ),
-    "step-50m": Part(
-        2,
-        "--arms gpt-plus gpt-plus:train.compile=false ngpt ngpt:train.compile=false angpt",
-        SMALL,
-        TOY_STEP,
-    ),
-    "fp8-0.5b": Part(
-        3,
-        "--arms gpt-plus gpt-plus:train.precision=fp8 ngpt:train.precision=fp8",
+        5.5,
+        "--arms gpt-plus ngpt gpt-plus:train.precision=fp8 ngpt:train.precision=fp8 "
+        "unitsphere/best-0.5b angpt ngpt:kernels=off gpt-plus:train.micro_batch=4",
         STEP,
         TOY_STEP,
     ),
-    "best-0.5b": Part(2.5, "--arms gpt-plus unitsphere/best-0.5b", STEP, TOY_STEP),
-    "flex-50m": Part(
-        1.5,
-        "--arms gpt-plus gpt-plus:model.window=1024 ngpt:model.window=1024",
+    "step-50m": Part(
+        2.2,
+        "--arms gpt-plus ngpt angpt gpt-plus:train.compile=false ngpt:train.compile=false "
+        "gpt-plus:model.window=1024 ngpt:model.window=1024 "
+        "ngpt:train.recompute=selective ngpt:train.recompute=full",
         SMALL,
         TOY_STEP.replace("--context 16", "--context 2048").replace("--tokens 32", "--tokens 2048"),
-    ),
-    "memory-50m": Part(
-        1.5,
-        "--arms ngpt ngpt:train.recompute=selective ngpt:train.recompute=full",
-        SMALL,
-        TOY_STEP,
     ),
     "generate": Part(
         2,

@@ -131,9 +131,9 @@ def test_one_call_has_time_for_all_but_fla_and_the_next_for_fla(tmp_path, monkey
     assert f"\nGPU_MINUTES ?= {gpu.MINUTES}\n" in makefile
 
 
-def test_four_calls_of_nine_minutes_are_enough(tmp_path, monkeypatch):
+def test_three_calls_of_nine_minutes_are_enough(tmp_path, monkeypatch):
     calls = planned(9, tmp_path, monkeypatch)
-    assert [call[-1] for call in calls] == ["step-50m", "memory-50m", "compare", "fla"]
+    assert [call[-1] for call in calls] == ["step-0.5b", "compare", "fla"]
 
 
 def test_its_page_has_the_estimates_in_their_order():
@@ -186,9 +186,9 @@ def test_each_part_is_written_at_once_and_measured_only_once(tmp_path):
             raise subprocess.CalledProcessError(1, ["bench"])
         return {"of": name}
 
-    names = ["tests", "kernels", "loss", "best-0.5b"]
-    assert gpu.run_parts(names, 2.4, tmp_path, one) == ["kernels", "loss", "best-0.5b"]
-    assert asked == ["tests", "kernels", "loss"]  # 2.5 minutes for the last were not left
+    names = ["tests", "kernels", "loss", "step-50m"]
+    assert gpu.run_parts(names, 2.1, tmp_path, one) == ["kernels", "loss", "step-50m"]
+    assert asked == ["tests", "kernels", "loss"]  # 2.2 minutes for the last were not left
     assert json.loads((tmp_path / "tests.json").read_text())["result"] == {"of": "tests"}
     assert gpu.run_parts(names, 9, tmp_path, lambda name, seconds: {}) == []
     assert json.loads((tmp_path / "tests.json").read_text())["result"] == {"of": "tests"}

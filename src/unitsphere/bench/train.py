@@ -131,7 +131,7 @@ def start_others(arms: list[Arm], names: Sequence[str], sizes: Sizes, end: float
 
 
 def first_line(error: Exception) -> str:
-    """The first line of torch's message, which goes on with hints or a trace."""
+    """The first line of torch's message, before its hints or its trace."""
     return str(error).partition("\n")[0]
 
 
