@@ -23,6 +23,7 @@ from unitsphere.training.optim.muon import Muon, MuonConfig, NorMuonConfig, Orth
 from unitsphere.training.optim.orthogonal import (
     COEFFICIENTS,
     MINIMAX,
+    in_one_call,
     orthogonalise,
 )
 from unitsphere.training.optim.state import state_spec
@@ -167,6 +168,12 @@ def test_with_batched_stacks_of_experts_step_as_without(name):
             optimizer.step()
         moved.append(model.state_dict())
     torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=1e-5)
+
+
+def test_equal_matrices_share_a_call_on_a_gpu_unless_it_is_said():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
+    assert [in_one_call(None, device) for device in (cpu, gpu)] == [False, True]
+    assert [in_one_call(True, cpu), in_one_call(False, gpu)] == [True, False]
 
 
 @pytest.mark.parametrize("batched", [False, True])

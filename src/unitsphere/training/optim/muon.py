@@ -45,6 +45,7 @@ from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
     check_steps,
+    in_one_call,
     orthogonalise,
 )
 from unitsphere.training.optim.registry import Definition, Parameters
@@ -171,7 +172,8 @@ class Muon(Eager, torch.optim.Muon):
         for index, weight in enumerate(group["params"]):
             if weight.grad is None:
                 continue
-            one_call = group["batched"] and weight.dim() == 2 and not placements(weight)
+            shared = in_one_call(group["batched"], weight.device)
+            one_call = shared and weight.dim() == 2 and not placements(weight)
             key = (weight.shape, weight.dtype, weight.device) if one_call else index
             alike.setdefault(key, []).append((index, weight))
         return list(alike.values())
