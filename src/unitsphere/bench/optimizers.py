@@ -39,7 +39,6 @@ BASELINE = "adamw"
 DEFAULT = (
     BASELINE,
     *(name for name in OPTIMIZERS if name != BASELINE),
-    "muon:muon.batched=false",
     "muon:muon.batched=true",
 )
 """All of them, and Muon with Newton–Schulz of equal matrices in one batched call."""

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,15 +17,16 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
 from unitsphere.training.distributed.layout import Degrees
-from unitsphere.training.optim import OptimConfig, build_optimizer, optim_config_type
+from unitsphere.training.optim import OptimConfig, build_optimizer, muon, optim_config_type
 from unitsphere.training.optim.average import AverageConfig, averaged
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon, MuonConfig, NorMuonConfig, OrthogonalConfig
 from unitsphere.training.optim.orthogonal import (
     COEFFICIENTS,
     MINIMAX,
-    in_one_call,
+    STACK,
     orthogonalise,
+    per_call,
 )
 from unitsphere.training.optim.state import state_spec
 
@@ -170,10 +172,35 @@ def test_with_batched_stacks_of_experts_step_as_without(name):
     torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=1e-5)
 
 
-def test_equal_matrices_share_a_call_on_a_gpu_unless_it_is_said():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
-    assert [in_one_call(None, device) for device in (cpu, gpu)] == [False, True]
-    assert [in_one_call(True, cpu), in_one_call(False, gpu)] == [True, False]
+def test_equal_matrices_share_a_call_on_a_gpu_and_where_it_is_asked_for():
+    matrix = torch.empty(8, 16)
+    assert [per_call(matrix, batched) for batched in (False, True)] == [1, STACK // 128]
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 1), numel=lambda: 128)
+    assert per_call(on_gpu, False) == STACK // 128
+    assert per_call(torch.empty(STACK + 1, device="meta"), True) == 1
+
+
+def test_a_large_stack_is_stepped_in_several_calls(monkeypatch):
+    moved, calls = [], []
+    orthogonal = muon.orthogonalise
+
+    def counted(updates, *numbers):
+        calls.append(len(updates) if updates.dim() == 3 else 1)
+        return orthogonal(updates, *numbers)
+
+    monkeypatch.setattr(muon, "orthogonalise", counted)
+    for most in (1, 3 * 8 * 16, 99 * 8 * 16):
+        monkeypatch.setattr("unitsphere.training.optim.orthogonal.STACK", most)
+        calls.clear()
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.randn(8, 16, generator=generator).requires_grad_() for _ in range(7)]
+        for weight in weights:
+            weight.grad = torch.randn(8, 16, generator=generator)
+        muon.Muon(weights, batched=True).step()
+        moved.append(torch.stack([weight.detach() for weight in weights]))
+        assert calls == {1: [1] * 7, 3 * 8 * 16: [3, 3, 1], 99 * 8 * 16: [7]}[most]
+    for other in moved[1:]:
+        torch.testing.assert_close(other, moved[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -45,8 +45,8 @@ from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
     check_steps,
-    in_one_call,
     orthogonalise,
+    per_call,
 )
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import (
@@ -170,13 +170,15 @@ class Muon(Eager, torch.optim.Muon):
         """The weights to step, with their places in the group, in lists that share one call."""
         alike: dict[Any, list[tuple[int, Tensor]]] = {}
         for index, weight in enumerate(group["params"]):
-            if weight.grad is None:
-                continue
-            shared = in_one_call(group["batched"], weight.device)
-            one_call = shared and weight.dim() == 2 and not placements(weight)
-            key = (weight.shape, weight.dtype, weight.device) if one_call else index
-            alike.setdefault(key, []).append((index, weight))
-        return list(alike.values())
+            if weight.grad is not None:
+                whole_matrix = weight.dim() == 2 and not placements(weight)
+                key = (weight.shape, weight.dtype, weight.device) if whole_matrix else index
+                alike.setdefault(key, []).append((index, weight))
+        calls = []
+        for members in alike.values():
+            most = per_call(members[0][1], group["batched"])
+            calls += [members[n : n + most] for n in range(0, len(members), most)]
+        return calls
 
     def _update(self, weight: Tensor, index: int, group: dict[str, Any]) -> Tensor | None:
         """U, of which the direction is taken; None if it is the turn of others."""

@@ -103,18 +103,27 @@ class OrthogonalConfig:
     """momentum at the last step, if momentum_cooldown is not 0"""
     momentum_cooldown: int = 0
     """last steps of the run, in which the momentum goes to momentum_end in equal amounts"""
-    batched: bool | None = None
-    """matrices of one shape in one batched call; with weights spread over processes one by one, and
-    experts a layer at a time. None: on a GPU, where that is 3.4 times as fast; on a CPU it is
-    faster below a width of 128 only: docs/results/speed.md#the-step-of-each-optimizer"""
+    batched: bool = False
+    """matrices of one shape in one batched call on a CPU too, where that is faster below a width of
+    128 only: docs/results/speed.md#the-step-of-each-optimizer. Weights spread over processes are
+    stepped one by one, and experts a layer at a time"""
 
     def __post_init__(self) -> None:
         check_momentum(self)
 
 
-def in_one_call(batched: bool | None, device: torch.device) -> bool:
-    """Whether equal matrices on `device` share a call, as `optim.muon.batched` says."""
-    return device.type == "cuda" if batched is None else batched
+STACK = 2**27
+"""Most numbers in one batched call, 0.5 GiB in fp32, unless a single matrix has more."""
+
+
+def per_call(matrix: Tensor, batched: bool) -> int:
+    """How many matrices like this one share a call: 1 on a CPU, unless `batched`.
+
+    On a GPU Python needs longer to start the products of one matrix than these take.
+    """
+    if matrix.device.type != "cuda" and not batched:
+        return 1
+    return max(1, STACK // max(matrix.numel(), 1))
 
 
 def check_momentum(config: Any) -> None:
