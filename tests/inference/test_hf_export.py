@@ -342,6 +342,17 @@ def test_the_loss_of_labels_is_that_of_the_run(folder):
     assert model(tokens, labels=tokens).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ngpt", "hybrid", "recurrent"])
+def test_what_padding_predicts_gives_finite_gradients(folder, name):
+    """A collator that hides only the padding scores a text's first token after the last of it."""
+    model, tokenizer = loaded(folder / f"hf-{name}")
+    inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    assert not inputs["attention_mask"][0, 0]
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    model(**inputs, labels=labels).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_the_folder_needs_no_package_but_torch_and_transformers(folder):
     run = unitsphere.load(folder / "run-ngpt", "cpu")
     script = (

@@ -122,10 +122,13 @@ def wide(x: Tensor) -> Tensor:
 
 
 def unit_norm(x: Tensor) -> Tensor:
-    """x/‖x‖ along the last axis, computed in fp32 or wider and returned so; a zero stays zero."""
+    """x/‖x‖ along the last axis, computed in fp32 or wider and returned so; a zero stays zero.
+
+    It passes its gradient on: padding before a text is zero in a mixer.
+    """
     x = wide(x)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+    return x / length.masked_fill(length == 0, 1.0)
 
 
 def wide_linear(linear: nn.Linear, x: Tensor) -> Tensor:
