@@ -5,17 +5,23 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
+import torch
 from forked import Forked, wait_for
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
 
 import unitsphere
 from unitsphere.cli import main
 from unitsphere.cli.serve import check_causal, default_cache, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
+from unitsphere.inference.hf.engine import Work
+from unitsphere.inference.hf.requests import CompletionAsked
 from unitsphere.training.archive import pack
 
 SETTINGS = {
@@ -272,3 +278,18 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(UserError, match="--cache"):
         default_cache()
+
+
+def test_a_tokenizer_that_drops_the_first_space_keeps_the_one_after_the_prompt():
+    names = ["</s>", "▁The", "▁cat", "▁sat"]
+    backend = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="</s>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.add_special_tokens(["</s>"])
+    pieces = []
+    work = Work(CompletionAsked(), [0, *backend.encode("The cat").ids], 8, backend)
+    work.loop = SimpleNamespace(call_soon_threadsafe=lambda put, piece: pieces.append(piece))
+    work.put(torch.tensor([work.prompt]))
+    work.put(torch.tensor([3]))
+    work.put(torch.tensor([0]))
+    work.close()
+    assert pieces == [work.text, None] == [" sat", None]

@@ -139,6 +139,8 @@ class Work:
         self.stopped = False
         self.tail, self.given = "", 0
         self.decoder = DecodeStream([], skip_special_tokens=True)
+        for token in prompt:  # some tokenizers drop the space before the first token that they see
+            self.decoder.step(backend, token)
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         self.loop: asyncio.AbstractEventLoop
         self.done: asyncio.Future[None]
@@ -194,7 +196,8 @@ class Work:
     @property
     def text(self) -> str:
         """All of it, at the end."""
-        return self.backend.decode(self.ids, skip_special_tokens=True)
+        before, whole = map(self.backend.decode, (self.prompt, self.prompt + self.ids))
+        return whole[len(before) :]
 
     @property
     def finish_reason(self) -> str:
