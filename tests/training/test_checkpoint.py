@@ -241,6 +241,7 @@ def test_what_a_file_manager_or_a_network_disk_leaves_in_a_checkpoint_is_ignored
     model, optimizer = make(seed=1)
     tensors.load_model(root / "step-00000003", model)
     tensors.load_optimizer(root / "step-00000003", model, optimizer)
+    assert tensors.shapes_of_shards(root / "step-00000003")  # as of several processes
 
 
 def test_a_file_still_read_over_nfs_stays_until_the_next_pruning(root, monkeypatch):

@@ -27,6 +27,7 @@ from unitsphere.training.optim.state import check_state
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 DTYPES = {
     "F64": torch.float64,
@@ -201,10 +202,9 @@ def meta_tensors(file: Any) -> dict[str, Tensor]:
 
 def shapes_of_shards(folder: Path) -> dict[str, Tensor]:
     """Stored name -> a tensor on the meta device, of which processes have stored their shards."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    stored = reader(folder).read_metadata().state_dict_metadata
     return {
         name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
         for name, found in stored.items()
@@ -218,11 +218,19 @@ def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
         whole = whole_tensors(folder)
         if whole is not None and not any(map(placements, tensors.values())):
             return read_whole(whole, tensors)
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with readable(folder), single_process():
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(tensors, storage_reader=reader(folder), no_dist=True)
+
+
+def reader(folder: Path) -> "HuggingFaceStorageReader":
+    """torch's reader of shards, of the files that are a checkpoint's: it opens hidden ones too."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    found = HuggingFaceStorageReader(str(folder))
+    found.fs.ls = lambda path: [str(file) for file in parts(folder)]
+    return found
 
 
 @torch.no_grad()
