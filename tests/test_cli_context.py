@@ -137,6 +137,10 @@ def test_a_folder_of_something_else_stays_as_it_is(capsys, tmp_path, verb):
     [
         (["eval", "run-1", "--chunk", "8"], "--chunk needs --by_position"),
         (["eval", "run-1", "--chunk", "8", "--tasks", "text"], "--chunk needs --by_position"),
+        (["eval", "run-1", "--field", "body"], "--field needs --data"),
+        (["context", "run-1", "--field", "body"], "--field needs --data"),
+        (["quantize", "run-1", "--field", "body"], "--field needs --data"),
+        (["quantize", "run-1", "--tokens", "8", *DATA[:2]], "--tokens is of a validation split"),
         (["eval", "run-1", *DATA, "--by-position", "--chunk", "0"], "--chunk must be at least 1"),
         (["eval", "run-1", "--context", "6", "16", "--by-position"], "6 does not divide 16"),
         (["context", "run-1", "x=run-1"], "run-1 is given twice"),

@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import progress
 from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.scores import check_needs
 from unitsphere.cli.study import named_runs, report
 
 
@@ -30,8 +31,8 @@ class Context:
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """whole documents: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
     that prepare made; by default the first run's validation split"""
-    field: str = "text"
-    """the field of a JSONL line that holds the text"""
+    field: Annotated[str | None, arg(metavar="STR")] = None
+    """the field of a JSONL line that holds the text, by default text"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens of context, each a divisor of the longest; by default as in training, and doubled five
     times"""
@@ -52,6 +53,7 @@ def run(argv: list[str]) -> int:
     args = parse(Context, argv, "context")
     check_positive(chunk=args.chunk, per_document=args.per_document)
     check_contexts(args.context)
+    check_needs(args, "data", "field")
     arms = named_runs(args.runs)
     from unitsphere.data.prepare import check_scored
     from unitsphere.studies.context import KIND
@@ -60,7 +62,7 @@ def run(argv: list[str]) -> int:
     study = KIND.spec(
         arms,
         args.data,
-        args.field,
+        args.field or "text",
         args.context,
         args.per_document,
         args.chunk,

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from unitsphere.cli.output import print_json, print_table, progress
 from unitsphere.cli.parse import check_contexts, check_positive, parse
 from unitsphere.cli.scores import (
+    check_needs,
     check_sacrebleu,
     figures,
     keep,
@@ -64,8 +65,8 @@ class Eval:
     that prepare made; by default the run's validation split"""
     objective: Literal["clm", "mlm", "seq2seq"] | None = None
     """the run's objective, as a check: a run is scored only for the one it was trained with"""
-    field: str = "text"
-    """the field of a JSONL line that holds the text"""
+    field: Annotated[str | None, arg(metavar="STR")] = None
+    """the field of a JSONL line that holds the text, by default text"""
     source_field: Annotated[str | None, arg(metavar="STR")] = None
     """the field of a pair's line that holds the source; by default as in training"""
     target_field: Annotated[str | None, arg(metavar="STR")] = None
@@ -112,7 +113,9 @@ def run(argv: list[str]) -> int:
     args = parse(Eval, argv, "eval")
     check_contexts(args.context)
     check_task_options(args)
-    refuse_position_options(args)
+    check_needs(args, "by_position", "chunk", "per_document")
+    if not args.tasks:
+        check_needs(args, "data", *FIELDS.values())
     from unitsphere.data.prepare import check_scored
     from unitsphere.models.plans import fold_
     from unitsphere.training.folder import check_own_data
@@ -181,7 +184,7 @@ def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
         refuse_pair_options(args, own)
     from unitsphere.training.evaluate.text import scorers
 
-    with scorers(args.data, args.field) as scorer:
+    with scorers(args.data, args.field or "text") as scorer:
         score = scorer(run)
         return {context: figures(score(run.model, context)) for context in contexts}
 
@@ -193,7 +196,7 @@ def position_evaluations(
     from unitsphere.training.by_position import CHUNK, losses_by_position, open_documents
 
     check_positive(chunk=args.chunk, per_document=args.per_document)
-    with open_documents(run, args.data, args.field) as documents:
+    with open_documents(run, args.data, args.field or "text") as documents:
         found = losses_by_position(
             run.model,
             documents(),
@@ -313,9 +316,7 @@ def bits(figures: dict[str, Any]) -> str:
 def check_task_options(args: "Eval") -> None:
     """Raise UserError for options that contradict each other, or if lm-eval is missing."""
     if not args.tasks:
-        for name in ("task_data", "shots", "limit", "trust_task_code"):
-            if getattr(args, name) not in (None, False):
-                raise UserError(f"--{name} needs --tasks: give both, or leave it out")
+        check_needs(args, "tasks", "task_data", "shots", "limit", "trust_task_code")
         return
     from unitsphere.inference.lm_eval_tasks import check_lm_eval
 
@@ -329,10 +330,3 @@ def check_task_options(args: "Eval") -> None:
         raise UserError("--tasks goes without --by_position, --beam and --length_penalty")
     if args.task_data is not None and not args.task_data.exists():
         raise UserError(f"--task_data {args.task_data}: no such file or folder")
-
-
-def refuse_position_options(args: "Eval") -> None:
-    """Raise UserError for an option that only --by_position has."""
-    for name in ("chunk", "per_document"):
-        if getattr(args, name) is not None and not args.by_position:
-            raise UserError(f"--{name} needs --by_position: give both, or leave it out")

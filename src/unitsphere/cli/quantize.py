@@ -7,7 +7,12 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.scores import check_needs
 from unitsphere.cli.study import named_runs, report
+from unitsphere.errors import UserError
+
+TOKENS = 65536
+"""Tokens of the validation split that are scored unless asked otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +37,10 @@ class Quantize:
     13 of them"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """text to score: a file, JSONL, a folder, a quoted glob; by default a run's validation split"""
-    field: str = "text"
-    """the field of a JSONL line that holds the text"""
-    tokens: Annotated[int, arg(metavar="N")] = 65536
-    """tokens of the validation split that are scored, spread over it"""
+    field: Annotated[str | None, arg(metavar="STR")] = None
+    """the field of a JSONL line that holds the text, by default text"""
+    tokens: Annotated[int | None, arg(metavar="N")] = None
+    """tokens of the validation split that are scored, spread over it; by default 65536"""
     embeddings: bool = False
     """round the embedding and the output head too"""
     device: str = "auto"
@@ -50,15 +55,19 @@ def run(argv: list[str]) -> int:
     """Round, score, write and report."""
     args = parse(Quantize, argv, "quantize")
     check_positive(tokens=args.tokens)
+    check_needs(args, "data", "field")
     arms = named_runs(args.runs)
+    from unitsphere.data.shards import is_prepared
     from unitsphere.studies.quantize import FORMATS, KIND
 
+    if args.tokens is not None and args.data is not None and not is_prepared(args.data):
+        raise UserError("--tokens is of a validation split, a text is scored whole: leave it out")
     study = KIND.spec(
         arms,
         args.formats or FORMATS,
         args.data,
-        args.field,
-        args.tokens,
+        args.field or "text",
+        args.tokens or TOKENS,
         args.embeddings,
         args.device,
     )

@@ -46,6 +46,13 @@ class PairSource:
     """`tokenizer.text_lost` of the text"""
 
 
+def check_needs(args: Any, needed: str, *names: str) -> None:
+    """Raise UserError for an option that is given without the one that it needs."""
+    for name in names if not getattr(args, needed) else ():
+        if getattr(args, name) not in (None, False):
+            raise UserError(f"--{name} needs --{needed}: give both, or leave it out")
+
+
 def refuse_pair_options(args: Any, objective: str) -> None:
     """Raise UserError for an option of a verb that only an encoder–decoder has."""
     for name in ("beam", "length_penalty", "source_field", "target_field"):
