@@ -34,6 +34,9 @@ from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, ChatAsked, Refu
 
 PLACES = 32
 """Most requests that are answered or wait; one more is refused with status 503."""
+LAST = 8
+"""Tokens of a prompt that are decoded before the answer: a character has at most 4 bytes, and all
+of a prompt without whole characters would take long."""
 COLDEST = 1e-4
 """Below this temperature the likeliest token is taken: logits would overflow."""
 
@@ -139,7 +142,7 @@ class Work:
         self.stopped = False
         self.tail, self.given = "", 0
         self.decoder = DecodeStream([], skip_special_tokens=True)
-        for token in prompt:  # some tokenizers drop the space before the first token that they see
+        for token in prompt[-LAST:]:  # some tokenizers drop the space before the first
             self.decoder.step(backend, token)
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         self.loop: asyncio.AbstractEventLoop
