@@ -275,6 +275,12 @@ def test_only_runs_that_differ_in_the_seed_are_one_arm(several):
     assert caption.startswith("Last, means: gpt ")
 
 
+def test_two_seeds_do_not_take_the_name_of_another_run(several):
+    named = [("ngpt-0", several["ngpt-s0"]), ("ngpt-1", several["ngpt-s1"])]
+    runs = in_arms([*named, ("ngpt", several["gpt"])])
+    assert [run.arm for run in runs] == ["ngpt-0", "ngpt-0", "ngpt"]
+
+
 def test_runs_that_one_names_stand_on_one_page_with_what_differs(several, tmp_path, capsys):
     chosen = [several[name] for name in ("ngpt-s0", "ngpt-rate")]
     page = page_of(chosen)

@@ -198,10 +198,10 @@ def in_arms(named: Sequence[tuple[str, Path]]) -> list[Run]:
     runs = [Run(name, name, folder) for name, folder in named]
     arms: dict[str, str] = {}
     for several in alike(runs, "train.seed"):
-        name = common_name([run.name for run in several])
-        if not name or name in arms.values():
-            name = several[0].name
-        arms |= {run.name: name for run in several}
+        own = [run.name for run in several]
+        name = common_name(own)
+        others = {*arms.values(), *(run.name for run in runs if run.name not in own)}
+        arms |= dict.fromkeys(own, name if name and name not in others else own[0])
     return [dataclasses.replace(run, arm=arms[run.name]) for run in runs]
 
 
