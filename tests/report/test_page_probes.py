@@ -8,7 +8,8 @@ from report.made_up import make_run
 
 from unitsphere.report.document import Figures, Folded, Text
 from unitsphere.report.registry import page_of
-from unitsphere.report.sections.probe_figures import density_line
+from unitsphere.report.runs import Run
+from unitsphere.report.sections.probe_figures import density_line, overlay_figures
 
 
 def layers(factor: float, series=("W_q",)) -> dict:
@@ -113,6 +114,30 @@ def test_series_of_one_layer_and_of_the_whole_model_are_one_figure(inspected):
     path.write_text(json.dumps(document))
     figures = [f for f in page_of(inspected).figures() if f.name == "run-spread"]
     assert [figure.ticks for figure in figures] == [{0.0: "all", 1.0: "0"}]
+
+
+def test_layers_stand_in_their_order_whichever_series_names_them_first(inspected):
+    """As where some layers have attention and others a recurrent mixer."""
+    some, every = (
+        {"labels": labels, "values": [0.0] * len(labels)}
+        for labels in (["1", "10"], ["enc 0", "in", "0", "1", "2", "10"])
+    )
+    path = inspected / "inspect" / "inspect.json"
+    document = json.loads(path.read_text())
+    one, two, three = (
+        probe("layer", [1], [scene])
+        for scene in ({"some": some, "every": every}, {"every": some}, {"every": every})
+    )
+    path.write_text(json.dumps(document | {"probes": {"probe": one}}))
+    ordered = {0.0: "enc 0", 1.0: "in", 2.0: "0", 3.0: "1", 4.0: "2", 5.0: "10"}
+    figure = next(f for f in page_of(inspected).figures() if f.name == "run-probe")
+    assert figure.ticks == ordered
+    assert [line.x["layer"] for line in figure.series] == [[3, 5], [0, 1, 2, 3, 4, 5]]
+    run = Run("run", "run", inspected)
+    arms = {"a": (run, two), "b": (run, three)}
+    (overlay,) = overlay_figures("probe", arms, spread=False)
+    assert overlay.ticks == ordered
+    assert [line.x["layer"] for line in overlay.series] == [[3, 5], [0, 1, 2, 3, 4, 5]]
 
 
 def test_what_does_not_apply_says_why(inspected):

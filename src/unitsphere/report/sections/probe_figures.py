@@ -6,7 +6,7 @@ each layer, or their mean with their range.
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -34,9 +34,8 @@ class ProbeView:
     log: bool
 
     def labels(self) -> list[str]:
-        """The labels of all series at all steps, in the order of their first."""
-        series = [series for scene in self.scenes for series in scene.values()]
-        return list(dict.fromkeys(label for each in series for label in each["labels"]))
+        """The labels of all series at all steps."""
+        return labels_of(series for scene in self.scenes for series in scene.values())
 
     def lines(self) -> dict[tuple[str, str], list[Number]]:
         """(series, label) -> its value at each step, None where it has none."""
@@ -47,6 +46,16 @@ class ProbeView:
                     line = found.setdefault((name, label), [None] * len(self.steps))
                     line[place] = value
         return found
+
+
+def labels_of(several: Iterable[Json]) -> list[str]:
+    """The labels of some series in the order in which h passes, an encoder's first."""
+
+    def place(label: str) -> tuple[bool, float]:
+        stack, _, number = label.rpartition(" ")
+        return not stack, float(number) if number[:1].isdigit() else -1.0
+
+    return sorted({label for series in several for label in series["labels"]}, key=place)
 
 
 def view_of(values: Json) -> ProbeView:
@@ -147,16 +156,14 @@ def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: boo
     that a single arm has.
     """
     panels: dict[str, list[Series]] = {}
-    labels: list[str] = []
-    for colour, (arm, (_, probe)) in enumerate(arms.items()):
-        scenes = probe["values"]["series"]
-        for key, series in (scenes[LAST] if scenes else {}).items():
+    last = {arm: (p["values"]["series"] or [{}])[LAST] for arm, (_, p) in arms.items()}
+    labels = labels_of(s for scene in last.values() for s in scene.values() if has_layers(s))
+    for colour, (arm, scene) in enumerate(last.items()):
+        for key, series in scene.items():
             if spread:
                 found = density_line(arm, series, colour)
             else:
-                labels += [label for label in series["labels"] if label not in labels]
-                single = len(series["labels"]) < 2
-                found = None if single else layer_line(arm, series, labels, colour)
+                found = layer_line(arm, series, labels, colour) if has_layers(series) else None
             if found is not None:
                 panels.setdefault(key, []).append(found)
     shared = {key: lines for key, lines in panels.items() if len(lines) > 1}
@@ -165,6 +172,11 @@ def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: boo
     many = len(arms) > MOST_LINES
     groups = [{key: lines} for key, lines in shared.items()] if many else [shared]
     return [overlay_figure(name, arms, group, labels, spread) for group in groups]
+
+
+def has_layers(series: Json) -> bool:
+    """Whether a series has more than one place."""
+    return len(series["labels"]) > 1
 
 
 def overlay_figure(
