@@ -1,5 +1,6 @@
 """The report's page: what it says of runs and studies, whole or with pieces missing."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,12 +12,12 @@ from report.made_up import NASTY, make_quickstart, make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.document import Figure, Figures, Series, Table
+from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table
 from unitsphere.report.kinds.compare import budget_figure
 from unitsphere.report.numbers import sort_value
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import smoothed
-from unitsphere.report.render.html import figure_json, figure_rows
+from unitsphere.report.render.html import figure_json, figure_rows, html
 from unitsphere.report.render.picture import picture
 from unitsphere.report.runs import by_arm, in_arms
 from unitsphere.report.sections.accuracy import accuracy_sections
@@ -228,6 +229,16 @@ def lines(count: int) -> Figure:
 
 def test_a_table_under_a_plot_carries_no_value_forward():
     assert figure_rows(lines(2)) == [["0", "1", "1"], ["1", "2", ""], ["2", "", "3"]]
+
+
+def test_a_table_under_panels_tells_their_lines_apart():
+    names = [("ngpt", "piqa"), ("ngpt", "sciq"), ("W_q, step 0", "W_q"), ("W_q", "W_q"), ("h", "")]
+    line = Series("", {"step": [1]}, [1.0])
+    series = [dataclasses.replace(line, name=name, panel=panel) for name, panel in names]
+    figure = Figure("some", "Some", "value", {"step": "steps"}, series)
+    page = Page("Some", "", "", [Section("some", "Some", [Figures([figure])])])
+    heads = re.findall('<th scope="col" class="number">(.*?)</th>', html(page, "", {}))
+    assert heads == ["piqa, ngpt", "sciq, ngpt", "W_q, step 0", "W_q", "h"]
 
 
 def test_more_than_six_lines_become_small_plots_with_the_others_behind():

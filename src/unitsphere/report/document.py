@@ -64,6 +64,12 @@ class Series:
         """Its name in the legend."""
         return self.group or self.name
 
+    @property
+    def column(self) -> str:
+        """The head of its column in a table: its name, after that of the panel unless it has it."""
+        own = self.name.partition(", ")[0]
+        return self.name if self.panel in ("", own) else f"{self.panel}, {self.name}"
+
 
 @dataclass(frozen=True)
 class Mark:
