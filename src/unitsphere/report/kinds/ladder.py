@@ -191,7 +191,9 @@ def answer(found: Json) -> str:
         x = "compute" if key == "loss" else "size"
         said.append(f"{name}'s {WORDS[key]} scales as {x} to the power {exponent}")
     tests = [
-        f"the arms' exponents of {t['law']} differ with p = {t['p']:.2g}" for t in found["tests"]
+        f"the exponents of {NAMES[t['law']]} of {' and '.join(t['arms'])} differ by "
+        f"{abs(t['difference']):.4f} (p = {t['p']:.2g})"
+        for t in found["tests"]
     ]
     return f"{'; '.join([*said, *tests[:1]])}. Brackets are 95% intervals."
 

@@ -70,15 +70,19 @@ def answer(found: Json) -> str:
 
 
 def diverges(arm: Json, peak: float) -> str:
-    """An arm's median rate, with the lowest and the highest seed's."""
+    """An arm's median rate with the lowest and highest seed's, or that it is above the peak."""
+    ended = [seed for seed in arm["seeds"] if seed["error"] is None]
+    rates = [seed["lr"] for seed in ended if seed["lr"] is not None]
+    stayed = len(ended) - len(rates)
     if arm["reached_peak"]:
-        return f"did not diverge up to {peak:g}"
+        some = f" in {stayed} of {len(ended)} seeds" if rates else ""
+        return f"did not diverge up to {peak:g}{some}"
     if arm["lr"] is None:
         return "failed"
-    rates = [seed["lr"] for seed in arm["seeds"] if seed["lr"] is not None]
-    if len(rates) < 2:
+    if len(ended) < 2:
         return f"{arm['lr']:.3g} (one seed, no interval)"
-    spread = f"seeds from {min(rates):.3g} to {max(rates):.3g}"
+    highest = f"above {peak:g}" if stayed else f"{max(rates):.3g}"
+    spread = f"seeds from {min(rates):.3g} to {highest}"
     ratio = "" if arm["ratio"] in (None, 1.0) else f", {arm['ratio']:.2f} times the first's"
     return f"{arm['lr']:.3g} ({spread}{ratio})"
 

@@ -1,0 +1,31 @@
+"""What the pages of studies say in a sentence, of made-up results."""
+
+import pytest
+
+from unitsphere.report.kinds.ladder import answer as ladder_answer
+from unitsphere.report.kinds.ramp import diverges
+
+
+@pytest.mark.parametrize(
+    ("median", "rates", "said"),
+    [
+        (0.2, [0.1, 0.2, 0.3], "0.2 (seeds from 0.1 to 0.3)"),
+        (0.2, [0.1, 0.2, None], "0.2 (seeds from 0.1 to above 3)"),
+        (0.2, [0.2], "0.2 (one seed, no interval)"),
+        (None, [0.1, None], "did not diverge up to 3 in 1 of 2 seeds"),
+        (None, [None, None], "did not diverge up to 3"),
+    ],
+)
+def test_a_ramp_says_which_seeds_did_not_diverge(median, rates, said):
+    seeds = [{"lr": rate, "error": None} for rate in rates] + [{"lr": None, "error": "full"}]
+    arm = {"lr": median, "reached_peak": median is None, "ratio": None, "seeds": seeds}
+    assert diverges(arm, 3.0) == said
+
+
+def test_a_ladder_s_test_names_its_law_and_arms():
+    law = {"exponent": -0.1, "exponent_interval": [-0.2, 0.0]}
+    tests = [
+        {"arms": ["gpt", arm], "law": "lr", "difference": -0.25, "p": 0.5} for arm in ("a", "b")
+    ]
+    said = ladder_answer({"arms": {"gpt": {"laws": {"loss": law}}}, "tests": tests})
+    assert "the exponents of rate(N) of gpt and a differ by 0.2500 (p = 0.5)" in said
