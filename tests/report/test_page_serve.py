@@ -2,6 +2,7 @@
 
 import http.client
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from report.made_up import make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report.runs import files_below
 from unitsphere.report.serve import server
 
 
@@ -77,6 +79,26 @@ def test_a_port_that_is_taken_is_a_mistake_in_one_line(serving):
     run, port = serving
     with pytest.raises(UserError, match="give --port another"):
         server(run, port)
+
+
+def test_a_browser_that_leaves_is_no_error(serving, monkeypatch):
+    def leaves(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("unitsphere.report.serve.answer", leaves)
+    with server(serving[0], 0) as http:
+        http.RequestHandlerClass.do_GET(object.__new__(http.RequestHandlerClass))
+
+
+def test_a_checkpoint_may_be_deleted_while_files_are_listed(tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").touch()
+    (tmp_path / "config.json").touch()
+    found = files_below(tmp_path, "*.json")
+    assert next(found).name == "config.json"
+    shutil.rmtree(tmp_path / "old")
+    assert list(found) == [tmp_path / "new" / "state.json"]
 
 
 def test_ctrl_c_ends_it_with_a_line(serving, tmp_path):

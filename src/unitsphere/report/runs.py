@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -174,9 +176,18 @@ def name_in(study: Path, run: Path) -> str:
 
 def runs_below(folder: Path) -> list[Path]:
     """The run folders below a folder, at any depth, sorted."""
-    found = {path.parent for path in folder.rglob(METRICS)}
-    found |= {path.parent for path in folder.rglob(CONFIG) if is_run(path.parent)}
-    return sorted(found - {folder})
+    found = {path.parent for path in files_below(folder, METRICS, CONFIG)} - {folder}
+    return sorted(path for path in found if is_run(path))
+
+
+def files_below(folder: Path, *patterns: str) -> Iterator[Path]:
+    """The files below a folder whose names match a pattern.
+
+    Unlike Path.rglob it bears folders that are deleted meanwhile, as old checkpoints are.
+    """
+    for place, _, names in os.walk(folder):
+        matching = (name for name in names if any(fnmatch(name, each) for each in patterns))
+        yield from (Path(place, name) for name in matching)
 
 
 def runs_of_arms(arms: Iterable[str], folder: Path, words: int) -> list[Run]:

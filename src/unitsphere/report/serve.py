@@ -1,5 +1,6 @@
 """The page over HTTP, only for this machine: always the latest, while a run trains."""
 
+import contextlib
 import errno
 import hashlib
 import sys
@@ -8,7 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from unitsphere.errors import UserError
-from unitsphere.report.runs import Folders, listed
+from unitsphere.report.runs import Folders, files_below, listed
 from unitsphere.report.write import build
 
 HOST = "127.0.0.1"
@@ -29,13 +30,12 @@ class Latest:
     def version(self) -> str:
         """Changes when a file of the page's does."""
         found = hashlib.sha256()
-        for pattern in WATCHED:
-            for path in sorted(path for folder in self.folders for path in folder.rglob(pattern)):
-                try:
-                    state = path.stat()
-                except FileNotFoundError:  # renamed since it was listed
-                    continue
-                found.update(f"{path} {state.st_mtime_ns} {state.st_size}\n".encode())
+        for path in sorted(each for top in self.folders for each in files_below(top, *WATCHED)):
+            try:
+                state = path.stat()
+            except FileNotFoundError:  # renamed since it was listed
+                continue
+            found.update(f"{path} {state.st_mtime_ns} {state.st_size}\n".encode())
         return found.hexdigest()[:16]
 
     def page(self) -> str:
@@ -59,8 +59,9 @@ def server(folders: Folders, port: int) -> ThreadingHTTPServer:
         """Answers `/` and `/version`."""
 
         def do_GET(self) -> None:
-            """The page, or its version."""
-            answer(self, latest)
+            """The page, or its version; a browser may leave before it has all of it."""
+            with contextlib.suppress(ConnectionError):
+                answer(self, latest)
 
         def log_message(self, format: str, *args: object) -> None:
             """Silent: a line for each look of the page would hide what matters."""
