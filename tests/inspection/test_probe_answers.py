@@ -61,6 +61,12 @@ def test_embedding_eigenvalues_are_the_variances_along_the_axes():
     torch.testing.assert_close(moved, found, rtol=1e-4, atol=1e-6)
 
 
+def test_eigenvalues_of_fewer_tokens_than_dimensions_are_those_with_a_variance():
+    """As of bytes: the median of all would be a rounding error."""
+    found = weights.eigenvalues_over_median(torch.eye(7, 64))
+    torch.testing.assert_close(found, torch.ones(6, dtype=torch.float64))
+
+
 def test_embedding_dots_are_those_of_pairs_of_different_rows():
     E = torch.cat([torch.eye(3), torch.eye(3)[:1]])  # rows 0 and 3 are the same
     assert weights.pair_dots(E).tolist() == [0, 0, 1, 0, 0, 0]

@@ -57,8 +57,11 @@ def embedding_eigenvalues(model: Transformer) -> Values:
 
 
 def eigenvalues_over_median(E: Tensor) -> Tensor:
-    """Eigenvalues [d], ascending, of the covariance of rows [V, d], over their median."""
-    values = torch.linalg.eigvalsh(E.double().T.cov()).clamp(min=0)
+    """Eigenvalues, ascending, of the covariance of rows [V, d], over their median.
+
+    V - 1 of them where that is fewer than d: V rows have no variance in more directions.
+    """
+    values = torch.linalg.eigvalsh(E.double().T.cov())[-(len(E) - 1) :].clamp(min=0)
     return values / values.quantile(0.5)
 
 
