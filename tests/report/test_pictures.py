@@ -104,6 +104,8 @@ def test_a_shade_goes_from_light_to_dark():
         (0, 6, "0"),
         (-20000, 6, "-20k"),
         (999_999, 3, "1M"),
+        (2e14, 6, "200T"),
+        (1.2e18, 6, "1.2e18"),
     ],
 )
 def test_a_number_in_few_characters(value, digits, text):

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 SPELLED = 1e4
 """Numbers below it are written out."""
+BEYOND = 1e15
+"""Numbers from it on, as a compute in operations, are a power of ten: no unit is large enough."""
 
 
 def compact(value: float, digits: int = 6) -> str:
-    """A number in few characters: 246k, 2.5M, 1,500, 0.02, 3e-5.
+    """A number in few characters: 246k, 2.5M, 1,500, 0.02, 3e-5, 2e18.
 
     >>> compact(245760, 3), compact(1e6), compact(1024, 3), compact(0.02), compact(0.00003)
     ('246k', '1M', '1,024', '0.02', '3e-5')
     """
     size = abs(value)
+    if size >= BEYOND:
+        return f"{value:.{digits}g}".replace("e+", "e")
     if size >= SPELLED:
         rounded = float(f"{value:.{digits}g}")  # so that 999,999 is 1M
         unit, divisor = next(pair for pair in UNITS if abs(rounded) >= pair[1])
