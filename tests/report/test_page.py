@@ -259,7 +259,7 @@ def change(run: Path, key: str, value: object) -> Path:
     """Another value in a run's config."""
     config = json.loads((run / "config.json").read_text())
     section, _, name = key.partition(".")
-    config[section][name] = value
+    (config[section] if name else config)[name or section] = value
     (run / "config.json").write_text(json.dumps(config))
     return run
 
@@ -342,6 +342,17 @@ def test_losses_on_other_data_are_not_to_be_compared(several, tmp_path):
     alike = [change(run, "data.validation", "held-out.txt") for run in (own, other)]
     assert page_of(alike).answer.startswith("Of 2 runs ")
     assert dict(page.facts)["data"] == "stdlib, books.jsonl"
+
+
+def test_a_masked_model_s_loss_is_shown_but_not_compared(several, tmp_path):
+    """It has no bits per byte, so the loss in nats says more."""
+    masked = change(shutil.copytree(several["gpt"], tmp_path / "masked"), "objective", "mlm")
+    lines = (masked / "metrics.jsonl").read_text()
+    (masked / "metrics.jsonl").write_text(lines.replace("val_bits_per_byte", "val_accuracy"))
+    page = page_of([several["ngpt-s0"], masked])
+    assert page.answer == "2 runs, which cannot be compared: they have different objectives."
+    losses = next(f for f in page.figures() if f.name == "val-loss")
+    assert [line.name for line in losses.series] == ["ngpt-s0", "masked"]
 
 
 def test_a_quickstart_s_speedup_is_drawn_between_its_curves(quickstart):

@@ -184,6 +184,8 @@ def lowest(runs: Sequence[Run]) -> str:
         return f"{len(runs)} runs, which cannot be compared: a tokenizer of theirs loses text."
     if len({scored_text(run) for run in runs if run.settings}) > 1:
         return f"{len(runs)} runs, which cannot be compared: they are validated on different texts."
+    if len({run.settings.get("objective") for run in runs if run.settings}) > 1:
+        return f"{len(runs)} runs, which cannot be compared: they have different objectives."
     kept = [run for run in runs if not run.diverged]
     if not kept:
         return f"{len(runs)} runs, all of which diverged."

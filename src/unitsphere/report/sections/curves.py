@@ -55,13 +55,15 @@ VALIDATED = ("val_bits_per_byte", "val_loss")
 def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
     """The figures of what the runs have on record; None if that is nothing.
 
-    The colour of a run is its arm's. The loss in nats is left out where bits per byte say the same.
+    The colour of a run is its arm's. The loss in nats is left out where bits per byte say the
+    same of all runs.
     baseline: the arm to whose last validation loss arrows lead from the others.
     """
     arms = list(by_arm(runs))
-    told = {key for run in runs for record in run.records for key in record}
+    records = [record for run in runs for record in run.records]
+    told = {key for record in records for key in record}
     shown = [m for m in MEASURES if m.key in told]
-    if "val_bits_per_byte" in told:
+    if all("val_bits_per_byte" in record for record in records if "val_loss" in record):
         shown = [m for m in shown if m.key != "val_loss"]
     axes = axis_labels(runs)
     figures = [
