@@ -401,7 +401,8 @@ def test_accuracy_over_budgets_and_checkpoints_is_a_line_per_arm(several, tmp_pa
     evaluate(long, 40, piqa=0.7)  # in the place of the one before
     evaluate(long, 40, sciq=0.5)
     evaluate(long, 30, piqa=0.6)  # a checkpoint
-    assert len(read_evaluations(long)) == 3
+    evaluate(long, 20, piqa=0.9)  # one where the short run ends: it is not another seed of it
+    assert len(read_evaluations(long)) == 4
     (section,) = accuracy_sections(in_arms([("ngpt-20", short), ("ngpt-40", long)]))
     figures, table = section.blocks
     lines = {(line.legend, line.panel): line for line in figures.figures[0].series}

@@ -65,13 +65,20 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
 
 
 def scores_of(runs: Sequence[Run]) -> list[tuple[int, Scores]]:
-    """Tokens and scores of each run and checkpoint that was evaluated; the newest of each task."""
+    """Tokens and scores of each run and checkpoint that was evaluated; the newest of each task.
+
+    Without checkpoints at whose tokens another run ends: that one is annealed, and no other seed.
+    """
     found: dict[tuple[str, int], Scores] = {}
+    ends: set[tuple[str, int]] = set()
     for run in runs:
         for evaluation in read_evaluations(run.folder):
+            place = run.name, evaluation["tokens"]
             if scores := accuracies(evaluation):
-                found.setdefault((run.name, evaluation["tokens"]), {}).update(scores)
-    return [(tokens, scores) for (_, tokens), scores in found.items()]
+                found.setdefault(place, {}).update(scores)
+                ends |= {place} if evaluation.get("step") == run.steps else set()
+    budgets = {tokens for _, tokens in ends}
+    return [(p[1], scores) for p, scores in found.items() if p in ends or p[1] not in budgets]
 
 
 def points_of(scores: Sequence[tuple[int, Scores]], names: Sequence[str]) -> dict[str, Points]:
