@@ -3,6 +3,7 @@
 import pytest
 
 from unitsphere.report.kinds.ladder import answer as ladder_answer
+from unitsphere.report.kinds.quantize import bits_figure
 from unitsphere.report.kinds.ramp import diverges
 
 
@@ -29,3 +30,10 @@ def test_a_ladder_s_test_names_its_law_and_arms():
     ]
     said = ladder_answer({"arms": {"gpt": {"laws": {"loss": law}}}, "tests": tests})
     assert "the exponents of rate(N) of gpt and a differ by 0.2500 (p = 0.5)" in said
+
+
+def test_a_loss_that_rounding_lowers_stands_where_the_caption_says():
+    entry = {"format": "int8", "renormalized": False, "bits": 8.0, "increase": -0.02}
+    figure = bits_figure({"arms": {"gpt": {"runs": [{"formats": [entry]}]}}}, groups=False)
+    assert [line.y for line in figure.series] == [[1e-4]]
+    assert "A point at 0.0001: no larger increase, or none." in figure.caption

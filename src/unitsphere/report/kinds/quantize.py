@@ -109,8 +109,8 @@ def bits_figure(found: Json, groups: bool) -> Figure:
             for index, (name, arm) in enumerate(found["arms"].items())
             for line in arm_lines(name, arm, groups, index)
         ],
-        caption="Dotted: renormalised after rounding. "
-        + ("Hollow: FP8 at 8 bits, and NVFP4." if groups else ""),
+        caption="Dotted: renormalised after rounding. A point at "
+        f"{LEAST:g}: no larger increase, or none.{' Hollow: FP8 at 8 bits, and NVFP4.' * groups}",
         log_y=True,
         data=study_command(found),
         same_axes=True,
