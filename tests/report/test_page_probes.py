@@ -155,7 +155,8 @@ def test_live_records_are_drawn_while_a_run_trains(tmp_path):
             file.write(json.dumps(record | {"probe/input_norms/h/0": step / 10}) + "\n")
     page = page_of(run)
     figure = next(f for f in page.figures() if f.name == "run-live-input_norms")
-    assert figure.title == "Input norms"
+    assert figure.title == "Length of h as it enters each layer"
+    assert (figure.y, figure.log_y) == ("mean length of h", True)
     assert list(figure.xs) == ["step", "tokens", "time", "flops"]
     (line,) = figure.series
     assert (line.name, line.x["step"], line.y) == ("h 0", [20, 40], [2, 4])

@@ -3,9 +3,10 @@
 The form of both is described in `unitsphere.inspection`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from unitsphere.inspection.live import PREFIX
+from unitsphere.inspection.probes import PROBES
 from unitsphere.report.document import Block, Figure, Figures, Folded, Number, Section, Text
 from unitsphere.report.numbers import round_off
 from unitsphere.report.runs import Json, Run, document, live_values
@@ -83,7 +84,7 @@ def run_blocks(run: Run) -> list[Block]:
     for axis in ("value", "layer", "step"):
         group = [figure for figure in figures if axis in figure.xs]
         blocks += [Figures(group, apart=axis == "value")] if group else []
-    live = live_figures(run, told)
+    live = live_figures(run)
     blocks += [Figures(live)] if live else []
     without = [
         f"{probe.get('title', name)}: {probe.get('why', '')}"
@@ -97,7 +98,7 @@ def run_blocks(run: Run) -> list[Block]:
     return blocks
 
 
-def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
+def live_figures(run: Run) -> list[Figure]:
     """What the run recorded of its probes while it trained, by step, tokens, time, operations."""
     axes = axis_labels([run])
     found: dict[str, dict[tuple[str, str], list[Number]]] = {}
@@ -109,15 +110,17 @@ def live_figures(run: Run, told: Mapping[str, Json]) -> list[Figure]:
     places = places_on(axes, run, records)
     return [
         Figure(
-            name=f"{run.name}-live-{probe}",
-            title=str(told.get(probe, {}).get("title", probe.replace("_", " ").capitalize())),
-            y=str(told.get(probe, {}).get("values", {}).get("unit", "value")),
+            name=f"{run.name}-live-{name}",
+            title=probe.title if probe else name.replace("_", " ").capitalize(),
+            y=probe.unit if probe else "value",
             xs={key: label for key, (label, _) in axes.items()},
             series=step_lines(lines, places),
             caption=f"Recorded while training{RANGE if too_many(lines) else ''}.",
+            log_y=bool(probe and probe.log),
             data=run.command,
             printed=False,
         )
-        for probe, lines in found.items()
+        for name, lines in found.items()
+        for probe in [PROBES.get(name)]  # none of another version's
         if len(records) > 1
     ]
