@@ -168,6 +168,27 @@ def test_a_run_without_probes_has_no_such_part(tmp_path):
 
 
 def test_bins_without_a_width_are_left_out():
-    line = density_line("run", {"edges": [1.0, 1.0, 2.0], "counts": [3, 1]}, 0)
+    line = density_line("run", {"edges": [1.0, 1.0, 2.0], "counts": [3, 1]}, 0, log=False)
     assert line is not None
     assert (line.x["value"], line.y) == ([1.5], [0.25])
+
+
+def test_a_density_is_per_width_of_a_bin_or_per_decade():
+    told = {"edges": [0.1, 1.0, 100.0], "counts": [1, 3]}
+    line, logarithmic = (density_line("run", told, 0, log=log) for log in (False, True))
+    assert line.y == pytest.approx([0.25 / 0.9, 0.75 / 99], rel=1e-5)
+    assert logarithmic.y == pytest.approx([0.25, 0.375])
+
+
+def test_two_steps_with_other_bins_are_drawn_as_densities(inspected):
+    path = inspected / "inspect" / "inspect.json"
+    document = json.loads(path.read_text())
+    wide = {"input": spread(0)["input"] | {"edges": [0.0, 10.0, 20.0]}}
+    document["probes"]["spread"]["values"]["series"] = [spread(0), wide]
+    path.write_text(json.dumps(document))
+    figure = next(f for f in page_of(inspected).figures() if f.name == "run-spread")
+    assert figure.y == "density"
+    assert [(line.style, line.y) for line in figure.series] == [
+        ("line", [0.025, 0.075]),
+        ("dashed", [0.25, 0.75]),
+    ]

@@ -4,6 +4,7 @@ A probe over layers shows the last checkpoint and the first; one over steps a li
 each layer, or their mean with their range.
 """
 
+import math
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,10 +159,11 @@ def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: boo
     panels: dict[str, list[Series]] = {}
     last = {arm: (p["values"]["series"] or [{}])[LAST] for arm, (_, p) in arms.items()}
     labels = labels_of(s for scene in last.values() for s in scene.values() if has_layers(s))
+    log = any(probe["values"]["log"] for _, probe in arms.values())
     for colour, (arm, scene) in enumerate(last.items()):
         for key, series in scene.items():
             if spread:
-                found = density_line(arm, series, colour)
+                found = density_line(arm, series, colour, log)
             else:
                 found = layer_line(arm, series, labels, colour) if has_layers(series) else None
             if found is not None:
@@ -197,7 +199,7 @@ def overlay_figure(
     return Figure(
         name=f"overlay-{name}{'-spread' if spread else ''}{'' if several else f'-{first}'}",
         title=probe["title"] if several else f"{probe['title']}: {first}",
-        y="density" if spread else values["unit"],
+        y=density(bool(values["log"])) if spread else values["unit"],
         xs={"value": values["unit"]} if spread else {"layer": "layer"},
         series=[
             replace(line, panel=key if several else "")
@@ -213,10 +215,11 @@ def overlay_figure(
     )
 
 
-def density_line(arm: str, series: Json, colour: int) -> Series | None:
-    """An arm's histogram as shares per width of a bin, so that bins of any width compare.
+def density_line(name: str, series: Json, colour: int, log: bool) -> Series | None:
+    """A histogram as shares per width of a bin, so that bins of any width compare.
 
-    Bins without a width, of values that differ by less than the file's digits show, are left out.
+    log: the width is in decades. Bins without a width, of values that differ by less than the
+    file's digits show, are left out.
     """
     edges, counts = series.get("edges", []), series.get("counts", [])
     if len(edges) < 2:
@@ -224,26 +227,29 @@ def density_line(arm: str, series: Json, colour: int) -> Series | None:
     total = sum(counts) or 1
     pairs = [p for p in zip(pairwise(edges), counts, strict=True) if p[0][0] < p[0][1]]
     middles = [round_off((a + b) / 2) or 0.0 for (a, b), _ in pairs]
-    heights = [round_off(count / total / (b - a)) for (a, b), count in pairs]
-    return Series(arm, {"value": middles}, heights, colour, "line")
+    widths = [math.log10(b / a) if log else b - a for (a, b), _ in pairs]
+    heights = [round_off(n / total / width) for (_, n), width in zip(pairs, widths, strict=True)]
+    return Series(name, {"value": middles}, heights, colour)
+
+
+def density(log: bool) -> str:
+    """The label of a density's axis."""
+    return "density, per decade" if log else "density"
 
 
 def histogram_figure(plain: Figure, view: ProbeView) -> Figure | None:
     """The distribution of what has one place, at the last checkpoint and the first, or None."""
-    if not view.scenes or all(len(s.get("edges", [])) < 2 for s in view.scenes[LAST].values()):
+    lines = [
+        replace(line, style="dashed" if place == FIRST else "line")
+        for place, _, step in compared(view)
+        for colour, (key, series) in enumerate(view.scenes[place].items())
+        if (line := density_line(f"{key}, {step}", series, colour, view.log)) is not None
+    ]
+    if not lines:
         return None
-    lines = []
-    for place, style, step in compared(view):
-        for colour, (key, series) in enumerate(view.scenes[place].items()):
-            edges, counts = series.get("edges", []), series.get("counts", [])
-            total = sum(counts) or 1
-            middles = {"value": [round_off((a + b) / 2) or 0.0 for a, b in pairwise(edges)]}
-            shares = [round_off(count / total) for count in counts]
-            outline = "dashed" if style == "dashed" else "line"
-            lines.append(Series(f"{key}, {step}", middles, shares, colour, outline))
     return replace(
         plain,
-        y="share",
+        y=density(view.log),
         xs={"value": plain.y},
         series=lines,
         caption=f"{plain.caption} Its distribution; dashed: at the first checkpoint.",
