@@ -64,6 +64,13 @@ def test_drawing_imports_matplotlib_only_when_it_draws():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
+    series = [Series(name, {"x": [1.0, 2.0]}, [1.0, 2.0], i) for i, name in enumerate(("_a", "b"))]
+    svg = picture(Figure("loss", "Loss", "loss", {"x": "x"}, series)).decode()
+    assert "_a<" in svg
+    assert "b<" in svg
+
+
 def test_names_move_apart_as_little_as_they_can():
     assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
     assert apart([1.0, 1.0, 1.0], 0.5) == pytest.approx([0.5, 1.0, 1.5])

@@ -42,7 +42,9 @@ def draw_panel(axes: "Axes", panel: Panel, figure: Figure, small: bool) -> None:
         if series.style == "pale":
             draw_pale(axes, series, axis)
             continue
-        label = None if series.legend in named else plain(series.legend)
+        name = plain(series.legend)
+        name = f" {name}" if name.startswith("_") else name  # a legend leaves "_name" out
+        label = None if series.legend in named else name
         draw_series(axes, series, axis, figure.log_y, label)
         named.add(series.legend)
     axes.set_xscale("log" if figure.log_x and all_positive(figure, axis) else "linear")
