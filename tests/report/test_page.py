@@ -19,7 +19,7 @@ from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import smoothed
 from unitsphere.report.render.html import figure_json, figure_rows, html
 from unitsphere.report.render.picture import picture
-from unitsphere.report.runs import by_arm, in_arms
+from unitsphere.report.runs import by_arm, found_in, in_arms
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import POINTS, places
 from unitsphere.report.write import build, write_page
@@ -132,6 +132,15 @@ def test_a_study_s_run_is_named_by_its_place(tmp_path):
     assert page_of(run).title == "seed-0"
     (tmp_path / "study.toml").touch()
     assert page_of(run).title == "ngpt 1000 seed-0"
+
+
+def test_a_copied_study_s_runs_are_the_copy_s(tmp_path):
+    run = make_run(tmp_path / "first" / "runs" / "ngpt" / "seed-0", "quickstart/ngpt", steps=20)
+    outside = make_run(tmp_path / "outside", "quickstart/ngpt", steps=20)
+    copied = shutil.copytree(tmp_path / "first", tmp_path / "second") / "runs" / "ngpt" / "seed-0"
+    assert found_in(tmp_path / "second", str(run)) == copied
+    assert found_in(tmp_path / "second", str(outside)) == outside
+    assert found_in(tmp_path / "second", str(tmp_path / "gone")) is None
 
 
 def test_a_run_that_still_trains_says_how_far_it_is(tmp_path):

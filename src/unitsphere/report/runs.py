@@ -285,9 +285,12 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def found_in(study: Path, told: str) -> Path | None:
-    """A run of a study by its recorded path, wherever the study's folder is now."""
+    """A run of a study by its recorded path, wherever the study's folder is now.
+
+    Of a copied study it is the copy's: the first one may be trained anew.
+    """
     parts = Path(told).parts
-    places = [Path(told), *(study.joinpath(*parts[start:]) for start in range(1, len(parts)))]
+    places = [*(study.joinpath(*parts[start:]) for start in range(1, len(parts))), Path(told)]
     return next((place for place in places if is_run(place)), None)
 
 
