@@ -287,7 +287,7 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def found_in(study: Path, told: str) -> Path | None:
     """A run of a study by its recorded path, wherever the study's folder is now.
 
-    Of a copied study it is the copy's: the first one may be trained anew.
+    Of a copied study it is the copy's: the first one may have been trained again.
     """
     parts = Path(told).parts
     places = [*(study.joinpath(*parts[start:]) for start in range(1, len(parts))), Path(told)]
