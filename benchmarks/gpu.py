@@ -98,13 +98,13 @@ BENCHES = {
         TOY_STEP.replace("--context 16", "--context 2048").replace("--tokens 32", "--tokens 2048"),
     ),
     "generate": Part(
-        2,
-        "generate --arms gpt-plus ngpt angpt llama ngpt:train.compile=true --batch 1 16",
+        3,
+        "generate --arms gpt-plus ngpt llama ngpt:train.compile=true --batch 1 16",
         "--context 512 --rounds 4",
         "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --context 8 --new 16 --rounds 2",
     ),
     "optimizers": Part(
-        0.7,
+        1,
         "optimizers",
         "--rounds 5",
         "--device cpu --d_model 32 --layers 1 --heads 2 --vocab 64 --rounds 2 --steps 1",

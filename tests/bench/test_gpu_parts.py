@@ -131,9 +131,9 @@ def test_one_call_has_time_for_all_but_fla_and_the_next_for_fla(tmp_path, monkey
     assert f"\nGPU_MINUTES ?= {gpu.MINUTES}\n" in makefile
 
 
-def test_three_calls_of_nine_minutes_are_enough(tmp_path, monkeypatch):
+def test_four_calls_of_nine_minutes_are_enough(tmp_path, monkeypatch):
     calls = planned(9, tmp_path, monkeypatch)
-    assert [call[-1] for call in calls] == ["step-0.5b", "compare", "fla"]
+    assert [call[-1] for call in calls] == ["step-0.5b", "optimizers", "compare", "fla"]
 
 
 def test_its_page_has_the_estimates_in_their_order():
