@@ -4,6 +4,7 @@ import math
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ from unitsphere.training.step import train_steps
 from unitsphere.training.stop import Stop, Watchdog, seconds_of
 from unitsphere.training.tracking import Tracker, check_installed
 
+PREPARING = timedelta(days=1)
+"""How long the other processes wait for one that prepares the data or checks a checkpoint: these
+may take longer than `parallel.timeout`. One that dies meanwhile ends all at once."""
+
 
 def train(
     config: RunConfig, out: Path | str, recipe: str = "", sampler: Sampler | None = None
@@ -75,7 +80,8 @@ def train(
         on_ranks(layout, layout.first, lambda: stack.enter_context(locked(out)))
         on_ranks(layout, layout.first, lambda: check_installed(config.train.wandb))
         config = agreed_config(layout, config, out)
-        state = agreed_state(layout, out, config)
+        patient = layout.aside(PREPARING)
+        state = agreed_state(patient, out, config)
         if state is not None and state.over(config.train.steps):
             found = result(out, trained=False)
             if math.isnan(found.val_loss) and state.watch.diverged is None:
@@ -93,12 +99,12 @@ def train(
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
         if state is not None:
             on_all_ranks(layout, partial(check_there, out, config))
-        corpus = local_first(layout, partial(open_corpus, config))
+        corpus = local_first(patient, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
         if state is None:
             state = State(0, 0, 0.0, 0, corpus.fingerprint, torch.__version__)
-            start = on_first(layout, partial(find_start, config, corpus.tokenizer))
+            start = on_first(patient, partial(find_start, config, corpus.tokenizer))
         on_all_ranks(layout, partial(check_data, out, state, corpus))
         corpus = replace(corpus, validate=partial(corpus.validate, layout=layout))
         weights = None if start is None else Path(start["checkpoint"])

@@ -5,24 +5,34 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
-from parallel_launch import free_port, launch
+from parallel_launch import SECONDS, free_port, launch
 from run_folders import figures, weights
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from unitsphere.cli import main
 from unitsphere.errors import Preempted, UserError
 from unitsphere.inference.samples import write_sample
+from unitsphere.training import run
 from unitsphere.training.config import RunConfig
+from unitsphere.training.corpus import Corpus
 from unitsphere.training.distributed import processes
 from unitsphere.training.distributed.layout import Layout
-from unitsphere.training.distributed.processes import SharedError, on_all_ranks, on_first
+from unitsphere.training.distributed.processes import (
+    SharedError,
+    local_first,
+    on_all_ranks,
+    on_first,
+)
 from unitsphere.training.folder import write_config
 from unitsphere.training.optim.average import AverageConfig
 from unitsphere.training.recipes import load_recipe
@@ -61,7 +71,7 @@ def two_processes(rank: int, folder: Path) -> None:
 
     with pytest.raises(Preempted):
         interrupted(config, rank, folder / "run")
-    train(config, folder / "whole", sampler=write_sample)
+    preparing_takes_longer_than_the_timeout(config, rank, folder / "whole")
     said["hang"] = hang(layout)
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
 
@@ -88,6 +98,27 @@ def interrupted(config: RunConfig, rank: int, out: Path) -> None:
         train(config, out)
     finally:
         Stop.due = original
+
+
+def preparing_takes_longer_than_the_timeout(config: RunConfig, rank: int, out: Path) -> None:
+    """A whole run whose second process waits for the first, which prepares the data.
+
+    Its waits are short only while that lasts.
+    """
+
+    def slow_in_first(layout: Layout, action: Callable[[], Corpus]) -> Corpus:
+        def slow() -> Corpus:
+            time.sleep(0 if rank else 2.5)
+            return action()
+
+        _set_pg_timeout(timedelta(seconds=1))
+        try:
+            return local_first(layout, slow)
+        finally:
+            _set_pg_timeout(timedelta(seconds=SECONDS))
+
+    with mock.patch.object(run, "local_first", slow_in_first):
+        train(config, out, sampler=write_sample)
 
 
 def hang(layout: Layout) -> str:

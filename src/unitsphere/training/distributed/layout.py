@@ -10,6 +10,7 @@ Ranks are laid out in that order, tp innermost: it communicates most, so it stay
 """
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Literal, NamedTuple
 
 import torch
@@ -182,11 +183,14 @@ class Layout:
             )
         return self.with_degrees(found, device)
 
-    def aside(self) -> "Layout":
-        """This place, with messages that cannot meet those of another thread."""
+    def aside(self, timeout: timedelta | None = None) -> "Layout":
+        """This place, with messages that cannot meet those of another thread.
+
+        timeout: how long they are waited for; none: torch's half an hour.
+        """
         if self.world == 1:
             return self
-        return replace(self, group=dist.new_group(backend="gloo"))
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timeout))
 
 
 SINGLE = Layout()
