@@ -26,6 +26,7 @@ from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import (
     check_alike,
     gather,
+    limit_waits,
     local_first,
     on_all_ranks,
     on_first,
@@ -121,6 +122,7 @@ def train(
 def agreed_plan(layout: Layout, config: RunConfig) -> Plan:
     """Returns the run's plan, with as many sequences at once on all ranks as suit rank 0."""
     plan = on_all_ranks(layout, partial(plan_run, config, layout))
+    limit_waits(plan.layout, config.parallel.timeout)
     rows = on_all_ranks(plan.layout, partial(rows_at_once, config, plan))
     return replace(plan, micro_batch=gather(plan.layout, rows)[0])
 

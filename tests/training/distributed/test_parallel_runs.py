@@ -117,8 +117,22 @@ def preparing_takes_longer_than_the_timeout(config: RunConfig, rank: int, out: P
         finally:
             _set_pg_timeout(timedelta(seconds=SECONDS))
 
-    with mock.patch.object(run, "local_first", slow_in_first):
+    with (
+        mock.patch.object(run, "local_first", slow_in_first),
+        mock.patch.object(run, "train_steps", wraps=run.train_steps) as steps,
+    ):
         train(config, out, sampler=write_sample)
+    every_group_waits_as_long(steps.call_args.args[0].plan.layout, config.parallel.timeout)
+
+
+def every_group_waits_as_long(layout: Layout, seconds: int) -> None:
+    """Those that torch has made for the axes of the meshes, too."""
+    groups = [*layout.mesh.get_all_groups(), *layout.data_mesh.get_all_groups()]
+    made = [group for group in groups if group is not dist.group.WORLD]
+    assert made
+    for group in made:
+        waits = group._get_backend(torch.device("cpu")).options._timeout
+        assert waits == timedelta(seconds=seconds), group.group_desc
 
 
 def hang(layout: Layout) -> str:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
 
 from unitsphere.errors import UserError
 from unitsphere.training.device import local_device, local_rank
@@ -162,6 +162,17 @@ def joined(kind: str, timeout: int) -> Iterator[Layout]:
             yield layout
     finally:
         dist.destroy_process_group()
+
+
+def limit_waits(layout: Layout, timeout: int) -> None:
+    """Let all groups of the layout's meshes wait `timeout` seconds, as the group of all does.
+
+    torch gives half an hour to those of some of the processes, which HSDP and FSDP2 × TP have.
+    """
+    for mesh in (layout.mesh, layout.data_mesh):
+        for group in [] if mesh is None else mesh.get_all_groups():
+            if group is not dist.group.WORLD:  # perhaps somebody else's, who has set its time
+                _set_pg_timeout(timedelta(seconds=timeout), group)
 
 
 def tell_others(mistake: UserError | OSError) -> None:
