@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,7 @@ class FakeWandb:
 def fake(monkeypatch):
     made = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", made)
-    monkeypatch.setattr(tracking, "find_spec", lambda name: object())
+    monkeypatch.setattr(tracking, "find_spec", lambda name: ModuleSpec(name, None, origin="made"))
     return made
 
 
@@ -107,8 +108,10 @@ def test_a_service_that_hangs_is_left(fake, tiny, tmp_path, capsys, monkeypatch)
     assert "W&B: not done after" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_told_before_anything_is_written(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+@pytest.mark.parametrize("found", [None, ModuleSpec("wandb", None)])
+def test_a_missing_package_is_told_before_anything_is_written(tiny, tmp_path, monkeypatch, found):
+    """A folder of W&B's records in the working directory is found too, without an origin."""
+    monkeypatch.setattr(tracking, "find_spec", lambda name: found)
     with pytest.raises(UserError, match="pip install 'unitsphere\\[wandb\\]'"):
         train(tiny(wandb="trial"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

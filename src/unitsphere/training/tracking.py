@@ -72,7 +72,8 @@ BEGIN, END = 30.0, 5.0
 
 def check_installed(project: str | None) -> None:
     """Raise UserError if records are to go to W&B, but its package is missing."""
-    if project is not None and find_spec("wandb") is None:
+    spec = None if project is None else find_spec("wandb")
+    if project is not None and (spec is None or spec.origin is None):  # none: its folder of records
         raise UserError(
             "train.wandb needs the package wandb: pip install 'unitsphere[wandb]', or leave it out"
         )
