@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 
-from unitsphere.bench import arms, train
+from unitsphere.bench import arms, measure, train
 from unitsphere.bench.arms import (
     ON_CPU,
     RandomBatches,
@@ -273,6 +273,24 @@ def test_the_peak_counts_what_lives_at_once():
 
     assert peak_of(call, CPU) == pytest.approx(3 * 2**20, rel=1e-3)
     assert kernels_of(call, CPU) is None
+
+
+def test_kernels_are_counted_and_the_longest_come_first(monkeypatch):
+    times = [("norm", 500), ("mm", 2000), ("Memcpy HtoD", 9000), ("norm", 700)]
+    events = [
+        SimpleNamespace(name=name, time_range=SimpleNamespace(elapsed_us=lambda us=us: us))
+        for name, us in times
+    ]
+    monkeypatch.setattr(measure, "_on_gpu", lambda call: events)
+    found = kernels_of(lambda: None, torch.device("cuda"))
+    assert found == {
+        "calls": 3,
+        "ms": pytest.approx(3.2),
+        "longest": [
+            {"name": "mm", "calls": 1, "ms": 2.0},
+            {"name": "norm", "calls": 2, "ms": pytest.approx(1.2)},
+        ],
+    }
 
 
 def test_what_is_held_is_weights_and_state():

@@ -36,6 +36,7 @@ REPEATS = 7
 DRIFT = 0.02
 """A ceiling that moves by more than this between start and end is reported."""
 LONGEST = 15
+"""Kernels of a step that are named."""
 METHODS = {
     "cuda": "torch.cuda.max_memory_allocated",
     "cpu": "allocations of torch's CPU allocator, by its profiler",

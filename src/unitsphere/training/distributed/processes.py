@@ -171,7 +171,7 @@ def limit_waits(layout: Layout, timeout: int) -> None:
     """
     for mesh in (layout.mesh, layout.data_mesh):
         for group in [] if mesh is None else mesh.get_all_groups():
-            if group is not dist.group.WORLD:  # perhaps somebody else's, who has set its time
+            if group is not dist.group.WORLD:  # whoever made that one has set its time
                 _set_pg_timeout(timedelta(seconds=timeout), group)
 
 
