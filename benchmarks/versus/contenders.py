@@ -193,6 +193,7 @@ CONTENDERS = PEERS | {
     "gpt-plus-shift": ours(4e-3, str(HERE / "gpt-plus-shift.toml")),
     "gpt-plus-offset": ours(4e-3, str(HERE / "gpt-plus-offset.toml")),
     "gpt-plus-peri": ours(4e-3, str(HERE / "gpt-plus-peri.toml")),
+    "gpt-plus-bigrams": ours(4e-3, str(HERE / "gpt-plus-bigrams.toml")),
     "best": ours(1.4e-2, "quickstart/best"),
     "best-offset": ours(1.4e-2, str(HERE / "best-offset.toml")),
 }

@@ -45,12 +45,13 @@ def test_so_are_those_of_windows_and_grouped_keys(changes):
     assert generate(model, PROMPTS, 12, compile=True) == generate(model, PROMPTS, 12)
 
 
+@pytest.mark.parametrize("switch", [{"token_shift": True}, {"bigram_rows": 50}])
 @pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt"])
-def test_a_token_shift_remembers_the_last_token_of_each_row(name):
-    model = build(name, seed=3, token_shift=True, **SIZES).double()
+def test_a_token_shift_and_pairs_remember_the_last_token_of_each_row(name, switch):
+    model = build(name, seed=3, **switch, **SIZES).double()
     with torch.no_grad():
-        model.shift.s.stored.fill_(0.7)
-        model.shift.w.stored.fill_(0.2)
+        for parameter in (model.shift or model.bigrams).parameters():
+            parameter.add_(0.5)
     settings = {"temperature": 1.0, "seed": [4, 9, 1]}
     expected = generate(model, PROMPTS, 12, **settings)
     assert generate(model, PROMPTS, 12, compile=True, **settings) == expected

@@ -27,7 +27,7 @@ EVERY = [(design, objective) for design in DESIGNS for objective in OBJECTIVES]
 
 SIZES = {"vocab_size": 24, "d_model": 16, "n_layers": 1, "n_heads": 2}
 SOURCE, TIME = 7, 6
-SIZE_CASES = {"n_kv_heads": [1], "window": [3], "n_experts": [4]}
+SIZE_CASES = {"n_kv_heads": [1], "window": [3], "n_experts": [4], "bigram_rows": [30]}
 SIZE_CASES |= {key: [] for key in ("mixers", "recurrence", "balance")}
 """Sizes that change what a layer does: what they are set to. Mixers: tests/protocols."""
 

@@ -80,6 +80,7 @@ CASES = {
             "peri-ln": {"output_norm": True, "embedding_norm": True},
             "value-embeddings": {"value_embeddings": True},
             "token-shift": {"token_shift": True, "embedding_norm": True},
+            "bigrams": {"bigram_rows": 13, "token_shift": True},
             "key-offset": {"key_offset": True},
             "output-norm": {"output_norm": True, "gated": True, "branch": 0.4},
             "recent-tied": {
@@ -112,6 +113,7 @@ CASES = {
     "ngpt-no-qk-norm": ngpt_case({"qk_norm": False}, qk_norm=False),
     "ngpt-value-embeddings": ngpt_case({"value_embeddings": True}, value_embeddings=True),
     "ngpt-token-shift": ngpt_case({"token_shift": True}, token_shift=True),
+    "ngpt-bigrams": ngpt_case({"bigram_rows": 13}, bigram_rows=13),
     "ngpt-key-offset": ngpt_case(
         {"key_offset": True, "rotary_fraction": 0.5}, key_offset=True, rotary_fraction=0.5
     ),
@@ -125,6 +127,7 @@ CASES = {
     "angpt-tied": ("angpt", {"tied": True}, angpt, angpt.Settings(L, H, tied=True)),
     "angpt-z1": ("angpt", {"z_gain": "1"}, angpt, angpt.Settings(L, H, z_gain="1")),
     "angpt-token-shift": angpt_case({"token_shift": True}, token_shift=True),
+    "angpt-bigrams": angpt_case({"bigram_rows": 13}, bigram_rows=13),
     "angpt-key-offset": angpt_case({"key_offset": True}, key_offset=True),
     "angpt-plain": ("angpt", {"nu_alpha": False}, angpt, angpt.Settings(L, H, residual="plain")),
     "angpt-signed": angpt_case({"signed_alpha": True}, absolute_alpha=False),
@@ -239,6 +242,8 @@ def oracle_name(architecture, name):
         parts.pop()
     if parts[0] == "shift":
         return f"{parts[1]}_shift"
+    if parts[0] == "bigrams":
+        return "s_2" if parts[1] == "s" else parts[1]
     if architecture in ("gpt", "lnscaling"):
         parts = [GAINS.get(p, p) for p in parts if p != "gain"]
     if architecture == "dyt":

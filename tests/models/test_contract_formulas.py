@@ -63,5 +63,8 @@ def test_counts_of_the_switches_that_add_parameters():
         assert values == math.ceil(L / 2) * (V * d + H)
     for design in ("gpt", "ngpt", "angpt"):
         assert count(design, token_shift=True) - count(design) == 2 * d
+        pairs = count(design, bigram_rows=10) - count(design)
+        assert pairs == 10 * (d // 4) + d * (d // 4) + d
+        assert count(design, bigram_rows=10, bigram_dim=3) - count(design) == 10 * 3 + d * 3 + d
         assert count(design, key_offset=True, rotary_fraction=0.5) == count(design)
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d

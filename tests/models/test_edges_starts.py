@@ -132,6 +132,18 @@ def test_value_embeddings_have_unit_rows_in_ngpt_and_free_ones_in_gpt():
     assert not constraints(build("gpt", value_embeddings=True, **sizes))
 
 
+def test_bigrams_leave_the_first_h_as_it_is_at_the_start_and_need_sizes_above_0():
+    sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}
+    x, positions = tokens(2, 6, vocabulary=24), torch.arange(6)
+    for design in ("gpt", "ngpt", "angpt"):
+        model = build(design, bigram_rows=30, **sizes)
+        torch.testing.assert_close(model.start(x, positions), model.embed(x, positions))
+    with pytest.raises(UserError, match=r"model\.bigram_rows must be 0 or more: -1"):
+        build("gpt", bigram_rows=-1, **sizes)
+    with pytest.raises(UserError, match=r"model\.bigram_dim must be at least 1: 0; leave it out"):
+        build("gpt", bigram_rows=30, bigram_dim=0, **sizes)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_a_key_offset_needs_dimensions_that_rope_leaves_and_some_that_it_rotates(fraction):
     sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}

@@ -28,6 +28,7 @@ REFUSED = {
     "softcap=2.5",
     "gated=True",
     "value_embeddings=True",
+    "bigram_rows=30",
 }
 
 

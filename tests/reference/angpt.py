@@ -76,6 +76,7 @@ class Settings:
     n_kv_heads: int | None = None  # none: n_heads
     window: int | None = None  # none: no window
     token_shift: bool = False  # not the paper's: what reference/gpt.py has / sqrt(1 + mean s^2)
+    bigram_rows: int = 0  # not the paper's: reference/gpt.py's, unit x, / sqrt(1 + mean s_2^2)
     key_offset: bool = False  # not the paper's: as in reference/gpt.py
 
 
@@ -101,6 +102,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"W_h": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
     table |= dict.fromkeys(("s_shift", "w_shift") if s.token_shift else (), (d,))
+    table |= basics.bigram_shapes(s.bigram_rows, d)
     return basics.stored(table)
 
 
@@ -225,6 +227,6 @@ def shifted(h: Tensor, s: Tensor) -> Tensor:
     return h / torch.sqrt(1 + (s * s).sum() / len(s))
 
 
-ORACLE = Oracle(embed, block, memory_of, logits, shifted=shifted)
+ORACLE = Oracle(embed, block, memory_of, logits, shifted=shifted, pair=unit)
 encode, hidden_states = ORACLE.encode, ORACLE.hidden_states
 forward, loss = ORACLE.forward, ORACLE.loss

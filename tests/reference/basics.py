@@ -119,6 +119,20 @@ def one_earlier(e: Tensor, positions: Tensor, documents: Tensor | None) -> Tenso
     return earlier
 
 
+def bigram_shapes(rows: int, d: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of an embedding of pairs, if it has rows."""
+    return {"E_2": (rows, d // 4), "W_2": (d, d // 4), "s_2": (d,)} if rows else {}
+
+
+def bigram_row(tokens: Tensor, rows: int) -> Tensor:
+    """[B, T]: the row of each token and the one before it; 0 for the first of a row of tokens."""
+    found = torch.zeros_like(tokens)
+    for b, row in enumerate(tokens.tolist()):
+        for t in range(1, len(row)):
+            found[b, t] = (48271 * (2**18 * row[t - 1] + row[t])) % (2**31 - 1) % rows
+    return found
+
+
 def with_late_keys(k: Tensor, earlier: Tensor, fraction: float) -> Tensor:
     """One head k [B, T, d_k] after RoPE: features from d_rot on are those of the token before.
 

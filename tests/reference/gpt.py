@@ -40,6 +40,9 @@ Switches of recent baselines (modded-nanogpt, track 3; all off by default):
 - token_shift: the first h of token t is e_t + 2 / (1 + exp(-w_shift . x)) * s_shift * e_{t-1}, with
   s_shift and w_shift [d], e_t = E_in[token t] or its RMSNorm, and x = e_t / rms(e_t);
   e_{t-1} = 0 for the first token of a sequence or document. The encoder has the same two vectors;
+- bigram_rows n: after the token shift h + s_2 x, x = W_2 E_2[r], with s_2 [d], W_2 [d, d/4] and
+  E_2 [n, d/4]; r = (48271 (2^18 a + b) mod (2^31 - 1)) mod n for token b after token a; x = 0 for
+  the first token of a sequence or document;
 - key_offset (modded-nanogpt's partial key offset): the features of k that RoPE leaves are, after
   RoPE and norm, those of the token before; 0 for the first token of a sequence or document.
 """
@@ -79,6 +82,7 @@ class Settings:
     output_norm: bool = False
     value_embeddings: bool = False
     token_shift: bool = False
+    bigram_rows: int = 0
     key_offset: bool = False
 
 
@@ -108,6 +112,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table: dict[str, tuple[int, ...] | None] = {"E_in": (V, d)}
     table |= {"gain_E": (d,) if s.embedding_norm else None}
     table |= dict.fromkeys(("s_shift", "w_shift") if s.token_shift else (), (d,))
+    table |= basics.bigram_shapes(s.bigram_rows, d)
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"gain_encoder": (d,) if s.seq2seq else None}
     table |= {"gain_final": (d,), "E_out": None if s.tied else (V, d)}

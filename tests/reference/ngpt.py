@@ -102,6 +102,7 @@ class Settings:
     window: int | None = None  # none: no window
     value_embeddings: bool = False  # not the paper's: as in reference/gpt.py, rows of E_v unit
     token_shift: bool = False  # not the paper's: Norm of what reference/gpt.py has
+    bigram_rows: int = 0  # not the paper's: as in reference/gpt.py, x of unit length, then Norm
     key_offset: bool = False  # not the paper's: as in reference/gpt.py, after s_qk
 
 
@@ -144,6 +145,7 @@ def shapes(settings: Settings, V: int, d: int, d_f: int) -> dict[str, tuple[int,
     table |= basics.stack_shapes(s.n_layers, s.seq2seq, layer, cross)
     table |= {"E_out": None if s.tied else (V, d), "s_z": basics.scale_shape(s.s_z, (V,))}
     table |= dict.fromkeys(("s_shift", "w_shift") if s.token_shift else (), (d,))
+    table |= basics.bigram_shapes(s.bigram_rows, d)
     if s.value_embeddings:
         d_kv = H_kv * d_k
         table = basics.with_value_embeddings(table, s.n_layers, s.seq2seq, V, d_kv, H_kv)
@@ -282,6 +284,6 @@ def used(tensors: Tensors, s: Settings) -> Tensors:
     return normalized(tensors) if s.normalize_in_forward else tensors
 
 
-ORACLE = Oracle(embed, block, memory_of, logits, used, shifted=lambda h, s: unit(h))
+ORACLE = Oracle(embed, block, memory_of, logits, used, shifted=lambda h, s: unit(h), pair=unit)
 encode, hidden_states = ORACLE.encode, ORACLE.hidden_states
 forward, loss = ORACLE.forward, ORACLE.loss

@@ -36,7 +36,10 @@ class Oracle:
     weights: Callable[[Tensors, Any], Tensors] = as_stored
     numbered: bool = False
     shifted: Callable[[Tensor, Tensor], Tensor] = lambda h, s: h
-    """with the setting token_shift: what becomes of e_t + gate s e_{t-1}, and of s"""
+    """with token_shift: what becomes of e_t + gate s e_{t-1}, and of s; with bigram_rows: of
+    h + s_2 x, and of s_2"""
+    pair: Callable[[Tensor], Tensor] = lambda x: x
+    """with bigram_rows: x = W_2 E_2[row] -> what is added, before s_2"""
 
     def stack_states(
         self,
@@ -58,6 +61,11 @@ class Oracle:
             gate = 2 / (1 + torch.exp(-basics.directions(states[0]) @ w["w_shift"]))
             mixed = states[0] + gate[..., None] * w["s_shift"] * earlier
             states = [self.shifted(mixed, w["s_shift"])]
+        if getattr(s, "bigram_rows", 0):
+            row = basics.bigram_row(tokens, s.bigram_rows)
+            x = self.pair(w["E_2"][row] @ w["W_2"].T)
+            some = basics.one_earlier(torch.ones_like(x), positions, documents)
+            states = [self.shifted(states[0] + w["s_2"] * x * some, w["s_2"])]
         for i in range(s.n_layers):
             number = {"layer": i + 1} if self.numbered else {}
             p = of_layer(w, i, stack)

@@ -26,7 +26,7 @@ matters for the range of fp16 and bf16). Of these factors only ν_uz on z change
 Constraint (§4.2): ‖w‖ ≤ 1 along the in axis (dim 1) of every matrix, embeddings per row; W_p
 and W_d too, unlike nGPT. They start at length 1.
 
-Cross-attention and `token_shift` are extensions of this project.
+Cross-attention, `token_shift` and `bigram_rows` are extensions of this project.
 """
 
 import math
@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from unitsphere.models.config import (
     ModelConfig,
+    bigram_size,
     head_size,
     mlp_size,
     offset_start,
@@ -56,6 +57,7 @@ from unitsphere.models.parts import (
     Scale,
     ScaleConfig,
     TokenShift,
+    UnitBigramEmbedding,
     logit_gain,
 )
 from unitsphere.models.trunk import Head, Objective, Transformer
@@ -96,6 +98,11 @@ class ANGPTConfig(ModelConfig):
     token_shift: bool = False
     """h = (e_t + γ_t s ⊙ e_{t−1})·ν(s) of the embeddings e of a token and of the one before it, s
     from 0; γ_t = 2σ(√d·⟨w, Norm(e_t)⟩), ν(s) = (1 + mean s²)^(−1/2) (this project's)"""
+    bigram_rows: int = 0
+    """rows of an embedding E_2 of the pair of a token and the one before it, a hash chooses which:
+    (h + s_2 ⊙ Norm(W_2 E_2[row]))·ν(s_2), s_2 from 0; 0: none (this project's)"""
+    bigram_dim: int | None = None
+    """width of E_2; none: a quarter of d_model"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
     layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
@@ -224,6 +231,15 @@ class NuTokenShift(TokenShift):
         return super().forward(e, before) * cast(nu, e.dtype)
 
 
+class NuBigrams(UnitBigramEmbedding):
+    """That times ν(s): of length 1 in expectation, for unit vectors that are independent."""
+
+    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
+        """As `BigramEmbedding`."""
+        nu = (1 + torch.as_tensor(self.s()).square().mean()).rsqrt()
+        return super().forward(h, tokens, before, first) * cast(nu, h.dtype)
+
+
 class ANGPT(Transformer):
     """The model of the table above."""
 
@@ -236,6 +252,11 @@ class ANGPT(Transformer):
         std, rows = 1 / math.sqrt(d), Bound(dim=1, kind="ball")
         self.E_in = Embedding(V, d, std=std, bound=rows)
         self.shift = NuTokenShift(d) if config.token_shift else None
+        if config.bigram_rows:
+            dim, W = bigram_size(config.bigram_dim, d), matrices(config)
+            self.bigrams = NuBigrams(
+                config.bigram_rows, dim, W.to_h(dim), std=std, bound=rows, start=0.0
+            )
         self.blocks, self.encoder = self.stacks(Block)
         self.W_h = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)

@@ -93,6 +93,15 @@ def mlp_size(d_ff: int | None, d_model: int) -> int:
     return 4 * d_model if d_ff is None else d_ff
 
 
+def bigram_size(bigram_dim: int | None, d_model: int) -> int:
+    """The width of E_2: a quarter of d_model if none is given; a `UserError` unless positive."""
+    if bigram_dim is not None and bigram_dim < 1:
+        raise UserError(
+            f"model.bigram_dim must be at least 1: {bigram_dim}; leave it out for d_model/4"
+        )
+    return max(d_model // 4, 1) if bigram_dim is None else bigram_dim
+
+
 def rotary_size(d_k: int, fraction: float) -> int:
     """How many dimensions of a head RoPE rotates: the largest even number up to d_k·fraction.
 

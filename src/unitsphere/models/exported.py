@@ -120,6 +120,7 @@ def not_exportable(model: Transformer) -> str:
         "softcap": "softcap {}: its exported form has logits without a cap",
         "gated": "GPT's gates (model.gated): its exported form has none in pre-norm blocks",
         "value_embeddings": "value embeddings (model.value_embeddings): its exported form has none",
+        "bigram_rows": "an embedding of pairs (model.bigram_rows {}): its exported form has none",
         "offset": "model.key_offset beside model.window: transformers' cache has no key from "
         "before the window",
         "window": "model.window 1: transformers' cache keeps every token for it",
@@ -132,6 +133,7 @@ def not_exportable(model: Transformer) -> str:
         "softcap": (None,),
         "gated": (False,),
         "value_embeddings": (False,),
+        "bigram_rows": (0,),
     }
     wrong = [key for key, fine in carried.items() if getattr(config, key, fine[0]) not in fine]
     if isinstance(config, GPTConfig) and config.activation == "relu2":

@@ -29,6 +29,7 @@ Switches of strong recent baselines (modded-nanogpt, track 3), all off by defaul
 | `output_norm` | h = h + RMSNorm(F(x)) for a sublayer's output F(x), x = RMSNorm(h) |
 | `gated` | F(x) 2σ(⟨w, x⟩) in place of F(x) (of RMSNorm(F(x))): the gate of `best` |
 | `token_shift` | h = e_t + 2σ(√d·⟨w, Norm(e_t)⟩)·s ⊙ e_{t−1}, e_t = E_in[token t]: `TokenShift` |
+| `bigram_rows` | h = h + s_2 ⊙ W_2 E_2[row of tokens t−1 and t]: `BigramEmbedding` |
 | `value_embeddings` | v = W_v x + s_v ⊙ E_v[token] in the last layer and every second before it |
 | `key_offset` | k_t = [k_t's rotated dimensions ‖ k_{t−1}'s others], k after RoPE and norm |
 
@@ -47,6 +48,7 @@ from unitsphere.errors import UserError
 from unitsphere.models import variants
 from unitsphere.models.config import (
     ModelConfig,
+    bigram_size,
     head_size,
     mlp_size,
     offset_start,
@@ -59,6 +61,7 @@ from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
 from unitsphere.models.parts import (
+    BigramEmbedding,
     Embedding,
     Linear,
     LogitGain,
@@ -111,6 +114,11 @@ class GPTConfig(ModelConfig):
     token_shift: bool = False
     """h = e_t + γ_t s ⊙ e_{t−1} of the embeddings e of a token and of the one before it, s from 0;
     γ_t = 2σ(√d·⟨w, Norm(e_t)⟩)"""
+    bigram_rows: int = 0
+    """rows of an embedding E_2 of the pair of a token and the one before it, a hash chooses which:
+    h + s_2 ⊙ W_2 E_2[row], E_2 from 0; 0: none"""
+    bigram_dim: int | None = None
+    """width of E_2; none: a quarter of d_model"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
     layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
@@ -232,6 +240,12 @@ class GPT(Transformer):
         self.E_in = Embedding(V, d, std=std, bound=None, length=start)
         self.norm_E = RMSNorm(d, config.norm_eps) if config.embedding_norm else nn.Identity()
         self.shift = TokenShift(d) if config.token_shift else None
+        if config.bigram_rows:
+            dim = bigram_size(config.bigram_dim, d)
+            W_2 = Linear(dim, d, std=1 / math.sqrt(dim), bound=None)
+            self.bigrams = BigramEmbedding(
+                config.bigram_rows, dim, W_2, std=0.0, bound=None, start=1.0
+            )
         self.blocks, self.encoder = self.stacks(Block)
         self.norm = RMSNorm(d, config.norm_eps)
         if self.encoder is not None:

@@ -34,6 +34,7 @@ from unitsphere.kernels import lerp_norm
 from unitsphere.models import variants
 from unitsphere.models.config import (
     ModelConfig,
+    bigram_size,
     head_size,
     mlp_size,
     offset_start,
@@ -46,7 +47,14 @@ from unitsphere.models.context import Context
 from unitsphere.models.experts import build_mlp
 from unitsphere.models.mixers import Matrices, build_mixer
 from unitsphere.models.mixers.attention import AttentionMixer
-from unitsphere.models.parts import Embedding, Linear, Scale, ScaleConfig, TokenShift
+from unitsphere.models.parts import (
+    Embedding,
+    Linear,
+    Scale,
+    ScaleConfig,
+    TokenShift,
+    UnitBigramEmbedding,
+)
 from unitsphere.models.trunk import Head, Objective, Transformer
 from unitsphere.models.variants import Residual
 from unitsphere.ops.activations import swiglu
@@ -89,6 +97,11 @@ class NGPTConfig(ModelConfig):
     token_shift: bool = False
     """h = Norm(e_t + γ_t s ⊙ e_{t−1}) of the embeddings e of a token and of the one before it, s
     from 0; γ_t = 2σ(√d·⟨w, e_t⟩) (this project's)"""
+    bigram_rows: int = 0
+    """rows of an embedding E_2 of the pair of a token and the one before it, a hash chooses which:
+    Norm(h + s_2 ⊙ Norm(W_2 E_2[row])), s_2 from 0; 0: none (this project's)"""
+    bigram_dim: int | None = None
+    """width of E_2; none: a quarter of d_model"""
     key_offset: bool = False
     """the dimensions of a key that RoPE does not rotate are those of the token before, so that one
     layer finds what followed the same token earlier; needs `rotary_fraction` between 0 and 1"""
@@ -227,6 +240,14 @@ class UnitTokenShift(TokenShift):
         return unit_norm(super().forward(e, before))
 
 
+class SphereBigrams(UnitBigramEmbedding):
+    """Norm of that: h stays on the sphere."""
+
+    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
+        """As `BigramEmbedding`, unit vectors."""
+        return unit_norm(super().forward(h, tokens, before, first))
+
+
 class NGPT(Transformer):
     """The model of the table above."""
 
@@ -239,6 +260,12 @@ class NGPT(Transformer):
         std, rows = 1 / math.sqrt(d), bound(config, dim=1)
         self.E_in = Embedding(V, d, std=std, bound=rows)
         self.shift = UnitTokenShift(d) if config.token_shift else None
+        if config.bigram_rows:
+            dim = bigram_size(config.bigram_dim, d)
+            W_2 = matrices(config, std).to_h(dim)
+            self.bigrams = SphereBigrams(
+                config.bigram_rows, dim, W_2, std=std, bound=rows, start=0.0
+            )
         self.blocks, self.encoder = self.stacks(Block)
         self.E_out = None if config.tied else Linear(d, V, std=std, bound=rows, role="head")
         self.s_z = Scale(config.s_z, (V,), d)

@@ -219,6 +219,58 @@ class TokenShift(nn.Module):
         return e + gate(unit_norm(e), cast(s, e.dtype) * before, self.root_d * w)
 
 
+class BigramEmbedding(nn.Module):
+    """h + s ⊙ W_2 E_2[row] of the pair of a token and the one before it: E_2 [rows, dim], s [d].
+
+    A hash of the pair chooses the row (`bigram_rows`), so pairs share rows. E_2 starts from
+    N(0, std²), s from `start`. modded-nanogpt's bigram hash embedding, also a part of Engram
+    (arXiv 2601.07372); here it is narrow, W_2 [d, dim] widens it, and only the first h has it.
+    """
+
+    def __init__(
+        self, rows: int, dim: int, W_2: Linear, *, std: float, bound: Bound | None, start: float
+    ) -> None:
+        super().__init__()
+        if rows < 0:
+            raise UserError(f"model.bigram_rows must be 0 or more: {rows}")
+        self.E_2, self.W_2 = Embedding(rows, dim, std=std, bound=bound), W_2
+        d = W_2.weight.shape[0]
+        self.s = Scale(ScaleConfig(init=start, scale=start), (d,), d)
+
+    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
+        """h [batch, time, d] with what its tokens and those before them add.
+
+        tokens, before: int64 [batch, time]. first: bool [..., time, 1], true for a token that has
+        none before it, which keeps its h.
+        """
+        x = self.made(tokens, before)
+        return h + cast(self.s() * x, h.dtype).masked_fill(first, 0.0)
+
+    def made(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """W_2 E_2[row], [batch, time, d]."""
+        return self.W_2(self.E_2(bigram_rows(tokens, before, len(self.E_2.weight))))
+
+
+class UnitBigramEmbedding(BigramEmbedding):
+    """The same with Norm(W_2 E_2[row]), for an h of unit vectors."""
+
+    def made(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """Norm(W_2 E_2[row]), [batch, time, d]."""
+        return unit_norm(super().made(tokens, before))
+
+
+def bigram_rows(tokens: Tensor, before: Tensor, rows: int) -> Tensor:
+    """The row of each pair, from 0 to `rows` − 1, int64 as tokens and before.
+
+    48,271·(before·2¹⁸ + token) mod 2³¹ − 1, mod rows: a step of a known generator of random numbers
+    (Park and Miller), so that similar pairs are far apart.
+
+    >>> bigram_rows(torch.tensor([5, 6]), torch.tensor([7, 7]), 1000).tolist()
+    [996, 267]
+    """
+    return (48_271 * (before * 2**18 + tokens)) % (2**31 - 1) % rows
+
+
 LogitGain = Literal["head", "layer", "fixed"]
 
 

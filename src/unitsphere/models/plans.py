@@ -96,7 +96,9 @@ def _longest_ngpt(config: ngpt.NGPTConfig) -> float | None:
 
 
 def _longest_angpt(config: angpt.ANGPTConfig) -> float | None:
-    return LONGEST_H if config.nu_alpha and not config.token_shift else None  # s has no bound
+    if config.token_shift or config.bigram_rows:  # s has no bound
+        return None
+    return LONGEST_H if config.nu_alpha else None
 
 
 INPUT_BOUNDS: dict[type[nn.Module], tuple[Callable[[Any], float | None], tuple[str, ...]]] = {

@@ -54,6 +54,7 @@ class Transformer(nn.Module, ABC):
     norm: nn.Module  # of the last h, before the head; none unless set
     norm_memory: nn.Module  # of the encoder's last h, before cross-attention; none unless set
     shift: nn.Module | None  # makes h of the embeddings of a token and of the one before it
+    bigrams: nn.Module | None  # adds to h what it has for the pair of the two
     d_k: int
     d_rot: int  # rotated dimensions of a head; 0 for none
     rope_base: float = 10000.0
@@ -70,7 +71,7 @@ class Transformer(nn.Module, ABC):
         self.config = config
         self.objective: Objective = objective
         self.norm = self.norm_memory = nn.Identity()
-        self.shift = None
+        self.shift = self.bigrams = None
 
     def stacks(self, block: Callable[..., nn.Module]) -> tuple[nn.ModuleList, nn.ModuleList | None]:
         """`blocks` and `encoder` of n_layers each; with seq2seq the former look across.
@@ -119,19 +120,24 @@ class Transformer(nn.Module, ABC):
         before: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """The first h, [batch, time, d]: `embed`, and `shift` where the model has that.
+        """The first h, [batch, time, d]: `embed`, then `shift` and `bigrams` if there are any.
 
         before: the token [batch, 1] before these; None: there is none. A document's first token has
         none before it either, nor has what is at position 0, padding on the left.
         """
-        if self.shift is None:
+        if self.shift is None and self.bigrams is None:
             return self.embed(tokens, positions)
         before = tokens[:, :1] if before is None else before
-        e = self.embed(torch.cat([before, tokens], dim=1), positions)
+        known = torch.cat([before, tokens], dim=1)
         first = (positions == 0)[..., None]
         if documents is not None:
             first = first | (documents != documents.roll(1, dims=1))[..., None]
-        return self.shift(e[:, 1:], e[:, :-1].masked_fill(first, 0.0))
+        if self.shift is None:
+            h = self.embed(tokens, positions)
+        else:
+            e = self.embed(known, positions)
+            h = self.shift(e[:, 1:], e[:, :-1].masked_fill(first, 0.0))
+        return h if self.bigrams is None else self.bigrams(h, tokens, known[:, :-1], first)
 
     @abstractmethod
     def head(self) -> Head:

@@ -188,6 +188,10 @@ def test_sizes_that_do_not_fit_are_refused(tiny):
         laid_out(tiny, 4, tp=4)
     with pytest.raises(UserError, match=r"tp does not go with model.value_embeddings: take paral"):
         laid_out(partial(tiny, model={"value_embeddings": True}), 2, tp=2)
+    with pytest.raises(
+        UserError, match=r"tp does not go with model.bigram_rows: take parallel.dp_s"
+    ):
+        laid_out(partial(tiny, model={"bigram_rows": 50}), 2, tp=2)
     with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
         laid_out(tiny, 384, tp=4)
 

@@ -45,6 +45,8 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
             "parallel.tp does not go with model.n_experts: take parallel.dp_shard, which shards "
             "the experts over processes"
         )
+    if model.bigrams is not None:
+        raise UserError("parallel.tp does not go with model.bigram_rows: take parallel.dp_shard")
     named: set[nn.Module] = set()
     for module in list(model.modules()):
         if isinstance(module, AttentionMixer):
