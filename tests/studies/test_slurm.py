@@ -167,6 +167,21 @@ def test_who_watches_may_stop_a_job_early():
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_cluster")
+def test_a_job_that_is_stopped_while_it_waits_in_the_queue_is_no_failure():
+    program("scancel", "rm queue.txt; touch queue.txt")
+    Path("queue.txt").write_text("7_0 PENDING\n")
+
+    def watch(states) -> None:
+        states[0].stop = "too slow"
+
+    executor = SlurmExecutor(Path(), Resources())
+    (state,) = run_jobs([job("run", "pass")], on_progress=watch, executor=executor)
+    assert (state.status, state.error) == ("interrupted", "too slow")
+    assert state.stopped_early
+
+
+@pytest.mark.timeout(120)
 def test_a_job_that_vanishes_is_a_failure_with_a_reason():
     kills_its_task = "os.kill(os.getppid(), signal.SIGKILL)"
     (state,) = run_jobs([job("run", kills_its_task)], executor=local())

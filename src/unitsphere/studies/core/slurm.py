@@ -228,6 +228,8 @@ class SlurmExecutor:
             job.missing = 0 if where else job.missing + 1
         if code not in (None, SAVED) or (code is not None and job.missing):
             job.state.end(code)
+        elif job.missing >= LOST_LOOKS and job.state.stop is not None:
+            job.state.end(SAVED)  # cancelled before its turn came: nothing ran that had to save
         elif job.missing >= LOST_LOOKS:
             job.state.status, job.state.seconds_left = "failed", None
             job.state.error = f"left the queue before its end (cancelled, killed?): see {self.logs}"
