@@ -222,6 +222,23 @@ class Obedient(InProcess):
         return bool(self.waiting)
 
 
+@pytest.mark.parametrize("method", ["random", "optuna"])
+def test_more_or_fewer_trials_of_the_same_search_reuse_its_runs(recipe, tmp_path, method):
+    """As write_record advises it: without study.toml the runs of both studies are reused."""
+    search = {"optim.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
+    found = {}
+    for trials in (2, 3, 1):
+        study = study_of(recipe, method=method, trials=trials, search=search, seeds=[0])
+        swept = sweep(study, tmp_path / "out", InProcess())["ngpt"]
+        found[trials] = [trial.params for trial in swept.trials]
+        (tmp_path / "out/study.toml").unlink()
+    assert {trials: len(points) for trials, points in found.items()} == {1: 1, 2: 2, 3: 3}
+    assert found[3][:2] == found[2]
+    other = dataclasses.replace(study, search_seed=1)
+    with pytest.raises(UserError, match="holds trials of another search"):
+        sweep(other, tmp_path / "out", InProcess())
+
+
 def write(run: Path, figure: float) -> None:
     """Three evaluations."""
     run.mkdir(parents=True)

@@ -176,16 +176,17 @@ def points_so_far(
     if study.method == "grid":
         return grid_points(study.space)
     assert study.trials is not None
-    drawn = Asked(out / RUNS / arm, study.search)
+    drawn = Asked(out / RUNS / arm, study.search, study.search_seed)
     if study.method == "random":
         asked = drawn.read()
-        if not asked:
-            asked = random_points(study.space, study.trials, study.search_seed)
+        if len(asked) < study.trials:  # none so far, or as many as an earlier study of it asked
+            more = random_points(study.space, study.trials, study.search_seed)
+            asked = [*asked, *more[len(asked) :]]
             drawn.keep(asked)
-        return asked
+        return asked[: study.trials]
     told = [found for trial in done if (found := told_of(trial)) is not None]
     missing = min(turn, study.trials - len(done))
-    return drawn.after(study.space, told, len(done), missing, study.search_seed)
+    return drawn.after(study.space, told, len(done), missing)[: study.trials]
 
 
 def trial_runs(

@@ -214,7 +214,7 @@ class PointSearch:
         told = [Told(t.params, t.loss) for t in self.trials if t.status != "failed"]
         done = len(self.trials)
         asked = Asked(folder, self.study.tune.keys[self.arm])
-        return asked.after(self.space, told, done, count, seed=0)[done : done + count]
+        return asked.after(self.space, told, done, count)[done : done + count]
 
     def plan(self, params: Params) -> list[Planned]:
         """The runs of a point, one for each of tune.seeds."""

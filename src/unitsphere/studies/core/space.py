@@ -298,11 +298,12 @@ def frozen(told: Told, distributions: dict[str, "BaseDistribution"]) -> "FrozenT
 class Asked:
     """The points that were drawn, kept in a folder: another version of Optuna may draw others.
 
-    `search` is what they are drawn from, as the study has it.
+    `search` is what they are drawn from, as the study has it, and `seed` what draws them.
     """
 
     folder: Path
     search: Mapping[str, object]
+    seed: int = 0
 
     @property
     def path(self) -> Path:
@@ -313,26 +314,25 @@ class Asked:
         """Those drawn so far; a `UserError` if they are of another search."""
         if not self.path.exists():
             return []
-        kept = read_json(self.path)
-        if not isinstance(kept, dict) or kept.get("search") != json.loads(json.dumps(self.search)):
+        kept, search = read_json(self.path), json.loads(json.dumps(self.search))
+        same = isinstance(kept, dict) and kept.get("search") == search
+        if not same or kept.get("seed", self.seed) != self.seed:  # earlier files have no seed
             raise UserError(f"{self.folder} holds trials of another search: delete it")
         return kept["points"]
 
     def keep(self, points: Sequence[Params]) -> None:
         """Write down all that were drawn, and what they were drawn from."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept = {"search": self.search, "points": points}
+        kept = {"search": self.search, "seed": self.seed, "points": points}
         write_text(self.path, json.dumps(kept, indent=2) + "\n")
 
-    def after(
-        self, space: Space, told: Sequence[Told], done: int, count: int, seed: int
-    ) -> list[Params]:
+    def after(self, space: Space, told: Sequence[Told], done: int, count: int) -> list[Params]:
         """All points; once `done` of them are done, with `count` more by TPE.
 
         `told`: the results of those that are done, without those that failed.
         """
         asked = self.read()
         if len(asked) <= done and count > 0:
-            asked = [*asked, *next_points(space, told, count, seed, done)]
+            asked = [*asked, *next_points(space, told, count, self.seed, done)]
             self.keep(asked)
         return asked
