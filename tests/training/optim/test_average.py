@@ -61,6 +61,23 @@ def test_an_exponential_average_starts_as_the_mean(start):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+def test_steps_that_a_gradient_scaler_leaves_out_are_not_averaged():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    optimizer = optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    optim.average(optimizer, decay=None)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    path = []
+    for factor in (torch.inf, 1.0, torch.inf, 1.0):
+        scaler.scale(factor * layer(torch.randn(4, 3)).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        path += [layer.weight.detach().clone()] if factor == 1 else []
+    torch.testing.assert_close(averages_of(layer, optimizer)["weight"], sum(path) / 2)
+    assert optimizer.state[layer.weight]["average_steps"] == 2
+
+
 @pytest.mark.parametrize("kind", ["declared", "ball", "frobenius", "hyperball", "none"])
 def test_averages_are_projected_and_the_weights_come_back(kind):
     model = build("ngpt", **SMALL)

@@ -39,7 +39,15 @@ from unitsphere.training.optim.constraint import (
     innermost,
     remembered_roles,
 )
-from unitsphere.training.optim.state import COUNT, Slot, StateSpec, StepHook, attach, attached
+from unitsphere.training.optim.state import (
+    COUNT,
+    Slot,
+    StateSpec,
+    StepHook,
+    attach,
+    attached,
+    skipped,
+)
 
 AVERAGE = "average"
 """Name of the average in the optimizer's state."""
@@ -99,7 +107,9 @@ class Averages(StepHook):
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
-        """Average those that were stepped."""
+        """Average those that were stepped; none in a step that a gradient scaler had left out."""
+        if skipped(optimizer):
+            return
         for weight in self.weights:
             if weight.grad is None:  # an optimizer takes any state for a step done
                 continue

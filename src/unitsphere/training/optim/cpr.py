@@ -30,7 +30,7 @@ from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length
-from unitsphere.training.optim.state import Slot, StateSpec, StepHook
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook, skipped
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ class CPR(StepHook):
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
         """λ, then W; nothing in a step that the gradient scaler made the optimizer skip."""
-        skipped = getattr(optimizer, "found_inf", None)
-        if skipped is not None and skipped.item():
+        if skipped(optimizer):
             return
         for weight, start in zip(self.weights, self.start, strict=True):
             if weight.grad is None:

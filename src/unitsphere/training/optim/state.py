@@ -160,6 +160,12 @@ class Eager(Optimizer):
         keep_width(self, state_dict, lambda weight: state_spec(self, weight))
 
 
+def skipped(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler has had a fused optimizer leave out the step that it was called for."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
     """The loss of a closure that is given to an optimizer's `step`; None without one."""
     if closure is None:
