@@ -69,7 +69,10 @@ class Arm:
 
 
 def read(folder: Path) -> list[Arm]:
-    """The arms of a ladder, with the runs of all files of its folder."""
+    """The arms of a ladder, with the runs of all files of its folder.
+
+    Exits with a line for a run that two files have: one would take the other's place.
+    """
     arms: dict[str, Arm] = {}
     for path in sorted(folder.glob("*.json")):
         for name, found in json.loads(path.read_text())["arms"].items():
@@ -78,7 +81,11 @@ def read(folder: Path) -> list[Arm]:
                 tokens = budget["tokens"]
                 done = [seed for seed in budget["seeds"] if seed["status"] == "finished"]
                 runs = {s["seed"]: (s["loss"], cost_of(s)) for s in done}
-                arm.seeds.setdefault(tokens, {}).update(runs)
+                held = arm.seeds.setdefault(tokens, {})
+                if twice := sorted(held.keys() & runs.keys()):
+                    place = f"{name} at {tokens:,} tokens"
+                    sys.exit(f"{path}: another file has seed {twice[0]} of {place} too: keep one")
+                held.update(runs)
                 arm.rates[tokens] = budget["lr"]
     return list(arms.values())
 

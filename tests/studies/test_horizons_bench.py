@@ -86,6 +86,14 @@ def test_an_arm_of_another_machine_has_no_speedup_in_time(horizons, results, cap
     assert re.search(r"\| other \| ahead \| 3.00 .*\| – \| – \| – \|", capsys.readouterr().out)
 
 
+def test_a_run_that_two_files_have_is_told(horizons, results):
+    again = {"muon": arm("gpt", 1, 1, tokens=TOKENS[:1], seeds=(1, 2))}
+    (results / "horizons" / "wiki-tiny" / "more.json").write_text(json.dumps({"arms": again}))
+    line = r"more.json: another file has seed 1 of muon at 1,000 tokens too: keep one"
+    with pytest.raises(SystemExit, match=line):
+        horizons.main(["--results", str(results)])
+
+
 def test_arms_are_compared_on_the_seeds_that_both_have(horizons, results):
     path = results / "horizons" / "wiki-tiny" / "late.json"
     found = json.loads(path.read_text())
