@@ -95,14 +95,21 @@ def test_tokens_that_take_no_time_have_no_rate():
         check_longer(times, 4)
 
 
+def test_muon_is_timed_once_on_a_gpu_which_batches_its_matrices_in_any_case():
+    on_gpu = optimizers.default_arms("cuda:1")
+    assert [name for name in on_gpu if name.startswith("muon:")] == []
+    assert set(on_gpu) == set(OPTIMIZERS)
+
+
 def test_each_optimizer_s_step_is_reported_beside_the_first():
-    report = bench_optimizers(optimizers.DEFAULT, "gpt-plus", TINY, rounds=2, steps=1)
+    arms = optimizers.default_arms("cpu")
+    report = bench_optimizers(arms, "gpt-plus", TINY, rounds=2, steps=1)
     json.dumps(report)
     assert set(report["optimizers"]) == {*OPTIMIZERS, "muon:muon.batched=true"}
-    assert set(report["ratios"]) == {f"{n}/adamw" for n in optimizers.DEFAULT if n != "adamw"}
+    assert set(report["ratios"]) == {f"{n}/adamw" for n in arms if n != "adamw"}
     state = {name: figures["state_bytes"] for name, figures in report["optimizers"].items()}
     assert state["muon"] < state["adamw"] < state["soap"]
-    assert [row[0] for row in optimizers.rows(report)] == list(optimizers.DEFAULT)
+    assert [row[0] for row in optimizers.rows(report)] == list(arms)
     assert "gpt-plus with 1 layers of 16" in optimizers.notes(report)[0]
     with pytest.raises(UserError, match="unknown key 'optim"):
         bench_optimizers(["adamw:rate=1"], "gpt-plus", TINY, rounds=1, steps=1)

@@ -310,7 +310,7 @@ def run_optimizers(args: BenchOptimizers) -> tuple[ModuleType, dict[str, Any]]:
     from unitsphere.bench import optimizers
 
     sizes = sizes_of(args, n_layers=args.layers or optimizers.LAYERS)
-    arms = args.optimizers or optimizers.DEFAULT
+    arms = args.optimizers or optimizers.default_arms(sizes.device)
     report = optimizers.bench_optimizers(arms, args.arm, sizes, args.rounds, args.steps)
     return optimizers, report
 
