@@ -1,11 +1,15 @@
 """The page of a comparison in a terminal, in Markdown and as a picture."""
 
 import copy
+import html
+import re
 
 import pytest
+from markdown_it import MarkdownIt
 from studies.documents import played
 
 from unitsphere.config import read_json
+from unitsphere.report.document import Commands, Page, Sample, Samples, Section, Table, Text
 from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
 from unitsphere.report.render.picture import picture
 from unitsphere.report.render.text import markdown, terminal
@@ -81,6 +85,25 @@ def test_markdown_has_answer_command_tables_picture_and_rates(found, tmp_path):
     assert "![Loss against training tokens](loss.png)" in text
     assert "- gpt-plus at 384: 0.01: 3.0000, 0.02: 2.0000, 0.04: –" in text
     assert "| slow | not reached | not reached | not reached | not reached |" in text
+
+
+def test_markdown_shows_names_as_they_are():
+    """Arms may be named by a user's folders, and texts come from files of others."""
+    name = "__a__*b*|`c`<i>[d](e)&lt; model.d_model"
+    commands = Commands([("again", "run `x`")])
+    table = Table(name, ["arm"], [[name]], notes=[name])
+    blocks = [table, Text([name]), Samples([Sample(name, "```")]), commands]
+    page = Page(name, "Kind", name, [Section("s", name, blocks)], caveats=[name])
+    shown = r"\_\_a\_\_\*b\*|\`c\`\<i>[d\](e)\&lt; model.d_model"
+    text = markdown(page)
+    assert text.count(shown.partition("|")[0]) == text.count("model.d_model") == 8
+    seen = MarkdownIt().renderInline(shown)
+    assert html.unescape(seen) == name
+    assert re.findall("<[a-z]", seen) == []
+    assert f"# {shown}\n\n{shown}\n\n- {shown}\n" in text
+    assert f"| {shown.replace('|', '&#124;')} |" in text
+    assert "````text\n```\n````" in text
+    assert "- again: `` run `x` ``" in text
 
 
 def test_one_call_writes_the_results_of_a_study(found, tmp_path):

@@ -1,5 +1,6 @@
 """A page as text: Markdown, as a study's results.md is, or for a terminal."""
 
+import re
 import sys
 import textwrap
 import unicodedata
@@ -29,14 +30,14 @@ def markdown(page: Page) -> str:
 
     Of the figures only those that are written into the study's folder (`Figures.files`).
     """
-    parts = [f"# {page.title}\n", f"{page.answer}\n"]
-    parts += [f"{page.unfinished}\n"] if page.unfinished else []
+    parts = [f"# {plain(page.title)}\n", f"{plain(page.answer)}\n"]
+    parts += [f"{plain(page.unfinished)}\n"] if page.unfinished else []
     parts += [listed(page.caveats)] if page.caveats else []
     shown = [section for section in page.sections if not section.detail]
     for section in shown:
         parts += section_parts(section, headed=len(shown) > 1)
     facts = [page.kind, *(f"{name}: {value}" for name, value in page.facts)]
-    parts.append("; ".join(facts) + ".\n")
+    parts.append(plain("; ".join(facts)) + ".\n")
     if page.provenance:
         parts.append(origin(page.provenance))
     return "\n".join(parts)
@@ -44,8 +45,8 @@ def markdown(page: Page) -> str:
 
 def section_parts(section: Section, headed: bool) -> list[str]:
     """A section's blocks, under its heading if the page has several."""
-    parts = [f"## {section.title}\n"] if headed else []
-    parts += [f"{section.intro}\n"] if section.intro else []
+    parts = [f"## {plain(section.title)}\n"] if headed else []
+    parts += [f"{plain(section.intro)}\n"] if section.intro else []
     for block in section.blocks:
         parts += block_parts(block)
     return parts
@@ -55,26 +56,57 @@ def block_parts(block: Block) -> list[str]:
     """A block as paragraphs, lists, tables and pictures."""
     match block:
         case Table():
-            notes = [f"{note}\n" for note in block.notes]
-            return [f"### {block.title}\n", markdown_table(block.columns, block.rows), *notes]
+            columns, *rows = ([plain(cell) for cell in row] for row in (block.columns, *block.rows))
+            notes = [f"{plain(note)}\n" for note in block.notes]
+            return [f"### {plain(block.title)}\n", markdown_table(columns, rows), *notes]
         case Text():
-            return [listed(block.lines)] if block.listed else [f"{line}\n" for line in block.lines]
+            lines = [f"{plain(line)}\n" for line in block.lines]
+            return [listed(block.lines)] if block.listed else lines
         case Figures():
             title = block.title or ", ".join(figure.title for figure in block.figures)
-            return [f"![{title}]({block.files[0]})\n"] if block.files else []
+            return [f"![{plain(title)}]({block.files[0]})\n"] if block.files else []
         case Commands():
-            return [listed([f"{what}: `{line}`" for what, line in block.commands if line])]
+            shown = [f"- {plain(what)}: {code(line)}\n" for what, line in block.commands if line]
+            return ["".join(shown)]
         case Samples():
-            return [f"{each.title}:\n\n```text\n{each.text}\n```\n" for each in block.samples]
+            return [f"{plain(each.title)}:\n\n{fenced(each.text)}" for each in block.samples]
         case Folded():
             return [part for inner in block.blocks for part in block_parts(inner)]
         case Playground():
             return []
 
 
+MARKUP = re.compile(
+    r"[\\`*]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|&(?=#?\w+;)|\](?=[(\[])", re.IGNORECASE
+)
+"""What Markdown takes for more than text; "_" within a word it does not."""
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is: names come from users, and from files of others."""
+    return MARKUP.sub(r"\\\g<0>", text)
+
+
+def code(text: str) -> str:
+    """Text between more backticks than it has in a row."""
+    ticks = "`" * (longest_ticks(text) + 1)
+    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
+
+
+def fenced(text: str) -> str:
+    """A block of text, between more backticks than it has in a row."""
+    fence = "`" * max(longest_ticks(text) + 1, 3)
+    return f"{fence}text\n{text}\n{fence}\n"
+
+
+def longest_ticks(text: str) -> int:
+    """The most backticks in a row."""
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
 def listed(lines: Sequence[str]) -> str:
-    """Lines as a list."""
-    return "".join(f"- {line}\n" for line in lines)
+    """Lines of text as a list."""
+    return "".join(f"- {plain(line)}\n" for line in lines)
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -87,9 +119,9 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 def origin(source: Mapping[str, Any]) -> str:
     """Where a study's figures come from: the command, the commit of the runs, the machine."""
     return (
-        f"Command: `{source['command']}`  \n"
+        f"Command: {code(source['command'])}  \n"
         f"Commit: {source.get('runs_commit') or source['commit']}  \n"
-        f"Machine: {source['machine']}, torch {source['torch']}\n"
+        f"Machine: {plain(source['machine'])}, torch {source['torch']}\n"
     )
 
 
