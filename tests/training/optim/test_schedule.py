@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -7,6 +8,7 @@ import pytest
 from unitsphere.errors import UserError
 from unitsphere.training.optim.schedule import ScheduleConfig, area, factor
 from unitsphere.training.recipes import config_from
+from unitsphere.training.run import train
 
 
 def factors(steps: int = 100, **settings) -> list[float]:
@@ -184,3 +186,25 @@ def test_a_ramp_refuses_a_warmup_and_an_impossible_start():
         ScheduleConfig(kind="ramp", warmup=0.1)
     with pytest.raises(UserError, match=r"schedule\.start"):
         ScheduleConfig(kind="ramp", start=1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"decay": 0.4}, "schedule.decay 0.4 is for schedule.kind wsd, not cosine: it is not used"),
+        ({"kind": "wsd", "decay": 0.4}, ""),
+        ({"kind": "wsd", "rho": 0.3}, "schedule.rho 0.3 is for schedule.fall log, not linear"),
+        ({"kind": "wsd", "fall": "log", "rho": 0.3}, ""),
+        ({"start": 0.1}, "schedule.start 0.1 is for schedule.kind ramp, not cosine"),
+        ({"kind": "linear"}, ""),
+    ],
+)
+def test_a_run_says_which_numbers_its_schedule_does_not_read(
+    tiny, tmp_path, capsys, settings, said
+):
+    """It trains: folders of runs that were given one load, as ever."""
+    config = dataclasses.replace(tiny(steps=1), schedule=ScheduleConfig(**settings))
+    train(config, tmp_path / "run")
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("it is not used") == (said != "")

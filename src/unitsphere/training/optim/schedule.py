@@ -104,6 +104,24 @@ class ScheduleConfig:
             )
 
 
+def unused(config: ScheduleConfig) -> list[str]:
+    """A line for each number that is set and that the form does not read.
+
+    No error: a run that was trained with one, to no effect, still loads.
+    """
+    readers = {
+        "decay": ("kind", "wsd"),
+        "rho": ("fall", "log"),
+        "start": ("kind", "ramp"),
+    }
+    return [
+        f"schedule.{name} {getattr(config, name):g} is for schedule.{key} {form}, not "
+        f"{getattr(config, key)}: it is not used"
+        for name, (key, form) in readers.items()
+        if getattr(config, name) != getattr(ScheduleConfig, name) and getattr(config, key) != form
+    ]
+
+
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The rate divided by its peak for update `step` (0 … steps−1) of a run of `steps` updates.
 
