@@ -11,14 +11,18 @@ from unitsphere.studies.core.execute import Record, timing
 from unitsphere.studies.core.fairness import (
     REFUSALS,
     check_fair,
+    made_on,
     rate_flags,
     run_flags,
     setting_flags,
 )
-from unitsphere.studies.core.plan import wanted
+from unitsphere.studies.core.plan import wanted, with_overrides
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
+from unitsphere.training.corpus import open_corpus
 from unitsphere.training.forecast import size_of
+from unitsphere.training.recipes import load_recipe
+from unitsphere.training.resolve import resolve
 
 
 @pytest.fixture
@@ -219,6 +223,20 @@ def test_what_is_flagged_of_runs(recipe):
     moved = record(resumed=[{"device": "cpu", "cpu": "b", "threads": 1, "commit": "c"}])
     assert names(recipe, records={run: moved}) == ["hardware"]
     assert names(recipe, budgets=(64, 64_000)) == ["repeated"]
+
+
+def test_pairs_are_repeated_when_there_are_more_than_the_split_has(recipe, tmp_path):
+    """A pair counts as data.context tokens of a budget, however short its texts are."""
+    source = tmp_path / "pairs.jsonl"
+    source.write_text("".join(f'{{"source": "a{n}", "target": "b{n}"}}\n' for n in range(40)))
+    keys = {"objective": "seq2seq", "data.source": str(source), "data.cache": str(tmp_path)}
+    config = resolve(with_overrides(load_recipe(recipe), keys), None)
+    pairs = open_corpus(config).epoch
+    size = pairs * config.data.context
+    assert list(made_on(config, [size], [])) == []
+    (flag,) = made_on(config, [size + 1], [])
+    assert flag.name == "repeated"
+    assert f"over {size:,} training tokens" in flag.text
 
 
 def test_an_arm_that_was_tuned_by_fewer_rates_is_flagged(recipe):

@@ -139,6 +139,18 @@ def open_pairs(config: RunConfig) -> Corpus:
     )
 
 
+def epoch_tokens(config: RunConfig) -> int:
+    """Training tokens, as a budget counts them, of all that is read before the first comes again.
+
+    Of pairs each counts as data.context, however short it is.
+    """
+    pairs, context = config.objective == "seq2seq", config.data.context
+    training = Shards.open(prepared(config.data, pairs=pairs), "train")
+    if not pairs:
+        return training.n_tokens
+    return len(PairBatches(Pairs(training), config.rows, context, config.train.seed)) * context
+
+
 def nothing_held_out(data: DataConfig, what: str) -> str:
     """What to do about a source without `what` for validation."""
     if is_prepared(data.source):  # what it holds out was decided there

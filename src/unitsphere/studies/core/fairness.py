@@ -52,12 +52,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unitsphere.config import did_you_mean, flatten, to_dict
-from unitsphere.data.prepare import lost_share, prepared, source_text_lost, tokenizer_spec
-from unitsphere.data.shards import Shards
+from unitsphere.data.prepare import lost_share, source_text_lost, tokenizer_spec
 from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Record, timing, values
 from unitsphere.studies.core.tune import Point, Tuned
 from unitsphere.training.config import RunConfig
+from unitsphere.training.corpus import epoch_tokens
 from unitsphere.training.optim.schedule import decay_end, fall_begins
 
 SAME = {
@@ -329,8 +329,7 @@ def made_on(
     config: RunConfig, budgets: Sequence[int], records: Sequence[Record]
 ) -> Iterator[Finding]:
     """Budgets that go over the training split more than once, and runs of different machines."""
-    folder = prepared(config.data, pairs=config.objective == "seq2seq")
-    size = Shards.open(folder, "train").n_tokens
+    size = epoch_tokens(config)
     for tokens in budgets:
         if tokens > size:
             times = f"{tokens / size:.1f} times over {size:,} training tokens"
