@@ -92,6 +92,16 @@ def test_it_flags_fewer_runs_edges_and_borrowed_points(finished):
     assert len(edges) == len(best["at_edge"])
 
 
+def test_a_best_point_that_is_unfair_loses_no_figures(tmp_path):
+    """Each of its values is fair in the arm as it is: only together do they hardly anneal."""
+    keys = {"schedule.kind": ["wsd"], "schedule.decay": [0.02]}
+    tune = Tune(keys={"gpt": keys, "ngpt": KEYS["ngpt"]}, trials=1, fraction=0.3)
+    study = toy(tmp_path, budgets=[384], tune=tune)
+    found = run_study(KIND, study, tmp_path / "out", InProcess()).document
+    flags = [flag["text"] for flag in found["flags"] if flag["name"] == "un-annealed"]
+    assert flags == ["gpt: the rate falls over 0.12 of 6 steps"]
+
+
 def test_a_key_with_one_value_trained_is_flagged():
     """Three trials that all went to the rate leave the start as it was: it is not tuned."""
     point = {"optim.lr": 2e-2, "model.init_std": 0.02}

@@ -17,6 +17,7 @@ from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
 from unitsphere.studies.core.fairness import (
+    REFUSALS,
     Finding,
     check_fair,
     run_flags,
@@ -231,8 +232,12 @@ def seed_figures(seed: int, record: Record) -> dict[str, Any]:
 
 
 def results(study: CompareStudy, found: Comparison) -> dict[str, Any]:
-    """The figures of a study, with what of it is unfair and allowed."""
-    findings = findings_of(study, found.configs)
+    """The figures of a study, with what of it is unfair and allowed.
+
+    Values that were fair one by one may be unfair together at a best point. By now it is trained:
+    that is flagged, since a refusal would lose every figure.
+    """
+    findings = findings_of(dataclasses.replace(study, allow=[*REFUSALS]), found.configs)
     figures = document(found, {arm: spec.recipe for arm, spec in study.arms.items()}, findings)
     return figures | ({"tuning": tuning_figures(study)} if study.tune.keys else {})
 
