@@ -66,6 +66,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say(points):
     assert (np.abs(held / DRAWS - 0.95) < 0.02).all(), held / DRAWS
 
 
+def test_an_interval_far_from_points_that_scatter_has_an_upper_end():
+    """Best sizes at computes that lie close: the interval of the coefficient was an error."""
+    found = fit([1e15, 1.1e15, 1.2e15], [1e6, 3e6, 1.2e6])
+    low, high = found.interval(1.0)
+    assert low == 0
+    assert 1e300 < high < math.inf
+
+
 def test_two_points_have_a_law_and_no_interval():
     found = fit([1.0, 10.0], [2.0, 20.0])
     assert found.at(100.0) == pytest.approx(200.0)

@@ -73,6 +73,15 @@ def holm(values: Sequence[float]) -> list[float]:
     return corrected
 
 
+LARGEST_LOG = 700.0
+"""Of what a law or its interval comes to: beyond it a float is infinite, which JSON has not."""
+
+
+def bounded_exp(logarithm: float) -> float:
+    """exp, of at most LARGEST_LOG: far from scattered points an interval is without bounds."""
+    return math.exp(min(logarithm, LARGEST_LOG))
+
+
 @dataclass(frozen=True)
 class PowerLaw:
     """A fitted y = coefficient · x^exponent.
@@ -90,7 +99,11 @@ class PowerLaw:
 
     def at(self, x: float) -> float:
         """The law's value."""
-        return math.exp(self.height + self.exponent * (math.log(x) - self.centre))
+        return bounded_exp(self.log_at(x))
+
+    def log_at(self, x: float) -> float:
+        """The logarithm of the law's value."""
+        return self.height + self.exponent * (math.log(x) - self.centre)
 
     def interval(self, x: float) -> Interval | None:
         """95% interval of the law's value; None for two points."""
@@ -98,8 +111,8 @@ class PowerLaw:
             return None
         jacobian = np.array([1.0, math.log(x) - self.centre])
         sigma = math.sqrt(jacobian @ self.covariance @ jacobian)
-        factor = math.exp(self.quantile * sigma)
-        return self.at(x) / factor, self.at(x) * factor
+        middle, half = self.log_at(x), self.quantile * sigma
+        return bounded_exp(middle - half), bounded_exp(middle + half)
 
     @property
     def coefficient(self) -> float:
