@@ -212,6 +212,7 @@ def words(section) -> list[str]:
         ({"set": {"train.batch_tokens": 64}}, r"set\.train\.batch_tokens"),
         ({"computes": [0.0]}, "above 0"),
         ({"computes": [math.inf]}, "finite"),
+        ({"computes": [1e9, 1e9]}, "different numbers"),
         ({"tokens_per_parameter": math.inf}, "finite"),
         ({"next": [0]}, "'next' must be"),
         ({"size": {}}, "did you mean 'sizes'"),

@@ -61,6 +61,8 @@ class LadderStudy(Comparing):
             raise UserError("'sizes' must name at least one size")
         if not all(0 < number < math.inf for number in (self.tokens_per_parameter, *self.computes)):
             raise UserError("'tokens_per_parameter' and 'computes' must be finite and above 0")
+        if len(set(self.computes)) < len(self.computes):
+            raise UserError(f"'computes' must be different numbers, not {self.computes}")
         if self.next:
             check_numbers("next", self.next, least=1)
         for name, keys in self.sizes.items():
