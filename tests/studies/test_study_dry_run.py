@@ -113,3 +113,16 @@ def test_what_is_forecast_lies_on_the_disk(arms, capsys):
         found["total_flops"]
     )
     assert json.loads(Path("run/config.json").read_text())["train"]["steps"] == 6
+
+
+def test_checkpoints_that_only_one_arm_keeps_are_in_its_disk(arms, capsys):
+    def disks() -> list[int]:
+        parts = printed(capsys, "compare", path, "--dry-run")["parts"]
+        return [p["disk"] // p["runs"] for p in parts if p["name"].startswith("gpt 1,280")]
+
+    path = study({"gpt": arms["gpt"], "ngpt": arms["ngpt"]}, COMPARE)
+    tuned, reported = disks()
+    recipe = f'"{arms["gpt"]}"'
+    keeps = f"{{ recipe = {recipe}, set = {{ train = {{ keep_last = 3 }} }} }}"
+    Path(path).write_text(Path(path).read_text().replace(recipe, keeps, 1))
+    assert disks() == [3 * tuned, 3 * reported]

@@ -16,7 +16,15 @@ from unitsphere.errors import UserError
 from unitsphere.studies.core.execute import Executor, Record, execute
 from unitsphere.studies.core.fairness import Finding, check_fair, version_flags
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
-from unitsphere.studies.core.plan import RUNS, Planned, arm_config, plan, rate_keys, with_overrides
+from unitsphere.studies.core.plan import (
+    DEFAULTS,
+    RUNS,
+    Planned,
+    arm_config,
+    plan,
+    rate_keys,
+    with_overrides,
+)
 from unitsphere.studies.core.spec import Comparing, Tune
 from unitsphere.training.guard import MARGIN, PATIENCE, SMOOTHED, smoothed
 from unitsphere.training.log import read_metrics
@@ -200,9 +208,12 @@ def flags(study: RampStudy, climbs: Mapping[str, Sequence[Climb]]) -> list[Findi
 def parts(study: RampStudy) -> list[Part]:
     """What would be trained."""
     ramp_findings(study)
-    steps = {"train.steps": study.steps}
-    configs = {arm: with_overrides(arm_config(study, arm), steps) for arm in study.arms}
-    return [Part(arm, len(study.seeds), resolve(configs[arm], None)) for arm in study.arms]
+    found = []
+    for arm in study.arms:
+        keys = {**DEFAULTS, **study.keys(arm), "train.steps": study.steps}
+        config = resolve(with_overrides(arm_config(study, arm), keys), None)
+        found.append(Part(arm, len(study.seeds), config))
+    return found
 
 
 def failures(found: Mapping[str, Sequence[Climb]]) -> list[str]:

@@ -20,6 +20,7 @@ from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.local import available_slots
 from unitsphere.studies.core.plan import (
+    DEFAULTS,
     RUNS,
     Planned,
     arm_config,
@@ -283,19 +284,19 @@ def parts(study: SweepStudy) -> list[Part]:
     check_keys(study)
     found = []
     for arm in study.arms:
-        usual = point_config(study, arm, {})
         if study.method == "grid":
             points = grid_points(study.space)
         elif study.method == "random":
             points = random_points(study.space, study.trials or 0, study.search_seed)
         else:
             points = [{}] * (study.trials or 0)
-        trials = [point_config(study, arm, point) for point in points]
-        runs = {f"{arm} trial {n}": (len(study.tune.seeds), one) for n, one in enumerate(trials)}
-        runs[f"{arm} as is, and best"] = 2 * len(study.seeds), usual
-        for name, (count, config) in runs.items():
+        runs = {f"{arm} trial {n}": (len(study.tune.seeds), one) for n, one in enumerate(points)}
+        runs[f"{arm} as is, and best"] = 2 * len(study.seeds), {}
+        for name, (count, point) in runs.items():
+            config = point_config(study, arm, point)
             steps = {"train.steps": steps_for(study.tokens, config.train.batch_tokens)}
-            found.append(Part(name, count, resolve(with_overrides(config, steps), None)))
+            keys = {**DEFAULTS, **study.keys(arm), **point, **steps}
+            found.append(Part(name, count, resolve(with_overrides(config, keys), None)))
     return found
 
 

@@ -42,7 +42,7 @@ from unitsphere.report.registry import RESULTS
 from unitsphere.report.write import write_results
 from unitsphere.studies.core.execute import Executor, Record, executor_of, has_ended, runs_commit
 from unitsphere.studies.core.local import Interrupted, available_slots
-from unitsphere.studies.core.plan import DEFAULTS, RUNS, at_budget, with_overrides
+from unitsphere.studies.core.plan import RUNS, at_budget
 from unitsphere.studies.core.points import most_points
 from unitsphere.studies.core.spec import Study, load_study, toml_text
 from unitsphere.training.config import RunConfig
@@ -58,6 +58,7 @@ class Part:
     name: str
     runs: int
     config: RunConfig
+    """of such a run, with what a study sets by default"""
     growth: int = 0
     """runs that may be added while the best rate is at an edge of its grid"""
 
@@ -218,7 +219,7 @@ def forecast_study(study: Study, parts: Iterable[Part], out: Path) -> dict[str, 
     hours: on as many workers as it would have here, with one thread each. finished: runs that `out`
     holds already; all other figures count them too.
     """
-    found = [(part, cost(as_run(study, part.config))) for part in parts]
+    found = [(part, cost(part.config)) for part in parts]
     total = sum(part.runs for part, _ in found)
     cluster = study.run.executor == "slurm"
     workers = min(study.run.workers or (total if cluster else available_slots()), total)
@@ -254,11 +255,6 @@ def row(part: Part, one: Cost, at: Speed) -> dict[str, Any]:
         "hours": part.runs * one.hours(at),
         "disk": part.runs * one.disk,
     }
-
-
-def as_run(study: Study, config: RunConfig) -> RunConfig:
-    """The config with what a study sets in every run unless its file says otherwise."""
-    return with_overrides(config, {k: v for k, v in DEFAULTS.items() if k not in study.set})
 
 
 @contextmanager

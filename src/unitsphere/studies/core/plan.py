@@ -152,7 +152,7 @@ def own_rate(study: Study, arm: str, tokens: int) -> float:
 def at_budget(study: Study, arm: str, tokens: int) -> RunConfig:
     """An arm's config at a budget, resolved."""
     keys = run_keys(study, arm, tokens, own_rate(study, arm, tokens), study.seeds[0])
-    return resolve(with_overrides(arm_config(study, arm), keys), None)
+    return resolve(with_overrides(arm_config(study, arm), {**DEFAULTS, **keys}), None)
 
 
 def final_run(
