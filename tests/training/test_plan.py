@@ -7,7 +7,7 @@ import torch
 
 from unitsphere.training import device
 from unitsphere.training.distributed.layout import SINGLE
-from unitsphere.training.forecast import shapes_of
+from unitsphere.training.forecast import shapes_of, size
 from unitsphere.training.plan import make_plan, plan_run, rows_at_once
 
 
@@ -35,3 +35,14 @@ def test_on_a_gpu_as_many_sequences_go_at_once_as_fit(free, rows, config, monkey
     assert rows_at_once(config, plan_run(config, SINGLE)) == rows
     given = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=2))
     assert rows_at_once(given, plan_run(given, SINGLE)) == 2
+
+
+def test_bytes_just_below_a_unit_are_written_in_it():
+    """Three digits of 999,600 are 1,000 kB, which Python writes as 1e+03."""
+    assert [size(n) for n in (0, 999, 999_499, 999_600, 999_600_000_000)] == [
+        "0 B",
+        "999 B",
+        "999 kB",
+        "1 MB",
+        "0.9996 TB",
+    ]

@@ -297,7 +297,7 @@ def size(count: int) -> str:
     """Bytes in a unit that suits."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
+        if value < 999.5:  # what is above rounds to 1e+03
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.4g} TB"
