@@ -126,6 +126,7 @@ def test_mistakes_are_one_line(tmp_path):
         ({"arms": {"a": ArmSpec(recipe, {"optim.lr": 1e-2})}}, "sets optim.lr itself"),
         ({"head_size": 24}, "the width 16 is not divisible by head_size 24"),
         ({"tune": Tune(points=1)}, "tune.points must be at least 3"),
+        ({"seeds": [0]}, "'seeds' is not for a transfer, whose runs have tune.seeds"),
         ({"cells": {}}, "'cells' must name at least one table"),
     ):
         with pytest.raises(UserError, match=text):

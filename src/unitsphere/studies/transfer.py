@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import stats
@@ -36,7 +36,7 @@ from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, failure_lines
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
-from unitsphere.studies.core.spec import ArmSpec, Study, check_numbers
+from unitsphere.studies.core.spec import SEEDS, ArmSpec, Study, check_numbers
 from unitsphere.studies.core.statistics import LEVEL
 from unitsphere.studies.core.tune import Search, arm_search, rounded, search
 from unitsphere.studies.laws import Lowest, lowest
@@ -64,6 +64,8 @@ class Cells:
 @dataclass(frozen=True, kw_only=True)
 class TransferStudy(Study):
     """What `transfer` asks in addition to all studies. [tune] says which rates are tried."""
+
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*Study.CHANGEABLE, "seeds:")
 
     cells: dict[str, Cells]
     head_size: int = 64
@@ -147,6 +149,8 @@ def cell_of(study: TransferStudy, out: Path, arm: str, width: int, depth: int, t
 
 def parts(study: TransferStudy) -> list[Part]:
     """What would be trained; a UserError for an arm without a law or with a rate of its own."""
+    if study.seeds != SEEDS:
+        raise UserError("'seeds' is not for a transfer, whose runs have tune.seeds: leave it out")
     found = []
     for arm, spec in study.arms.items():
         if spec.lr is not None:

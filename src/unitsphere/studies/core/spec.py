@@ -35,6 +35,10 @@ OWN_KEYS = {
 """Keys that a study sets itself, and what to use instead."""
 
 
+SEEDS = [0, 1, 2]
+"""Those of the reported runs unless a study names others."""
+
+
 @dataclass(frozen=True)
 class ArmSpec:
     """What an arm trains: a recipe, keys set in it, and perhaps a rate in place of the recipe's."""
@@ -139,7 +143,7 @@ class Study:
     arms: dict[str, ArmSpec]
     set: dict[str, object] = field(default_factory=dict)
     """keys set in every arm; an arm's own come after them"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    seeds: list[int] = field(default_factory=lambda: [*SEEDS])
     tune: Tune = field(default_factory=Tune)
     run: Execution = field(default_factory=Execution)
 
