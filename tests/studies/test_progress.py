@@ -1,5 +1,6 @@
 """What a user sees while jobs run, on a terminal and elsewhere."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_nothing_is_cut_off_where_all_figures_are_wide():
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("#12: step 98,765 of 99,999" in line and "11h 06m left" in line for line in lines)
+
+
+def test_plain_lines_tell_jobs_of_one_name_apart():
+    """Points of one rate that differ in another key have one name, and run side by side."""
+    out = io.StringIO()
+    show = progress.PlainLines(1, out)
+    first, second = state("gpt 0.01 tune"), state("gpt 0.01 tune", status="waiting")
+    second.job = dataclasses.replace(second.job, out=Path("runs") / "other")
+    for _ in range(3):
+        show([first, second])
+    assert out.getvalue().count("\n") == 1
 
 
 def test_plain_lines_tell_starts_ends_and_figures_every_ten_seconds(monkeypatch):

@@ -85,6 +85,14 @@ def test_no_rate_is_run_twice_and_every_first_rate_comes_first(play):
     assert (8.0, 5) in play.ran
 
 
+def test_searches_of_one_name_grow_each_by_its_own_rate(play):
+    """Budgets that differ in the fourth digit are written alike."""
+    first = play(lambda rate, seed: abs(rate - 4), [1, 2, 4])
+    second = Search(first.name, [3, 4, 5], first.plan)
+    search([first, second], None, 2.0, growths=1)
+    assert (first.rates, second.rates) == ([1, 2, 4, 8.0], [3, 4, 5])
+
+
 def test_seeds_are_averaged(play):
     found = play(
         lambda rate, seed: {1: 3, 2: 1.9, 4: 2}[rate] + seed * {1: 1, 2: 1, 4: 0}[rate],

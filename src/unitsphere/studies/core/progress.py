@@ -3,6 +3,7 @@
 import heapq
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from unitsphere.report.numbers import duration
@@ -32,7 +33,7 @@ class PlainLines:
         self.workers = workers
         self.stream = stream
         self.later = later
-        self.seen: dict[str, str] = {}
+        self.seen: dict[Path, str] = {}  # by folder: points of one rate have one name
         self.next = time.monotonic() + PLAIN_SECONDS
 
     def __enter__(self) -> "PlainLines":
@@ -44,8 +45,8 @@ class PlainLines:
     def __call__(self, states: Sequence[State]) -> None:
         """Print what is new."""
         for state in states:
-            if self.seen.get(state.job.name, "waiting") != state.status:
-                self.seen[state.job.name] = state.status
+            if self.seen.get(state.job.out, "waiting") != state.status:
+                self.seen[state.job.out] = state.status
                 self._say(f"{state.job.name}: {_news(state)}")
         if time.monotonic() < self.next:
             return

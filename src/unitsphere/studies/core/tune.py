@@ -126,13 +126,12 @@ def search(
         run_missing(searches, executor, later)
         if round_ == growths:
             return
-        added = {s.name: s.next(ratio) for s in searches}
-        for s in searches:
-            rate = added[s.name]
+        added = [s.next(ratio) for s in searches]
+        for s, rate in zip(searches, added, strict=True):
             if rate is not None:
                 print(f"{s.name}: best at an edge of its grid, adds {rate:g}", file=sys.stderr)
                 s.rates.append(rate)
-        if not any(added.values()):
+        if not any(added):
             return
 
 
