@@ -228,6 +228,27 @@ def test_a_state_takes_a_text_up_at_every_split(mixers):
         assert (found - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("mixers", PATTERNS)
+@pytest.mark.parametrize("design", DESIGNS)
+def test_texts_packed_by_their_positions_leave_no_state_to_each_other(design, mixers):
+    """Also where a text is shorter than the convolution; gradients too."""
+    made, *_ = exported(design, fold_(hybrid(design, mixers)))
+    made.requires_grad_(True).eval()
+    x, lengths = tokens(2, 41), (1, 2, 19, 3, 16)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    alone = [made(part, use_cache=False).logits for part in x.split(lengths, dim=1)]
+    found = made(x, position_ids=positions, use_cache=False).logits
+    bound = 1e-5 * max(1.0, found.abs().max().item())  # rotation is in fp32
+    assert (found - torch.cat(alone, 1)).abs().max() < bound
+    gradients = []
+    for logits in (found, torch.cat(alone, 1)):
+        made.zero_grad()
+        logits.square().mean().backward()
+        gradients.append([p.grad for p in made.parameters() if p.grad is not None])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_mixers_of_someone_else_masks_of_pairs_and_speculation_are_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", MIXERS["gla"])
     with pytest.raises(UserError, match="the mixers 'mine attention': its exported form has"):

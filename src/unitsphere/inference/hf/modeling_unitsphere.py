@@ -29,6 +29,7 @@ from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
     create_sliding_window_causal_mask,
+    find_packed_sequence_indices,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -353,7 +354,8 @@ def shown(x: Tensor, mask: Tensor | None) -> Tensor:
 class Mixer(nn.Module):
     """What mixers share: H heads, each with a state S [K, V] in fp32 or wider, which a cache keeps.
 
-    Padding leaves no trace in it.
+    Padding leaves no trace in it, nor does a text in those that share its row: `texts` [batch or 1,
+    time] numbers them.
     """
 
     name: str
@@ -381,22 +383,39 @@ class Mixer(nn.Module):
         return x.unflatten(-1, (self.H, -1)).transpose(1, 2)
 
     def convolved(
-        self, x: Tensor, weights: list[Any], cache: Any, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        weights: list[Any],
+        cache: Any,
+        texts: Tensor | None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """SiLU(Σ_j w_j ⊙ x_(t−j) + bias) of x [B, T, channels], after the inputs in the cache."""
         x, weight, past = x.mT, wide(torch.cat(weights)), self.width - 1
+        if texts is not None:  # they come without a cache
+            y = x * weight[:, -1:] if bias is None else x * weight[:, -1:] + bias[:, None]
+            for j in range(1, min(self.width, x.shape[-1])):
+                near = F.pad(texts[:, j:] == texts[:, :-j], (j, 0))[:, None]
+                y = y + F.pad(x[..., :-j], (j, 0)) * near * weight[:, -1 - j, None]
+            return F.silu(y).mT
         length = x.shape[-1] + past
         if cache is not None and past:
             x = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=past)[..., -length:]
         x = F.pad(x, (length - x.shape[-1], 0))
         return F.silu(F.conv1d(x, weight[:, None], bias, groups=len(weight))).mT
 
-    def scanned(self, cache: Any, q: Tensor, k: Tensor, v: Tensor, *decay: Tensor) -> Tensor:
+    def scanned(
+        self, cache: Any, texts: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *decay: Tensor
+    ) -> Tensor:
         """o of `scan` (decay: g, and β if there is one), from the state in the cache on."""
+        g = decay[0]
+        if texts is not None:  # e^g is 0 where a text starts: the state before it is lost
+            starts = F.pad(texts[:, 1:] != texts[:, :-1], (1, 0))
+            g = g.masked_fill(starts[:, None, :, None], -math.inf)
         S = None if cache is None else cache.layers[self.layer_idx].recurrent_states[0]
         if S is None:
             S = v.new_zeros(len(v), self.H, self.K, self.V)
-        o, S = scan(q, k, v, decay[0], S, *decay[1:])
+        o, S = scan(q, k, v, g, S, *decay[1:])
         if cache is not None:
             cache.update_recurrent_state(S, self.layer_idx)
         if cache is not None and self.counts:
@@ -433,6 +452,7 @@ class GatedDeltaNet(Mixer):
         rotation: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        texts: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """`attention_mask` [batch, time] is 0 for padding."""
@@ -440,12 +460,13 @@ class GatedDeltaNet(Mixer):
         a, b, z = self.a_proj(x), self.b_proj(x), self.gate_proj(x)
         with torch.autocast(x.device.type, enabled=False):
             weights = [self.conv_q, self.conv_k, self.conv_v]
-            qkv = self.convolved(shown(wide(qkv), attention_mask), weights, past_key_values)
+            qkv = shown(wide(qkv), attention_mask)
+            qkv = self.convolved(qkv, weights, past_key_values, texts)
             q, k, v = map(self.heads, qkv.split([len(weight) for weight in weights], dim=-1))
             g = -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)
             decay = [self.heads(shown(y, attention_mask)) for y in (g, wide(b).sigmoid())]
             q, k = unit_norm(q) / math.sqrt(self.K), unit_norm(k)
-            o = self.scanned(past_key_values, q, k, v, *decay)
+            o = self.scanned(past_key_values, texts, q, k, v, *decay)
         return self.output(o, z)
 
 
@@ -473,6 +494,7 @@ class Mamba2(Mixer):
         rotation: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        texts: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """`attention_mask` [batch, time] is 0 for padding."""
@@ -481,12 +503,13 @@ class Mamba2(Mixer):
         with torch.autocast(x.device.type, enabled=False):
             weights = [self.conv_x, self.conv_B, self.conv_C]
             bias = wide(torch.cat([self.bias_x, self.bias_B, self.bias_C]))
-            xBC = self.convolved(shown(wide(xBC), attention_mask), weights, past_key_values, bias)
+            xBC = shown(wide(xBC), attention_mask)
+            xBC = self.convolved(xBC, weights, past_key_values, texts, bias)
             inner, k, q = xBC.split([len(weight) for weight in weights], dim=-1)
             inner, k, q = self.heads(inner), k[:, None], q[:, None]
             dt = self.heads(shown(F.softplus(wide(dt) + self.dt_bias), attention_mask))
             A, D = (y[:, None, None] for y in (-wide(self.A_log).exp(), wide(self.D)))
-            y = self.scanned(past_key_values, q, k, dt * inner, A * dt) + D * inner
+            y = self.scanned(past_key_values, texts, q, k, dt * inner, A * dt) + D * inner
         return self.output(y, z)
 
     def output(self, o: Tensor, z: Tensor) -> tuple[Tensor, None]:
@@ -514,6 +537,7 @@ class GatedLinearAttention(Mixer):
         rotation: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        texts: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """`attention_mask` [batch, time] is 0 for padding."""
@@ -522,7 +546,7 @@ class GatedLinearAttention(Mixer):
             g = F.logsigmoid(wide_linear(self.up_proj, low)) / 16
             k, g = shown(wide(k), attention_mask), shown(g, attention_mask)
             q, k, v, g = map(self.heads, (wide(q) / math.sqrt(self.K), k, wide(v), g))
-            o = self.scanned(past_key_values, q, k, v, g)
+            o = self.scanned(past_key_values, texts, q, k, v, g)
         return self.output(o, self.gate_proj(x))
 
 
@@ -835,8 +859,11 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
+        texts = None
         if position_ids is None:
             position_ids = self.positions(h, attention_mask, past_key_values)
+        elif attention_mask is None and past_key_values is None:  # as transformers' masks do
+            texts = find_packed_sequence_indices(position_ids)
         masks = attention_mask
         if not isinstance(masks, dict):  # for a static cache `generate` makes them itself
             masks = self.masks(h, attention_mask, past_key_values, position_ids)
@@ -848,12 +875,14 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         h = self.with_positions(h * self.config.embedding_scale, position_ids)
         rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
         for layer, kind in zip(self.layers, self.config.layer_types or (), strict=True):
+            mixed = kind in ("linear_attention", "hybrid")
             h = layer(
                 h,
                 rotation,
                 attention_mask=masks.get("linear_attention" if kind == "hybrid" else kind),
                 past_key_values=past_key_values,
                 position_ids=position_ids,
+                **({"texts": texts} if mixed else {}),
                 **kwargs,
             )
         return BaseModelOutputWithPast(self.norm(h), past_key_values)
