@@ -82,6 +82,25 @@ def test_an_easy_task_is_learned_to_the_last_example(objective, runs, files, tmp
     assert classifier.predict(["a good film 999", "a dull book 998"]) == ["1", "0"]
 
 
+def test_a_classifier_takes_what_it_was_trained_on(run, files, tmp_path):
+    both = write_tsv(tmp_path / "pairs.tsv", [(f"{text}\tb", y) for text, y in easy(40, 0)])
+    Path(both).write_text(Path(both).read_text().replace("sentence", "text\ttext2", 1))
+    quick = {"lr": (1e-2,), "seed": (0,), "epochs": 1, "device": "cpu", "label": "label"}
+    finetune(FinetuneConfig(run, both, text="text", text2="text2", **quick), tmp_path / "pairs")
+    pairs = load_classifier(tmp_path / "pairs", "cpu")
+    assert len(pairs.predict(["a good film"], ["b"])) == 1
+    with pytest.raises(UserError, match="trained on pairs of texts: give the second texts"):
+        pairs.predict(["a good film"])
+    with pytest.raises(UserError, match="2 texts and 1 second texts: give one for each text"):
+        pairs.probabilities(["a", "b"], ["c"])
+    finetune(config(run, files), tmp_path / "single")
+    single = load_classifier(tmp_path / "single", "cpu")
+    with pytest.raises(UserError, match="trained on single texts: leave out the second"):
+        single.predict(["a good film"], ["b"])
+    with pytest.raises(UserError, match="give a list of texts, not a single string"):
+        single.predict("a good film")
+
+
 def test_the_reported_part_chooses_nothing(run, files, tmp_path):
     """With every test label turned over, the choice is the same and the scores are turned over."""
     rates = {"lr": (1e-2, 1e-4), "epochs": 3}

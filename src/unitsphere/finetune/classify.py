@@ -1,6 +1,6 @@
 """A fine-tuned classifier: its weights on the disk, and back from its folder for new texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -89,15 +89,21 @@ def class_logits(
 
 @dataclass(frozen=True)
 class TextClassifier:
-    """A fine-tuned classifier for new texts."""
+    """A fine-tuned classifier for new texts; `pairs`: of pairs of texts.
+
+    Its methods raise UserError for a single string, for second texts that are missing or were not
+    trained on, and for other than one of them for each text.
+    """
 
     model: Classifier
     tokenizer: Tokenizer
     classes: list[str]
     length: int
+    pairs: bool = False
 
     def probabilities(self, texts: Sequence[str], texts2: Sequence[str] | None = None) -> Tensor:
         """[texts, classes], each row sums to 1; `texts2` are the second texts of pairs."""
+        self._check(texts, texts2)
         seconds = [None] * len(texts) if texts2 is None else texts2
         examples = [Example(a, b, "", 0) for a, b in zip(texts, seconds, strict=True)]
         tokens = encode_examples(examples, self.tokenizer, self.length).tokens
@@ -106,6 +112,24 @@ class TextClassifier:
     def predict(self, texts: Sequence[str], texts2: Sequence[str] | None = None) -> list[str]:
         """The likeliest class of each text, or pair of texts, by its name."""
         return [self.classes[i] for i in self.probabilities(texts, texts2).argmax(-1).tolist()]
+
+    def _check(self, texts: Sequence[str], texts2: Sequence[str] | None) -> None:
+        """Raise UserError unless these are what the classifier was trained on."""
+        if isinstance(texts, str) or isinstance(texts2, str):  # else each character is a text
+            raise UserError("give a list of texts, not a single string")
+        if self.pairs and texts2 is None:
+            raise UserError(
+                "this classifier was trained on pairs of texts: give the second texts too, as "
+                "predict(texts, second_texts)"
+            )
+        if not self.pairs and texts2 is not None:
+            raise UserError(
+                "this classifier was trained on single texts: leave out the second texts"
+            )
+        if texts2 is not None and len(texts2) != len(texts):
+            raise UserError(
+                f"{len(texts)} texts and {len(texts2)} second texts: give one for each text"
+            )
 
 
 def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
@@ -126,7 +150,7 @@ def load_classifier(path: Path | str, device: str = "auto") -> TextClassifier:
     load_weights(path / MODEL, model)
     check_finite(model.state_dict(), str(path / MODEL))
     tokenizer = load_tokenizer(path / TOKENIZER, path)
-    return TextClassifier(model.eval(), tokenizer, saved.classes, saved.length)
+    return TextClassifier(model.eval(), tokenizer, saved.classes, saved.length, saved.pairs)
 
 
 @dataclass(frozen=True)
@@ -138,6 +162,12 @@ class Saved:
     classes: list[str]
     pool: Pool
     length: int
+    fields: Any
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the examples had a second text."""
+        return isinstance(self.fields, Mapping) and bool(self.fields.get("text2"))
 
 
 def read_saved(path: Path) -> Saved:
