@@ -424,6 +424,29 @@ def test_accuracy_over_budgets_and_checkpoints_is_a_line_per_arm(several, tmp_pa
     assert accuracy_sections(in_arms(list(several.items()))) == []
 
 
+def test_accuracies_with_other_shots_are_other_panels_and_averages(tmp_path):
+    run = make_run(tmp_path / "ngpt", "quickstart/ngpt", steps=20)
+    for shots, scores in ((0, (0.5, 0.3)), (5, (0.9, 0.7)), (1, (0.6,))):
+        tasks = {
+            task: {"items": 9, "shots": shots, "metrics": {"acc": {"value": value}}}
+            for task, value in zip(("piqa", "sciq"), scores, strict=False)
+        }
+        add_evaluation(run, {"step": 20, "tokens": 200, "context": 8, "tasks": tasks})
+    (section,) = accuracy_sections(in_arms([("ngpt", run)]))
+    figures, table = section.blocks
+    panels = {line.panel: line.y for line in figures.figures[0].series}
+    assert panels == {
+        "piqa": [0.5],
+        "sciq": [0.3],
+        "piqa, 5 shots": [0.9],
+        "sciq, 5 shots": [0.7],
+        "piqa, 1 shot": [0.6],
+        "average": [0.4],
+        "average, 5 shots": [0.8],
+    }
+    assert table.columns == ["arm", "tokens", *panels]
+
+
 def test_long_lines_keep_their_spikes(tmp_path):
     y = [1.0] * 10_000
     y[4321] = 9.0

@@ -1,5 +1,6 @@
 """Accuracy on tasks over training tokens (nGPT Figures 3 and 8), from what `eval --tasks` kept."""
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,13 +14,14 @@ AVERAGE = "average"
 INTRO = (
     "Accuracy on tasks, from `unitsphere eval RUN --tasks …` of each run or of its checkpoints: a "
     "line per arm, a point per evaluation. Of several seeds the mean, the band from the lowest to "
-    "the highest; of one seed the band is the standard error over the items."
+    "the highest; of one seed the band is the standard error over the items. Scores with examples "
+    "before each item say how many (shots), and have their own average."
 )
 FEW_PLACES = 8
 """Budgets that become the ticks of the axis."""
 
 Scores = dict[str, tuple[float, float | None]]
-"""Task -> accuracy and its standard error."""
+"""Task and shots, by `label` -> accuracy and its standard error."""
 Points = dict[int, list[tuple[float, float | None]]]
 """Tokens -> accuracy and its standard error, of each seed."""
 Grouping = Callable[[Sequence[Run]], Mapping[str, Sequence[Run]]]
@@ -42,7 +44,10 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
     if not names:
         return []
     arms = {name: points_of(each, names) for name, each in scores.items() if each}
-    shown = [*names, AVERAGE] if any(AVERAGE in tasks for tasks in arms.values()) else names
+    averages = [
+        name for name in averages_of(names) if any(name in tasks for tasks in arms.values())
+    ]
+    shown = [*names, *averages]
     series = [
         line(arm, task, tasks[task], colour)
         for task in shown
@@ -82,15 +87,32 @@ def scores_of(runs: Sequence[Run]) -> list[tuple[int, Scores]]:
 
 
 def points_of(scores: Sequence[tuple[int, Scores]], names: Sequence[str]) -> dict[str, Points]:
-    """Task -> its points; of evaluations that have all tasks their average too."""
+    """Task -> its points; of evaluations that have all tasks of as many shots their average too."""
     found: dict[str, Points] = {}
     for tokens, tasks in scores:
         told = dict(tasks)
-        if len(tasks) == len(names) > 1:
-            told[AVERAGE] = (statistics.fmean(value for value, _ in tasks.values()), None)
+        for average, of in averages_of(names).items():
+            if all(task in tasks for task in of):
+                told[average] = (statistics.fmean(tasks[task][0] for task in of), None)
         for task, score in told.items():
             found.setdefault(task, {}).setdefault(tokens, []).append(score)
     return found
+
+
+def label(task: str, shots: Any) -> str:
+    """The name of a task's accuracies with this many examples before each item."""
+    if not isinstance(shots, int) or shots < 1:  # what a file of another version may hold
+        return task
+    return f"{task}, {shots} shot{'s' if shots > 1 else ''}"
+
+
+def averages_of(names: Sequence[str]) -> dict[str, list[str]]:
+    """Name of an average -> the tasks that it is of: two or more with as many shots."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        shots = re.search(r", \d+ shots?$", name)
+        groups.setdefault(AVERAGE + (shots[0] if shots else ""), []).append(name)
+    return {average: of for average, of in groups.items() if len(of) > 1}
 
 
 def accuracies(evaluation: Mapping[str, Any]) -> Scores:
@@ -99,7 +121,8 @@ def accuracies(evaluation: Mapping[str, Any]) -> Scores:
     for task, result in evaluation["tasks"].items():
         metric = result.get("metrics", {}).get("acc", {})
         if is_number(metric.get("value")):
-            found[task] = (metric["value"], metric.get("standard_error"))
+            name = label(task, result.get("shots"))
+            found[name] = (metric["value"], metric.get("standard_error"))
     return found
 
 
