@@ -17,7 +17,7 @@ from unitsphere.report.kinds.compare import budget_figure
 from unitsphere.report.numbers import sort_value
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import smoothed
-from unitsphere.report.render.html import figure_json, figure_rows, html
+from unitsphere.report.render.html import figure_json, figure_rows, html, series_json
 from unitsphere.report.render.picture import picture
 from unitsphere.report.runs import by_arm, found_in, in_arms
 from unitsphere.report.sections.accuracy import accuracy_sections
@@ -458,6 +458,21 @@ def test_long_lines_keep_their_spikes(tmp_path):
     for block in page_of(run).sections[0].blocks:
         assert isinstance(block, Figures)
         assert all(len(s.y) <= POINTS for figure in block.figures for s in figure.series)
+
+
+def test_a_long_line_with_spikes_is_smoothed_by_means_of_all_its_values(tmp_path):
+    run = make_run(tmp_path / "run", "quickstart/ngpt", steps=3 * POINTS)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for i, line in enumerate(lines):
+        line["grad_norm"] = 101.0 if i % 6 == 3 else 1.0  # 17.7 on average
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = {figure.name: figure for figure in page_of(run).figures()}
+    (line,) = figures["grad-norm"].series
+    assert max(line.y) == 101.0
+    assert max(smoothed(line.means, 0.9)[100:]) < 25
+    assert series_json(line)["means"] == line.means
+    (short,) = page_of(make_run(tmp_path / "short", "quickstart/ngpt")).figures()[0].series
+    assert short.means is None
 
 
 def test_smoothing_has_no_bias_at_its_start():

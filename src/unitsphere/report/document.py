@@ -39,6 +39,7 @@ class Series:
         y: its values; None where there is none.
         colour: its place in the palette, the same for everything that belongs to an arm.
         smooth: whether the reader may smooth it.
+        means: what a smoothed line is made of instead of y, where y has only some of its values.
         low, high: a band around it, or a bar at each point of a cloud.
         inner: the ends of a thicker bar within the bar, as of a box plot.
         group: its name in the legend, where several series share one.
@@ -52,6 +53,7 @@ class Series:
     colour: int = 0
     style: Style = "line"
     smooth: bool = False
+    means: Sequence[Number] | None = None
     low: Sequence[Number] | None = None
     high: Sequence[Number] | None = None
     group: str = ""

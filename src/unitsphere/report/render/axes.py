@@ -99,7 +99,8 @@ def draw_series(
         axes.plot(x, y, line, marker=dots, linewidth=1.2, **look)
     elif series.smooth and len(y) > NOISY:
         axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-        axes.plot(x, np.array(smoothed(series.y, SMOOTHING), float), linewidth=1.6, **look)
+        means = series.y if series.means is None else series.means
+        axes.plot(x, np.array(smoothed(means, SMOOTHING), float), linewidth=1.6, **look)
     else:
         dots = marker if len(y) <= MARKED else None
         line = LINES[series.colour // len(COLOURS) % len(LINES)]

@@ -113,7 +113,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
 
 
 def series_json(series: Series) -> dict[str, Any]:
-    """A series; a band only where there is one."""
+    """A series; means and a band only where there are some."""
     said: dict[str, Any] = {
         "name": series.name,
         "group": series.legend,
@@ -123,6 +123,8 @@ def series_json(series: Series) -> dict[str, Any]:
         "x": {key: list(places) for key, places in series.x.items()},
         "y": list(series.y),
     }
+    if series.means is not None:
+        said["means"] = list(series.means)
     if series.low is not None and series.high is not None:
         said |= {"low": list(series.low), "high": list(series.high)}
     return said

@@ -102,6 +102,7 @@ def lines_of(
                     y=[y[place] for place in kept],
                     colour=arms.index(run.arm),
                     smooth=measure.smooth,
+                    means=means(y, kept, most) if measure.smooth else None,
                     group=run.arm if len(arms) > 1 else "",
                 )
             )
@@ -187,11 +188,33 @@ def places(y: Sequence[Number], most: int) -> list[int]:
         return list(range(len(y)))
     values = np.array(y, np.float64)  # NaN in the place of None
     kept = {0, len(y) - 1}
-    for piece in np.array_split(np.arange(1, len(y) - 1), most // 2 - 1):
+    for piece in pieces(len(y), most):
         known = piece[np.isfinite(values[piece])]
         if len(known):
             kept |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
     return sorted(kept)
+
+
+def means(y: Sequence[Number], kept: Sequence[int], most: int) -> list[Number] | None:
+    """The mean of the piece of each of the kept `places`, for a smoothed line.
+
+    A mean of only the lowest and highest would be too high where there are spikes. None if all
+    places are kept.
+    """
+    if len(kept) == len(y):
+        return None
+    values = np.array(y, np.float64)
+    found = {0: y[0], len(y) - 1: y[-1]}
+    for piece in pieces(len(y), most):
+        known = values[piece][np.isfinite(values[piece])]
+        if len(known):
+            found |= dict.fromkeys(piece.tolist(), round_off(float(known.mean())))
+    return [found[place] for place in kept]
+
+
+def pieces(count: int, most: int) -> list[np.ndarray]:
+    """The places of equal pieces of a line of `count` points, without its ends."""
+    return np.array_split(np.arange(1, count - 1), most // 2 - 1)
 
 
 def unfinished(runs: Sequence[Run]) -> str:

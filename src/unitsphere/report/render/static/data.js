@@ -19,11 +19,12 @@ function columnsOf(series, state, behind = false) {
   const found = [];
   if (behind) {
     const smoothed = series.smooth && state.smoothing > 0;
-    return [column(smoothed ? smooth(series.y, state.smoothing) : series.y, "behind")];
+    return [column(smoothed ? smooth(series.means || series.y, state.smoothing) : series.y, "behind")];
   }
   if (series.low) found.push(column(series.high, "high"), column(series.low, "low"));
   if (series.smooth && state.smoothing > 0) {
-    found.push(column(series.y, "raw"), column(smooth(series.y, state.smoothing), "main"));
+    const means = smooth(series.means || series.y, state.smoothing);
+    found.push(column(series.y, "raw"), column(means, "main"));
   } else {
     found.push(column(series.y, "main"));
   }
