@@ -12,16 +12,16 @@ import openai
 import pytest
 import torch
 from forked import Forked, wait_for
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import Unigram, WordLevel
 
 import unitsphere
 from unitsphere.cli import main
 from unitsphere.cli.serve import check_causal, default_cache, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
-from unitsphere.inference.hf.engine import Work
-from unitsphere.inference.hf.requests import CompletionAsked
+from unitsphere.inference.hf.engine import Engine, Work
+from unitsphere.inference.hf.requests import CompletionAsked, Refused
 from unitsphere.training.archive import pack
 
 SETTINGS = {
@@ -293,3 +293,19 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_one_after_the_prompt()
     work.put(torch.tensor([0]))
     work.close()
     assert pieces == [work.text, None] == [" sat", None]
+
+
+def test_a_separator_in_a_prompt_is_text_to_a_unigram_tokenizer_too():
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((c, -9.0) for c in "▁abs<>/")]
+    backend = Tokenizer(Unigram(pieces, unk_id=0))
+    backend.normalizer = normalizers.Replace("b", "</s>")
+    backend.add_special_tokens(["<unk>", "</s>"])
+    config = SimpleNamespace(max_position_embeddings=64, vocab_size=9, bos_token_id=1)
+    engine = Engine(SimpleNamespace(config=config), backend, "cat")
+    found = engine.tokens("a</s>a", "prompt")
+    assert found[0] == 1
+    assert 1 not in found[1:]
+    assert engine.backend.decode(found[1:]) == "a < / s > a"
+    with pytest.raises(Refused, match="the tokenizer of cat makes 'b' its separator") as refused:
+        engine.tokens("ab", "prompt")
+    assert (refused.value.status, refused.value.field) == (400, "prompt")

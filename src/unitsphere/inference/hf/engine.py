@@ -218,6 +218,8 @@ class Engine:
         self.backend.encode_special_tokens = True
         self.backend.no_truncation()
         self.backend.no_padding()
+        # The model of a Unigram tokenizer knows "</s>" all the same; this one splits it.
+        self.tokenizer = JsonTokenizer(self.backend.to_str(), f"of {name}")
         self.context: int = model.config.max_position_embeddings
         self.vocab_size: int = model.config.vocab_size
         self.longest = max(16, *map(len, self.backend.get_vocab()))
@@ -264,7 +266,10 @@ class Engine:
         if len(text) > self.longest * self.context:
             length = f"{len(text)} characters"
         else:
-            ids = self.backend.encode(text, add_special_tokens=False).ids
+            try:
+                ids = self.tokenizer.encode(text)
+            except UserError as error:  # what this tokenizer cannot take
+                raise Refused(400, str(error), field) from error
             if len(ids) + 1 < self.context:
                 return [self.model.config.bos_token_id, *ids]
             length = f"{len(ids) + 1} tokens"
