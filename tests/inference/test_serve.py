@@ -20,7 +20,7 @@ from unitsphere.cli import main
 from unitsphere.cli.serve import check_causal, default_cache, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
-from unitsphere.inference.hf.engine import Engine, Work
+from unitsphere.inference.hf.engine import Ended, Engine, Work
 from unitsphere.inference.hf.requests import CompletionAsked, Refused
 from unitsphere.training.archive import pack
 
@@ -280,19 +280,42 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
         default_cache()
 
 
-def test_a_tokenizer_that_drops_the_first_space_keeps_the_one_after_the_prompt():
+def word_level() -> Tokenizer:
+    """A tokenizer of three words that drops the space before the first."""
     names = ["</s>", "▁The", "▁cat", "▁sat"]
     backend = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="</s>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     backend.add_special_tokens(["</s>"])
-    pieces = []
-    work = Work(CompletionAsked(), [0, *backend.encode("The cat").ids], 8, backend)
+    return backend
+
+
+def heard(asked: CompletionAsked, pieces: list[str | None]) -> Work:
+    """The work that continues "The cat", whose pieces are put into the list."""
+    backend = word_level()
+    work = Work(asked, [0, *backend.encode("The cat").ids], 8, backend)
     work.loop = SimpleNamespace(call_soon_threadsafe=lambda put, piece: pieces.append(piece))
     work.put(torch.tensor([work.prompt]))
+    return work
+
+
+def test_a_tokenizer_that_drops_the_first_space_keeps_the_one_after_the_prompt():
+    pieces = []
+    work = heard(CompletionAsked(), pieces)
     work.put(torch.tensor([3]))
     work.put(torch.tensor([0]))
     work.close()
     assert pieces == [work.text, None] == [" sat", None]
+
+
+def test_nothing_of_a_token_comes_after_a_stop_string_within_it():
+    pieces = []
+    work = heard(CompletionAsked(stop=["he sa", "e s"]), pieces)  # over two tokens
+    work.put(torch.tensor([1]))
+    with pytest.raises(Ended):
+        work.put(torch.tensor([3]))
+    work.close()
+    assert pieces == [" The", " s", None]
+    assert (work.text, work.finish_reason) == (" The s", "stop")
 
 
 def test_a_separator_in_a_prompt_is_text_to_a_unigram_tokenizer_too():

@@ -157,23 +157,24 @@ class Work:
         for token in ids.tolist():
             self.ids.append(token)
             if piece := self.decoder.step(self.backend, token):
-                self.give(piece)
-                self.look_for_stop(piece)
+                self.give(self.up_to_stop(piece))
+                if self.stopped:
+                    raise Ended
 
     def give(self, piece: str) -> None:
         """Add a piece to those that the event loop takes."""
         self.given += len(piece)
         self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
 
-    def look_for_stop(self, piece: str) -> None:
-        """Raise Ended if a stop string ends in this piece.
+    def up_to_stop(self, piece: str) -> str:
+        """The piece, or if a stop string ends within it, what of it is not after that.
 
         transformers' criterion would cost seconds of preparation for a vocabulary of 50k.
         """
-        self.tail = self.tail[-STOP_LENGTH:] + piece
-        self.stopped = any(stop in self.tail for stop in self.asked.stop)
-        if self.stopped:
-            raise Ended
+        self.tail = tail = self.tail[-STOP_LENGTH:] + piece
+        ends = [tail.index(stop) + len(stop) for stop in self.asked.stop if stop in tail]
+        self.stopped = bool(ends)
+        return piece[: len(piece) - len(tail) + min(ends)] if ends else piece
 
     def end(self) -> None:
         """As transformers' `generate` asks it of a streamer; `close` ends the pieces."""
@@ -200,7 +201,8 @@ class Work:
     def text(self) -> str:
         """All of it, at the end."""
         before, whole = map(self.backend.decode, (self.prompt, self.prompt + self.ids))
-        return whole[len(before) :]
+        found = whole[len(before) :]
+        return found[: self.given] if self.stopped else found
 
     @property
     def finish_reason(self) -> str:
