@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,19 +191,23 @@ def test_a_prepared_folder_is_scored_on_its_validation_split(folder, capsys):
 def test_what_train_validated_otherwise_is_said(folder, capsys):
     shutil.copytree("run", "part")
     config = json.loads(Path("part/config.json").read_text())
-    config["train"]["eval_tokens"] = 32
+    config["train"]["eval_tokens"] = 8  # of 13
     Path("part/config.json").write_text(json.dumps(config))
     assert main(["eval", "part", "--context", "32"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "whole validation split, fp32; train validated on at most 32 tokens of it "
+        "whole validation split, fp32; train validated on at most 8 tokens of it "
         "(train.eval_tokens), with a context of 16 tokens"
     )
     assert main(["eval", "part", "--context", "4", "--by_position"]) == 0
     assert (
         "pieces of 4 tokens of the documents of the validation split, fp32; train validated on at "
-        "most 32 tokens of it (train.eval_tokens), with a context of 16 tokens, in windows that "
+        "most 8 tokens of it (train.eval_tokens), with a context of 16 tokens, in windows that "
         "cross documents\n"
     ) in capsys.readouterr().out
+    config["train"]["eval_tokens"] = 1_000_000  # more than the split has
+    Path("part/config.json").write_text(json.dumps(config))
+    assert main(["eval", "part"]) == 0
+    assert "train validated" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["eval", "context"])
@@ -259,7 +264,12 @@ def test_generate_prints_prompt_and_continuation(folder, capsys):
 def test_generate_past_the_trained_context_says_so(folder, capsys):
     assert main(["generate", "run", "--max-tokens", "30", "--top-k", "1"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "note: 31 tokens, the model was trained on 16\n"
+    said = "note: the text has 31 tokens, and the model was trained on 16\n"
+    assert captured.err == said
+    screen = io.StringIO()
+    with redirect_stdout(screen), redirect_stderr(screen):
+        assert main(["generate", "run", "--max-tokens", "30", "--top-k", "1", "--stream"]) == 0
+    assert screen.getvalue() == captured.out + said  # not in the last line of the text
 
 
 def test_prepare_reports_its_counts(folder, capsys):

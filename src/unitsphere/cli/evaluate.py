@@ -1,6 +1,7 @@
 """`unitsphere eval`: loss, perplexity, and bits per byte or accuracy of a run on any text."""
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,7 +146,7 @@ def run(argv: list[str]) -> int:
     if found:
         _print(found)
         if args.data is None:
-            _print_difference(loaded.config, list(found), args.by_position)
+            _print_difference(loaded.config, found, args.by_position)
     if args.by_position:
         print_positions(found)
     if tasks:
@@ -262,14 +263,20 @@ def pair_evaluations(
         }
 
 
-def _print_difference(config: "RunConfig", contexts: list[int], by_position: bool) -> None:
+def _print_difference(
+    config: "RunConfig", found: dict[int, dict[str, Any]], by_position: bool
+) -> None:
     """Say why the figures of the validation split may not be those that the run has shown."""
+    contexts = list(found)
     scored = "whole validation split"
     if by_position:  # short documents and the rest of a long one are left out
         scored = f"pieces of {max(contexts):,} tokens of the documents of the validation split"
     train, trained = config.train, config.data.context
     odd = []
-    if train.eval_tokens is not None:
+    # Those that are scored are all of the split's, except for masks and for pairs.
+    every = config.objective == "clm" and not by_position
+    tokens = max(one["tokens"] for one in found.values()) if every else math.inf
+    if train.eval_tokens is not None and train.eval_tokens < tokens:
         odd.append(f"on at most {train.eval_tokens:,} tokens of it (train.eval_tokens)")
     if train.precision != "fp32":
         odd.append(f"in {train.precision}")

@@ -95,7 +95,6 @@ def run(argv: list[str]) -> int:
         print_json(found)
         return 0
     if args.stream:
-        print()
         return 0
     for number, text in enumerate(texts):
         if len(texts) > 1:
@@ -131,11 +130,12 @@ def completions(args: Generate, loaded: "LoadedRun") -> Written:
         compile=args.compile,
     )
     if args.stream:
-        show(0, "")  # the prompt of a text without a token
+        show(0, "\n")  # with the prompt of a text without a token
     longest = max(c.prompt_tokens + c.tokens for c in found)
     if longest > loaded.config.data.context:
         trained = loaded.config.data.context
-        print(f"note: {longest} tokens, the model was trained on {trained}", file=sys.stderr)
+        said = f"note: the text has {longest} tokens, and the model was trained on {trained}"
+        print(said, file=sys.stderr)
     return [dataclasses.asdict(one) for one in found], [one.prompt + one.text for one in found]
 
 
