@@ -1,5 +1,6 @@
 """Any source becomes its documents' exact text, or one clear line says why not."""
 
+import gzip
 import itertools
 import json
 import os
@@ -154,6 +155,13 @@ def test_invalid_utf8_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "not valid UTF-8 at byte 3" in refusal(path)
     path.write_bytes(b"abcdef\xe2\x82")
     assert "not valid UTF-8 at byte 6" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst", "a.jsonl"])
+def test_a_compressed_file_is_named(tmp_path: Path, name: str) -> None:
+    content = b"\x28\xb5\x2f\xfd..." if name.endswith("zst") else gzip.compress(b"one")
+    (tmp_path / name).write_bytes(content)
+    assert refusal(tmp_path / name).endswith(f"{name} is compressed: unpack it first")
 
 
 @pytest.mark.parametrize("name", ["image.png", "bad.jsonl"])

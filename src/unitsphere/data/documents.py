@@ -31,6 +31,8 @@ CHUNK = 1 << 20
 """Bytes read at a time from a text file."""
 JSON_LINES = (".jsonl", ".ndjson")
 """Endings, in lower case, of files with a JSON object a line."""
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"PK\x03\x04")
+"""How files of gzip, zstd, xz and zip begin."""
 LINE_LIMIT = 32 << 20
 """Longest line of a JSONL file, in bytes: a line is parsed as a whole."""
 
@@ -254,7 +256,12 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def refuse_binary(data: bytes, path: Path, offset: int) -> None:
-    """A `UserError` if `data`, which begins at byte `offset` of a file, holds a NUL byte."""
+    """A `UserError` if `data`, which begins at byte `offset` of a file, holds a NUL byte.
+
+    A compressed file, which may hold none, is refused too.
+    """
+    if offset == 0 and data.startswith(COMPRESSED):
+        raise UserError(f"{path} is compressed: unpack it first")
     if (at := data.find(b"\0")) >= 0:
         if offset == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UserError(f"{path} is UTF-16: convert it to UTF-8 first")
