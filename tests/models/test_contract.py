@@ -129,6 +129,8 @@ def test_targets_of_another_shape_are_refused(name):
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     with pytest.raises(UserError, match=r"one shape, not \[2, 8\] and \[2, 7\]"):
         build(name, **SMALL).loss(tokens, tokens[:, 1:])
+    with pytest.raises(UserError, match=r"tokens must be \[batch, time\], not of shape \[8\]"):
+        build(name, **SMALL).loss(tokens[0], tokens[0])
 
 
 def test_a_table_of_a_config_may_be_a_dict():

@@ -195,6 +195,8 @@ class Transformer(nn.Module, ABC):
         documents: Tensor | None = None,
     ) -> Tensor:
         """What the head sees, [batch, time, d], for the arguments of `forward`."""
+        if tokens.dim() != 2:
+            raise UserError(f"tokens must be [batch, time], not of shape {list(tokens.shape)}")
         if (memory is None) != (self.encoder is None):
             raise UserError(
                 f"a model with the objective {self.objective} "
