@@ -127,16 +127,14 @@ class Transformer(nn.Module, ABC):
         """
         if self.shift is None and self.bigrams is None:
             return self.embed(tokens, positions)
-        before = tokens[:, :1] if before is None else before
-        known = torch.cat([before, tokens], dim=1)
+        known = torch.cat([tokens[:, :1] if before is None else before, tokens], dim=1)
         first = (positions == 0)[..., None]
         if documents is not None:
             first = first | (documents != documents.roll(1, dims=1))[..., None]
-        if self.shift is None:
-            h = self.embed(tokens, positions)
-        else:
-            e = self.embed(known, positions)
-            h = self.shift(e[:, 1:], e[:, :-1].masked_fill(first, 0.0))
+        e = self.embed(known, positions)
+        h = e[:, 1:]
+        if self.shift is not None:
+            h = self.shift(h, e[:, :-1].masked_fill(first, 0.0))
         return h if self.bigrams is None else self.bigrams(h, tokens, known[:, :-1], first)
 
     @abstractmethod
