@@ -222,13 +222,17 @@ class Block(nn.Module):
         return lerp(h, h_M, self.alpha_M(), self.alpha_M.nu())  # (h + α_M ⊙ (h_M − h))·ν(α_M)
 
 
+def restored(h: Tensor, s: Tensor | float) -> Tensor:
+    """h·ν(s) of a sum whose second vector was multiplied by s, ν(s) = (1 + mean s²)^(−1/2)."""
+    return h * cast((1 + torch.as_tensor(s).square().mean()).rsqrt(), h.dtype)
+
+
 class NuTokenShift(TokenShift):
     """That times ν(s): of length 1 in expectation, for unit vectors that are independent."""
 
     def forward(self, e: Tensor, before: Tensor) -> Tensor:
         """[batch, time, d] each -> [batch, time, d]."""
-        nu = (1 + torch.as_tensor(self.s()).square().mean()).rsqrt()
-        return super().forward(e, before) * cast(nu, e.dtype)
+        return restored(super().forward(e, before), self.s())
 
 
 class NuBigrams(UnitBigramEmbedding):
@@ -236,8 +240,7 @@ class NuBigrams(UnitBigramEmbedding):
 
     def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
         """As `BigramEmbedding`."""
-        nu = (1 + torch.as_tensor(self.s()).square().mean()).rsqrt()
-        return super().forward(h, tokens, before, first) * cast(nu, h.dtype)
+        return restored(super().forward(h, tokens, before, first), self.s())
 
 
 class ANGPT(Transformer):
