@@ -10,7 +10,8 @@ from unitsphere.config import read_json
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "versus.md").read_text()
-RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"]
+BIGRAMS = read_json(RESULTS / "versus" / "bigrams.json")["runs"]
+RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"] | BIGRAMS
 OURS = [
     "gpt-plus-offset-2470-0.004-decay-1.4",
     "gpt-plus-offset-4300-0.004-decay-0.95",
@@ -82,3 +83,18 @@ def test_what_is_missing_at_half_of_the_time_is_on_the_page(names, who):
         steps = missing(names, (BY_STEP / 2 - OUR_START) / OUR_STEP, "steps", run["loss"])
         cells.append(f"{seconds:.3f}; {steps:.3f}")
     assert f"| {who} | {cells[0]} | {cells[1]} |" in PAGE
+
+
+def test_the_times_with_bigrams_follow_from_their_runs():
+    ours = [name for name in BIGRAMS if name.startswith("gpt-plus-bigrams-2") and "decay" in name]
+    nanochat = BIGRAMS["nanochat-2850-0.115"]
+    seconds, steps = (between(ours, nanochat["loss"], key) for key in ("cpu", "steps"))
+    own, peer = (
+        start_and_step(f"{name}-in-turn".format(20), f"{name}-in-turn".format(120))
+        for name in ("gpt-plus-bigrams-{}-0.004", "nanochat-{}-0.115")
+    )
+    ours_by_step, its = own[0] + steps * own[1], peer[0] + nanochat["steps"] * peer[1]
+    assert f"3.054 after {seconds:.0f} s, {seconds / nanochat['cpu']:.2f} of 941 s" in PAGE
+    assert f"needs {ours_by_step:.0f} s where nanochat needs {its:,.0f}: " in PAGE
+    assert f"{its:,.0f}: {ours_by_step / its:.2f}." in PAGE
+    assert f"3.067, nanochat's loss at rate 0.16, after {between(ours, 3.067, 'cpu'):.0f} s" in PAGE

@@ -47,7 +47,7 @@ def test_so_are_those_of_windows_and_grouped_keys(changes):
 
 @pytest.mark.parametrize("switch", [{"token_shift": True}, {"bigram_rows": 50}])
 @pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt"])
-def test_a_token_shift_and_pairs_remember_the_last_token_of_each_row(name, switch):
+def test_a_token_shift_and_bigrams_remember_the_last_token_of_each_row(name, switch):
     model = build(name, seed=3, **switch, **SIZES).double()
     with torch.no_grad():
         for parameter in (model.shift or model.bigrams).parameters():

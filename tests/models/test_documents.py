@@ -57,21 +57,10 @@ def test_the_second_is_as_alone_where_only_distances_count(design, window, dtype
     equal(found[:, CUT:] / alone.norm(), alone / alone.norm(), atol=bound)
 
 
+@pytest.mark.parametrize("switch", [{"token_shift": True}, {"bigram_rows": 50}])
 @pytest.mark.parametrize("design", ["gpt", "ngpt", "angpt"])
-def test_a_document_s_first_token_takes_no_share_of_the_last_one_s(design):
-    model, x, positions = packed(design, token_shift=True), tokens(2, TIME), torch.arange(TIME)
-    found = model.start(x, positions, documents=DOCUMENTS.expand(2, TIME))
-    equal(found[:, CUT:], model.start(x[:, CUT:], positions[: TIME - CUT]))
-    across = model.start(x, positions) - found
-    assert across[:, CUT].abs().max() > 1e-3
-    equal(across[:, CUT + 1 :], torch.zeros_like(across[:, CUT + 1 :]))
-    padded = torch.cat([torch.full((2, 3), 5), x], dim=1)
-    equal(model(padded, left_padding=torch.tensor([3, 3]))[:, 3:], model(x))
-
-
-@pytest.mark.parametrize("design", ["gpt", "ngpt", "angpt"])
-def test_a_document_s_first_token_makes_no_pair_with_the_last_one_s(design):
-    model, x, positions = packed(design, bigram_rows=50), tokens(2, TIME), torch.arange(TIME)
+def test_a_document_s_first_token_takes_nothing_of_the_last_one_s(design, switch):
+    model, x, positions = packed(design, **switch), tokens(2, TIME), torch.arange(TIME)
     found = model.start(x, positions, documents=DOCUMENTS.expand(2, TIME))
     equal(found[:, CUT:], model.start(x[:, CUT:], positions[: TIME - CUT]))
     across = model.start(x, positions) - found

@@ -132,7 +132,7 @@ def test_value_embeddings_have_unit_rows_in_ngpt_and_free_ones_in_gpt():
     assert not constraints(build("gpt", value_embeddings=True, **sizes))
 
 
-def test_bigrams_leave_the_first_h_as_it_is_at_the_start_and_need_sizes_above_0():
+def test_bigrams_leave_the_first_h_as_it_is_at_the_start_and_refuse_impossible_sizes():
     sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}
     x, positions = tokens(2, 6, vocabulary=24), torch.arange(6)
     for design in ("gpt", "ngpt", "angpt"):
