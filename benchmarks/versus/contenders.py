@@ -75,7 +75,8 @@ def run_nanochat(
     options: argparse.Namespace, steps: int, rate: float, out: Path
 ) -> tuple[list[str], Path]:
     """nanochat's base_train, which compiles."""
-    first, own = ([*nanochat_peer(options, out), str(n), str(rate)] for n in (1, steps))
+    seed = [] if options.seed is None else [f"--seed={options.seed}"]
+    first, own = ([*nanochat_peer(options, out), str(n), str(rate), *seed] for n in (1, steps))
     return compiled(options, "nanochat", options.nanochat, first, own), options.nanochat
 
 
@@ -150,6 +151,8 @@ def run_ours(
     }  # fmt: skip
     if options.decay is not None:
         given["optim.weight_decay"] = options.decay
+    if options.seed is not None:
+        given["train.seed"] = options.seed
     words = [f"--{name}={value}" for name, value in given.items()]
     unitsphere = [sys.executable, "-m", "unitsphere", "train", recipe, *words]
     first, own = (

@@ -7,14 +7,16 @@ Runs in nanochat's folder and environment:
 
 base_train tokenizes and packs documents of its own. Its tokenizer and its loader are replaced, so
 that it reads the tokens that every contender reads; all else but sizes, length, rates and precision
-is its own, but for OPTIONS of base_train.
+is its own, but for OPTIONS of base_train. --seed among them is in place of its own, which
+base_train has no option for.
 """
 
+import argparse
 import json
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,28 @@ def batches(rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, torch
                 yield *pairs(rows[chosen]), state
 
 
+def seeded(compute_init: Callable[[str], Any], seed: int) -> Callable[[str], Any]:
+    """compute_init, which seeds torch, with another seed."""
+
+    def initialize(device: str) -> Any:
+        found = compute_init(device)
+        torch.manual_seed(seed)
+        return found
+
+    return initialize
+
+
 def train(tokens: Path, context: int, steps: int, rate: float, options: list[str]) -> None:
     """Run base_train with its own settings but for the options."""
+    import nanochat.common
     import nanochat.dataloader
     import nanochat.tokenizer
 
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    known, options = parser.parse_known_args(options)
+    if known.seed is not None:
+        nanochat.common.compute_init = seeded(nanochat.common.compute_init, known.seed)
     words, rows = Vocabulary(tokens), windows(tokens / "train.bin", context)
     loader = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
     setattr(nanochat.dataloader, loader, lambda *_, **__: batches(rows, ROWS))

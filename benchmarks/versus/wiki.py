@@ -15,7 +15,8 @@ torchmetrics and tensorboard), so it takes a call of its own:
 --contenders litgpt, with that --peer_python.
 
 --steps gives the lengths in place of --minutes: then each contender runs once per length, at --rate
-or its own, and nothing is tuned. --decay is the weight decay of ours:
+or its own, and nothing is tuned. --decay is the weight decay of ours. --seed is another seed than
+its own, of ours or nanochat:
 
     python benchmarks/versus/wiki.py --train wiki_train.jsonl --validation wiki_dev.jsonl \
         --contenders gpt-plus-offset gpt-plus-peri --steps 2470 --decay 1.4
@@ -69,7 +70,8 @@ def prepare_tokens(options: argparse.Namespace) -> float:
 def measured(name: str, options: argparse.Namespace, steps: int, rate: float) -> dict[str, Any]:
     """One run, or what an earlier call found."""
     decay = f"-decay-{options.decay:g}" if options.decay is not None and name not in PEERS else ""
-    label = f"{name}-{steps}-{rate:.3g}{decay}"
+    seed = f"-seed-{options.seed}" if options.seed is not None else ""
+    label = f"{name}-{steps}-{rate:.3g}{decay}{seed}"
     path, folder = options.out / f"{label}.json", options.out / label
     if not path.exists():
         contender = CONTENDERS[name]
@@ -149,6 +151,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--decay", type=float, help="weight decay of ours, in place of the recipe's"
     )
+    parser.add_argument("--seed", type=int, help="of ours and nanochat, in place of their own")
     together = [name for name in CONTENDERS if name != "litgpt"]
     parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS], default=together)
     parser.add_argument("--out", type=Path, default=Path("runs/versus-wiki"))
@@ -156,6 +159,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.rate is not None and not options.steps:
         parser.error("--rate is that of single runs: give --steps too")
+    unseeded = set(options.contenders) & set(PEERS) - {"nanochat"}
+    if options.seed is not None and unseeded:
+        parser.error(f"--seed is of ours and nanochat, not of {', '.join(sorted(unseeded))}")
     for peer in set(CLONED) & set(options.contenders):
         if getattr(options, peer) is None:
             parser.error(f"contender {peer}: give --{peer}, a clone of it")

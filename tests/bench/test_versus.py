@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "versus"
 
@@ -248,6 +249,42 @@ def test_another_decay_of_ours_is_a_run_of_its_own(wiki, contenders, options, mo
         "gpt-plus-peri-9-0.004-decay-1.4",
         "nanochat-9-0.004",
     }
+
+
+def test_another_seed_is_a_run_of_its_own_for_ours_and_nanochat(
+    wiki, contenders, options, monkeypatch, capsys
+):
+    for cache in ("ours-gpt-plus-peri", "nanochat"):
+        (options.out / f"compiled-{cache}").mkdir()
+    options.seed = 1
+    for name, word in (("gpt-plus-peri", "--train.seed=1"), ("nanochat", "--seed=1")):
+        assert word in contenders.CONTENDERS[name].train(options, 9, 4e-3, options.out)[0]
+    fake(wiki, monkeypatch)
+    wiki.measured("nanochat", options, 9, 4e-3)
+    assert (options.out / "nanochat-9-0.004-seed-1.json").exists()
+    argv = ["--train", "t", "--validation", "d", "--contenders", "trainer", "best", "--seed", "1"]
+    with pytest.raises(SystemExit):
+        wiki.parse(argv)
+    assert "--seed is of ours and nanochat, not of trainer" in capsys.readouterr().err
+
+
+@pytest.fixture
+def nanochat_peer(monkeypatch):
+    return loaded("nanochat_peer", monkeypatch)
+
+
+def test_nanochat_s_own_seed_is_replaced(nanochat_peer):
+    def compute_init(device):
+        torch.manual_seed(42)
+        return device
+
+    def first(function):
+        assert function("cpu") == "cpu"
+        return torch.rand(1)
+
+    own, other = first(compute_init), first(nanochat_peer.seeded(compute_init, 1))
+    torch.manual_seed(1)
+    assert own != other == torch.rand(1)
 
 
 def test_a_rate_is_of_runs_whose_steps_are_given(wiki, capsys):
