@@ -267,6 +267,11 @@ def test_a_recipe_whose_decay_is_a_power_climbs_too(tmp_path):
         ({"tune": {"points": 5}}, r"leave \[tune\] out"),
         ({"arms": {"a": {"recipe": "x", "lr": 0.1}}}, r"leave 'arms\.a\.lr' out"),
         ({"set": {"optim.lr": 1.0}}, r"set\.optim\.lr"),
+        ({"set": {"schedule.kind": "wsd"}}, "lr-ramp sets 'schedule.kind' itself"),
+        (
+            {"arms": {"a": {"recipe": "x", "set": {"train.on_spike": "skip"}}}},
+            "lr-ramp sets 'train.on_spike' itself",
+        ),
     ],
 )
 def test_what_makes_no_ramp_is_refused_by_name(keys, said):

@@ -56,6 +56,9 @@ class RampStudy(Comparing):
             )
         if self.steps < 2:
             raise UserError(f"'steps' must be at least 2: {self.steps}")
+        for arm in self.arms:
+            if found := sorted(self.keys(arm).keys() & own_keys(self, seed=0)):
+                raise UserError(f"lr-ramp sets '{found[0]}' itself: leave it out")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,14 @@ def ramp_findings(study: RampStudy) -> list[Finding]:
 
 def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
     """A run whose rate climbs until its loss diverges."""
-    keys = study.keys(arm) | {
-        **rate_keys(arm_config(study, arm), study.peak),
+    keys = study.keys(arm) | rate_keys(arm_config(study, arm), study.peak)
+    keys |= own_keys(study, seed)
+    return plan(f"{arm} #{seed}", study.arms[arm].recipe, keys, out / RUNS / arm / f"seed-{seed}")
+
+
+def own_keys(study: RampStudy, seed: int) -> dict[str, object]:
+    """What makes a run's rate climb and ends the run where it diverges, but for the peak rate."""
+    return {
         "schedule.kind": "ramp",
         "schedule.start": study.start / study.peak,
         "schedule.warmup": 0.0,
@@ -117,7 +126,6 @@ def climbing(out: Path, study: RampStudy, arm: str, seed: int) -> Planned:
         "train.spike_sigma": None,
         "train.stop_at_divergence": True,
     }
-    return plan(f"{arm} #{seed}", study.arms[arm].recipe, keys, out / RUNS / arm / f"seed-{seed}")
 
 
 def read_climb(record: Record) -> Climb:

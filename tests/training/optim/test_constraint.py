@@ -85,6 +85,18 @@ def test_an_optimizer_of_copies_is_refused():
         constrain(model, torch.optim.Adam(copies))
 
 
+@pytest.mark.parametrize(
+    ("swapped", "said"),
+    [(False, "NoneType is not a torch Optimizer"), (True, "Adam is not a torch Module")],
+)
+def test_what_is_no_model_or_no_optimizer_is_refused(swapped, said):
+    model = unitsphere.build("ngpt", **SMALL)
+    optimizer = torch.optim.Adam(model.parameters())
+    given = (optimizer, model) if swapped else (model, None)
+    with pytest.raises(TypeError, match=said):
+        constrain(*given)
+
+
 def test_several_optimizers_share_a_model_and_frozen_parameters_need_none():
     model = unitsphere.build("ngpt", **SMALL)
     model.E_in.weight.requires_grad_(False)

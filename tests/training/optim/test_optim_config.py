@@ -8,6 +8,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.optim import OptimConfig, build_optimizer
+from unitsphere.training.optim.config import unread
 from unitsphere.training.recipes import load_recipe
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -77,3 +78,22 @@ def test_another_optimizer_than_the_recipe_s_is_one_line_that_says_how():
     options = [part for line in undone for part in f"--{line}".split()]
     argv = ["params", "quickstart/gpt-plus-muon", "--show", "--optim.name", "normuon", *options]
     assert main(argv) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"momentum": 0.9}, "optim.momentum 0.9 is for optim.name muon or normuon or muonh, not"),
+        (
+            {"ns_steps": 3},
+            "optim.ns_steps 3 is for optim.name muon or normuon or muonh or soap",
+        ),
+        ({"name": "muon", "nesterov": False}, ""),
+        ({"name": "soap-muon", "adjust_lr": "original"}, ""),
+        ({"name": "soap", "adjust_lr": "original"}, "optim.adjust_lr original is for"),
+    ],
+)
+def test_a_run_says_which_numbers_its_optimizer_does_not_read(settings, said):
+    lines = unread(OptimConfig(**settings))
+    assert said in "".join(lines)
+    assert len(lines) == (said != "")

@@ -228,6 +228,22 @@ class OptimConfig:
             )
 
 
+def unread(config: OptimConfig) -> list[str]:
+    """A line for each number of Muon that is set and that the named optimizer does not read.
+
+    No error: a run that was trained with one, to no effect, still loads.
+    """
+    reads, found = definition(config.name).reads, []
+    for key in ("momentum", "nesterov", "ns_steps", "adjust_lr"):
+        value = getattr(config, key)
+        if value != getattr(OptimConfig, key) and key not in reads:
+            names = " or ".join(name for name in OPTIMIZERS if key in definition(name).reads)
+            found.append(
+                f"optim.{key} {value} is for optim.name {names}, not {config.name}: it is not used"
+            )
+    return found
+
+
 def optim_config_type() -> type[OptimConfig]:
     """`OptimConfig` with a section for each registered optimizer that has keys of its own."""
     return _with_sections(tuple(OPTIMIZERS.items()))

@@ -108,14 +108,20 @@ def constrain(
     `config` puts another constraint in the place of the declared ones; `warmup` is the number
     of warm-up steps, for CPR's warm start.
 
-    Raises ValueError if a parameter is declared neither constrained nor free, or if a trainable
-    constrained one is in none of the optimizers (a copy of it may be), UserError for a config
-    that does not fit the model.
+    Raises TypeError for a model or an optimizer that is not torch's, ValueError if a parameter is
+    declared neither constrained nor free, or if a trainable constrained one is in none of the
+    optimizers (a copy of it may be), UserError for a config that does not fit the model.
 
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     >>> unitsphere.constrain(model, optimizer)
     """
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
+    for given, kind in ((model, nn.Module), *((optimizer, Optimizer) for optimizer in optimizers)):
+        if not isinstance(given, kind):
+            raise TypeError(
+                f"constrain takes a model, then its optimizers one by one: "
+                f"{type(given).__name__} is not a torch {kind.__name__}"
+            )
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = remembered_roles(config)
     capped = capped_axes(model, bounds) if config.angle_cap else {}

@@ -296,7 +296,9 @@ def build_muon(parameters: Parameters, config: OptimConfig, kind: type[Muon] = M
     return with_adam(parameters, config, build, of_muon)
 
 
-READS = frozenset({"weight_decay", "adam_lr", "muon_head"})
+READS = frozenset(
+    {"weight_decay", "adam_lr", "muon_head", "momentum", "nesterov", "ns_steps", "adjust_lr"}
+)
 MUON = Definition(build_muon, READS, MuonConfig)
 NORMUON = Definition(partial(build_muon, kind=NorMuon), READS, NorMuonConfig)
 MUONH = Definition(build_muon, READS - {"weight_decay"}, OrthogonalConfig, "hyperball")

@@ -311,4 +311,4 @@ def build_soap(parameters: Parameters, config: OptimConfig) -> Optimizer:
 
 READS = frozenset({"weight_decay", "adam_lr"})
 SOAP = Definition(build_soap, reads=READS, section=SoapConfig)
-SOAP_MUON = Definition(build_soap, reads=READS, section=SoapMuonConfig)
+SOAP_MUON = Definition(build_soap, reads=READS | {"ns_steps", "adjust_lr"}, section=SoapMuonConfig)
