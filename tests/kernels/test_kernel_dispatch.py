@@ -126,8 +126,10 @@ def test_the_loss_is_compiled_where_kernels_run_unless_they_are_off(monkeypatch)
     with using_kernels("auto"):
         assert loss_path(gpu) == "fused"
         assert loss_path(torch.device("cpu")) == "auto"
+        assert loss_path(torch.device("cpu"), compiled=True) == "fused"
     with using_kernels("off"):
         assert loss_path(gpu) == "auto"
+        assert loss_path(torch.device("cpu"), compiled=True) == "auto"
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
     with using_kernels("auto"):
         assert loss_path(gpu) == "auto"  # without Triton nothing compiles there

@@ -211,11 +211,11 @@ def test_a_reduction_and_a_smoothing_that_there_are_not_are_refused(path):
 
 def test_a_model_takes_the_path_of_its_device(monkeypatch):
     taken = []
-    monkeypatch.setattr(trunk, "loss_path", lambda device: "fused")
+    monkeypatch.setattr(trunk, "loss_path", lambda device, compiled: "fused")
     monkeypatch.setattr(chunked_loss, "compiled", lambda f: taken.append(f) or f)
     model = build("gpt", vocab_size=11, d_model=8, n_layers=1, n_heads=2)
     tokens = torch.arange(6)[None]
     fused = model.loss(tokens, tokens)
     assert taken == [chunked_loss.fused_chunk]
-    monkeypatch.setattr(trunk, "loss_path", lambda device: "auto")
+    monkeypatch.setattr(trunk, "loss_path", lambda device, compiled: "auto")
     torch.testing.assert_close(fused, model.loss(tokens, tokens))

@@ -43,9 +43,9 @@ class Watcher:
         self.graphs.append(counters["stats"]["unique_graphs"])
 
 
-def trained(name, steps, compile):
+def trained(name, steps, compile, **numbers):
     kind = run_config_type(name)
-    numbers = {"vocab_size": 24, "d_model": 16, "n_layers": 3, "n_heads": 2}
+    numbers |= {"vocab_size": 24, "d_model": 16, "n_layers": 3, "n_heads": 2}
     start = kind()
     config = dataclasses.replace(
         start,
@@ -67,12 +67,20 @@ def _fresh():
 
 def test_hundreds_of_steps_need_no_graph_beyond_the_first_and_break_none():
     watched = trained("ngpt", 300, compile=True)
-    assert watched.graphs[0] >= 1
-    assert watched.graphs[-1] == watched.graphs[0] == 1  # all three layers share it
+    assert watched.graphs[-1] == watched.graphs[0] == 2  # all three layers share one; the loss's
     assert not counters["graph_break"]
     plain = trained("ngpt", 3, compile=False)
     assert watched.losses[:1] == pytest.approx(plain.losses[:1], rel=1e-5)
     assert watched.losses[-1] < 0.8 * watched.losses[0]
+
+
+@pytest.mark.parametrize("name", ["gpt", "ngpt", "angpt"])
+def test_what_the_token_before_adds_is_compiled_too(name):
+    both = {"token_shift": True, "bigram_rows": 30}
+    watched, plain = (trained(name, 4, compile, **both) for compile in (True, False))
+    assert watched.graphs[-1] == watched.graphs[0] == 3  # the blocks', the loss's, and this one's
+    assert not counters["graph_break"]
+    assert watched.losses == pytest.approx(plain.losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -161,10 +161,13 @@ def _load_adam_project() -> Callable[..., Tensor]:
 ADAM_PROJECT = register(Kernel(project.adam_project_, _no_adam_project, _load_adam_project))
 
 
-def loss_path(device: torch.device) -> Path:
-    """The path of `ops.loss.linear_cross_entropy` that is the fastest on a device."""
-    can = mode() != "off" and no_backend(device.type, device.index, "auto") is None
-    return "fused" if can else "auto"
+def loss_path(device: torch.device, compiled: bool = False) -> Path:
+    """The path of `ops.loss.linear_cross_entropy` that is the fastest on a device.
+
+    compiled: whether the model is, so that a CPU has a compiler too.
+    """
+    can = compiled or no_backend(device.type, device.index, "auto") is None
+    return "fused" if can and mode() != "off" else "auto"
 
 
 PLAIN_FLAGS = ("amsgrad", "maximize", "differentiable")

@@ -238,9 +238,9 @@ class NuTokenShift(TokenShift):
 class NuBigrams(UnitBigramEmbedding):
     """That times ν(s): of length 1 in expectation, for unit vectors that are independent."""
 
-    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
+    def forward(self, h: Tensor, rows: Tensor, first: Tensor) -> Tensor:
         """As `BigramEmbedding`."""
-        return restored(super().forward(h, tokens, before, first), self.s())
+        return restored(super().forward(h, rows, first), self.s())
 
 
 class ANGPT(Transformer):

@@ -243,9 +243,9 @@ class UnitTokenShift(TokenShift):
 class SphereBigrams(UnitBigramEmbedding):
     """Norm of that: h stays on the sphere."""
 
-    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
+    def forward(self, h: Tensor, rows: Tensor, first: Tensor) -> Tensor:
         """As `BigramEmbedding`, unit vectors."""
-        return unit_norm(super().forward(h, tokens, before, first))
+        return unit_norm(super().forward(h, rows, first))
 
 
 class NGPT(Transformer):

@@ -237,26 +237,28 @@ class BigramEmbedding(nn.Module):
         d = W_2.weight.shape[0]
         self.s = Scale(ScaleConfig(init=start, scale=start), (d,), d)
 
-    def forward(self, h: Tensor, tokens: Tensor, before: Tensor, first: Tensor) -> Tensor:
-        """h [batch, time, d] with what its tokens and those before them add.
+    def rows(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """E_2[row] of the pairs, [batch, time, dim], for int64 [batch, time] each."""
+        return self.E_2(bigram_rows(tokens, before, len(self.E_2.weight)))
 
-        tokens, before: int64 [batch, time]. first: bool [..., time, 1], true for a token that has
-        none before it, which keeps its h.
+    def forward(self, h: Tensor, rows: Tensor, first: Tensor) -> Tensor:
+        """h [batch, time, d] with what the pairs' `rows` add.
+
+        first: bool [..., time, 1], true for a token that has none before it, which keeps its h.
         """
-        x = self.made(tokens, before)
-        return h + cast(self.s() * x, h.dtype).masked_fill(first, 0.0)
+        return h + cast(self.s() * self.made(rows), h.dtype).masked_fill(first, 0.0)
 
-    def made(self, tokens: Tensor, before: Tensor) -> Tensor:
+    def made(self, rows: Tensor) -> Tensor:
         """W_2 E_2[row], [batch, time, d]."""
-        return self.W_2(self.E_2(bigram_rows(tokens, before, len(self.E_2.weight))))
+        return self.W_2(rows)
 
 
 class UnitBigramEmbedding(BigramEmbedding):
     """The same with Norm(W_2 E_2[row]), for an h of unit vectors."""
 
-    def made(self, tokens: Tensor, before: Tensor) -> Tensor:
+    def made(self, rows: Tensor) -> Tensor:
         """Norm(W_2 E_2[row]), [batch, time, d]."""
-        return unit_norm(super().made(tokens, before))
+        return unit_norm(super().made(rows))
 
 
 def bigram_rows(tokens: Tensor, before: Tensor, rows: int) -> Tensor:

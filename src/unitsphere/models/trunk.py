@@ -55,6 +55,7 @@ class Transformer(nn.Module, ABC):
     norm_memory: nn.Module  # of the encoder's last h, before cross-attention; none unless set
     shift: nn.Module | None  # makes h of the embeddings of a token and of the one before it
     bigrams: nn.Module | None  # adds to h what it has for the pair of the two
+    compiled: bool = False  # by a run, and the loss with it
     d_k: int
     d_rot: int  # rotated dimensions of a head; 0 for none
     rope_base: float = 10000.0
@@ -131,11 +132,18 @@ class Transformer(nn.Module, ABC):
         first = (positions == 0)[..., None]
         if documents is not None:
             first = first | (documents != documents.roll(1, dims=1))[..., None]
-        e = self.embed(known, positions)
+        pairs = None if self.bigrams is None else self.bigrams.rows(tokens, known[:, :-1])
+        return self.mix(self.embed(known, positions), pairs, first)
+
+    def mix(self, e: Tensor, pairs: Tensor | None, first: Tensor) -> Tensor:
+        """The first h, of embeddings e [batch, 1 + time, d] and of the `rows` of pairs.
+
+        The look-ups are not in it: compiled, several threads add their gradients in any order.
+        """
         h = e[:, 1:]
         if self.shift is not None:
             h = self.shift(h, e[:, :-1].masked_fill(first, 0.0))
-        return h if self.bigrams is None else self.bigrams(h, tokens, known[:, :-1], first)
+        return h if pairs is None else self.bigrams(h, pairs, first)
 
     @abstractmethod
     def head(self) -> Head:
@@ -311,18 +319,9 @@ class Transformer(nn.Module, ABC):
         scale, gradient = head.scale, None
         if logit_power is not None and torch.is_grad_enabled():
             scale, gradient = precondition(self.logit_scale(), logit_power)
-        return linear_cross_entropy(
-            h,
-            head.weight,
-            targets,
-            scale,
-            reduction,
-            label_smoothing,
-            z_loss,
-            loss_path(h.device),
-            softcap=head.softcap,
-            logit_gradient=gradient,
-        )
+        path = loss_path(h.device, self.compiled and torch.is_grad_enabled())
+        numbers = reduction, label_smoothing, z_loss, path, head.softcap, gradient
+        return linear_cross_entropy(h, head.weight, targets, scale, *numbers)
 
     def mixing_flops(self, context: int) -> float:
         """Operations per token, forward and backward, of mixers without those of their weights.

@@ -10,8 +10,8 @@ way has. For logits z = W h of one token with target t, label smoothing ε and z
 With a soft cap (`activations.soft_cap_`) z are the capped logits, and their slope follows dloss/dz.
 
 Eagerly each operation of a chunk reads and writes all of its logits, in place. On a GPU that takes
-longer than the matrix products, so there `fused_chunk` is compiled: it reads the logits twice and
-writes their gradient once.
+longer than the matrix products, so there, and where a run compiles, `fused_chunk` is compiled: it
+reads the logits twice and writes their gradient once.
 
 Shapes: N tokens, V vocabulary entries, d width, C tokens of a chunk.
 """

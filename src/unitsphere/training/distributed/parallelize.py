@@ -193,7 +193,8 @@ def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> Ch
 
 
 def compile_blocks(model: Transformer) -> None:
-    """Compile every block in place, in one graph each; names of parameters stay as they are.
+    """Compile every block in place, in one graph each, and what surrounds the blocks: the loss, and
+    `mix` where there is something to mix. Names of parameters stay as they are.
 
     Whole blocks or an error: a graph that breaks would be slow in silence. It is the forward method
     that is compiled, so that what FSDP does before and after it stays outside of the graph.
@@ -202,6 +203,9 @@ def compile_blocks(model: Transformer) -> None:
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in [*model.blocks, *(model.encoder or [])]:
         block.forward = torch.compile(block.forward, fullgraph=True)
+    if model.shift is not None or model.bigrams is not None:
+        model.mix = torch.compile(model.mix, fullgraph=True)
+    model.compiled = True
 
 
 @torch.no_grad()
