@@ -93,7 +93,7 @@ class TrainConfig:
     """what of the blocks is computed again in the backward pass instead of kept: none; selective:
     all but matrix products and attention; full"""
     compile: bool | None = None
-    """compile the blocks with torch.compile; none: on a GPU"""
+    """compile the blocks and the loss with torch.compile; none: on a GPU"""
     kernels: Mode = "auto"
     """auto: Triton kernels where they serve, on a GPU; off; require: an error where one does not"""
     device: str = "auto"
