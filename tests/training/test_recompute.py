@@ -62,7 +62,7 @@ def test_experts_are_computed_again_in_compiled_blocks(how, monkeypatch):
     for model in (plain, compiled):
         model.loss(tokens, tokens.roll(1, 1)).backward()
     for own, other in zip(plain.parameters(), compiled.parameters(), strict=True):
-        assert torch.equal(own.grad, other.grad)
+        torch.testing.assert_close(own.grad, other.grad)  # the loss sums in another order
     for own, other in zip(experts_of(plain), experts_of(compiled), strict=True):
         assert torch.equal(own.tokens_per_expert, other.tokens_per_expert)
 
