@@ -1,8 +1,9 @@
 """The times against nanochat in docs/results/versus.md follow from the runs in its JSON."""
 
 from itertools import pairwise
-from math import exp, log
+from math import exp, hypot, log
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -11,6 +12,7 @@ from unitsphere.config import read_json
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "versus.md").read_text()
 BIGRAMS = read_json(RESULTS / "versus" / "bigrams.json")["runs"]
+IN_BF16 = read_json(RESULTS / "versus" / "bigrams-bf16.json")["runs"]
 RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"] | BIGRAMS
 OURS = [
     "gpt-plus-offset-2470-0.004-decay-1.4",
@@ -98,3 +100,25 @@ def test_the_times_with_bigrams_follow_from_their_runs():
     assert f"needs {ours_by_step:.0f} s where nanochat needs {its:,.0f}: " in PAGE
     assert f"{its:,.0f}: {ours_by_step / its:.2f}." in PAGE
     assert f"3.067, nanochat's loss at rate 0.16, after {between(ours, 3.067, 'cpu'):.0f} s" in PAGE
+
+
+def test_the_time_with_bigrams_in_bf16_follows_from_three_seeds_of_both():
+    ours, its = (
+        [IN_BF16[name + seed] for seed in ("", "-seed-1", "-seed-2")]
+        for name in ("gpt-plus-bigrams-6300-0.004-decay-0.58", "nanochat-5560-0.115")
+    )
+    shorter = IN_BF16["gpt-plus-bigrams-5300-0.004-decay-0.7"]
+    slope = (shorter["loss"] - ours[0]["loss"]) / log(ours[0]["cpu"] / shorter["cpu"])
+    losses = [[run["loss"] for run in runs] for runs in (ours, its)]
+    (own, own_error), (peer, peer_error) = ((mean(x), stdev(x) / 3**0.5) for x in losses)
+    error, start, end = (
+        hypot(own_error, peer_error),
+        *(mean(r["cpu"] for r in x) for x in (ours, its)),
+    )
+    low, middle, high = (start * exp((own - peer + e) / slope) for e in (-error, 0, error))
+    assert f"After {start:.0f} s ours has {own:.3f} ± {own_error:.3f}" in PAGE
+    assert f"nanochat after {end:.0f} s {peer:.3f} ± {peer_error:.3f}" in PAGE
+    said = f"{middle / end:.2f} ({low / end:.2f}–{high / end:.2f})"
+    assert f"needs {middle:.0f} s ({low:.0f} to {high:.0f} s within" in PAGE
+    assert f"for {peer:.3f}: {said} of nanochat's time" in PAGE
+    assert PAGE.count(said) == 3
