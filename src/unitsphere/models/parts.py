@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Bound, Declaration, Role
 from unitsphere.ops.fp8 import Bounded, fp8_linear
-from unitsphere.ops.linear import scale_rows, scaled_linear
+from unitsphere.ops.linear import lookup, scale_rows, scaled_linear
 from unitsphere.ops.norm import cast, rms_norm, unit_norm
 from unitsphere.ops.project import project_sphere_
 from unitsphere.ops.residual import gate
@@ -113,7 +113,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[...] int64 -> [..., d]."""
-        return F.embedding(tokens, self.matrix())
+        return lookup(tokens, self.matrix())
 
     def matrix(self) -> Tensor:
         """E as the forward pass uses it; as a tied head too."""

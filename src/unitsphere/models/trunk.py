@@ -138,7 +138,7 @@ class Transformer(nn.Module, ABC):
     def mix(self, e: Tensor, pairs: Tensor | None, first: Tensor) -> Tensor:
         """The first h, of embeddings e [batch, 1 + time, d] and of the `rows` of pairs.
 
-        The look-ups are not in it: compiled, several threads add their gradients in any order.
+        It can be compiled. The look-ups are not in it: processes may share their weights.
         """
         h = e[:, 1:]
         if self.shift is not None:

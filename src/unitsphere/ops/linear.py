@@ -1,8 +1,8 @@
-"""Linear maps whose outputs are scaled, and of rows sorted by group, a matrix for each group.
+"""Linear maps whose outputs are scaled, of rows sorted by group, and of tokens.
 
-`grouped_linear` is two torch operators, so that the compiler and tensors without values see one
-product, whatever the sizes of the groups: `torch.nn.functional.grouped_mm` on a GPU in bf16,
-elsewhere a loop.
+`grouped_linear` has a matrix for each group. It is two torch operators, so that the compiler and
+tensors without values see one product, whatever the sizes of the groups:
+`torch.nn.functional.grouped_mm` on a GPU in bf16, elsewhere a loop.
 """
 
 from itertools import pairwise
@@ -59,6 +59,52 @@ def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return torch.promote_types(x.dtype, weight.dtype)
+
+
+def lookup(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows of weight [V, d] for int64 tokens [...]: [..., d].
+
+    Compiled for a CPU it is an operator of its own: what the compiler makes of the gradient lets
+    several threads add to a row in any order, so that no run is the same twice.
+    """
+    if torch.compiler.is_compiling() and weight.device.type == "cpu":
+        return _lookup(tokens, weight)
+    return F.embedding(tokens, weight)
+
+
+@custom_op("unitsphere::lookup", mutates_args=())
+def _lookup(tokens: Tensor, weight: Tensor) -> Tensor:
+    return F.embedding(tokens, weight)
+
+
+@custom_op("unitsphere::lookup_sums", mutates_args=())
+def _sums(g: Tensor, tokens: Tensor, rows: int) -> Tensor:
+    """For each row of the weight the sum of g [..., d] over its tokens: [rows, d]."""
+    return torch.ops.aten.embedding_dense_backward(g, tokens, rows, -1, False)
+
+
+@_lookup.register_fake
+def _(tokens: Tensor, weight: Tensor) -> Tensor:
+    return weight.new_empty(*tokens.shape, weight.shape[1])
+
+
+@_sums.register_fake
+def _(g: Tensor, tokens: Tensor, rows: int) -> Tensor:
+    return g.new_empty(rows, g.shape[-1])
+
+
+def _keep_tokens(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    tokens, weight = inputs
+    ctx.save_for_backward(tokens)
+    ctx.rows = len(weight)
+
+
+def _lookup_backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+    (tokens,) = ctx.saved_tensors
+    return None, _sums(g.contiguous(), tokens, ctx.rows)
+
+
+_lookup.register_autograd(_lookup_backward, setup_context=_keep_tokens)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
