@@ -143,7 +143,7 @@ class Transformer(nn.Module, ABC):
         h = e[:, 1:]
         if self.shift is not None:
             h = self.shift(h, e[:, :-1].masked_fill(first, 0.0))
-        return h if pairs is None else self.bigrams(h, pairs, first)
+        return h if self.bigrams is None else self.bigrams(h, pairs, first)
 
     @abstractmethod
     def head(self) -> Head:
