@@ -24,7 +24,7 @@ from unitsphere.models.constraint import declarations, normalize_
 from unitsphere.models.context import Cache, CrossContext, Memory, SelfContext
 from unitsphere.models.mixers import ATTENTION, Mixer, mixer_names
 from unitsphere.models.mixers.attention import attention_flops
-from unitsphere.models.parts import reset
+from unitsphere.models.parts import BigramEmbedding, reset
 from unitsphere.ops.activations import soft_capped
 from unitsphere.ops.attention import MaskRule, attention_mask, takes_blocks
 from unitsphere.ops.linear import scaled_linear
@@ -54,7 +54,7 @@ class Transformer(nn.Module, ABC):
     norm: nn.Module  # of the last h, before the head; none unless set
     norm_memory: nn.Module  # of the encoder's last h, before cross-attention; none unless set
     shift: nn.Module | None  # makes h of the embeddings of a token and of the one before it
-    bigrams: nn.Module | None  # adds to h what it has for the pair of the two
+    bigrams: BigramEmbedding | None  # adds to h what it has for the pair of the two
     compiled: bool = False  # by a run, and the loss with it
     d_k: int
     d_rot: int  # rotated dimensions of a head; 0 for none
