@@ -64,10 +64,11 @@ def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 def lookup(tokens: Tensor, weight: Tensor) -> Tensor:
     """The rows of weight [V, d] for int64 tokens [...]: [..., d].
 
-    Compiled for a CPU it is an operator of its own: what the compiler makes of the gradient lets
-    several threads add to a row in any order, so that no run is the same twice.
+    Compiled to train on a CPU it is an operator of its own: what the compiler makes of the gradient
+    lets several threads add to a row in any order, so that no run is the same twice.
     """
-    if torch.compiler.is_compiling() and weight.device.type == "cpu":
+    trains = torch.compiler.is_compiling() and torch.is_grad_enabled()
+    if trains and weight.device.type == "cpu":
         return _lookup(tokens, weight)
     return F.embedding(tokens, weight)
 
