@@ -213,18 +213,19 @@ def test_a_signal_while_a_line_waits_for_its_reader_still_asks_to_save(monkeypat
     os.close(reader)
 
 
-def stuck_here(watch):
-    deadline = time.monotonic() + 30
-    while not watch.told and time.monotonic() < deadline:
+def stuck_here(capfd):
+    said, deadline = "", time.monotonic() + 30
+    while "in stuck_here" not in said and time.monotonic() < deadline:
         time.sleep(0.01)
+        said += capfd.readouterr().err
+    return said
 
 
 def test_a_hang_shows_where_and_a_beat_ends_it(capfd):
     with Watchdog(0.1) as watch:
-        stuck_here(watch)
-        time.sleep(0.1)  # the stacks are being written
+        said = stuck_here(capfd)
         watch.beat()
-    said = capfd.readouterr().err
+    said += capfd.readouterr().err
     assert said.count("no progress for") == 1
     assert "in stuck_here" in said
     assert "it continued after" in said
