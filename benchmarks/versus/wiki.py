@@ -15,8 +15,8 @@ torchmetrics and tensorboard), so it takes a call of its own:
 --contenders litgpt, with that --peer_python.
 
 --steps gives the lengths in place of --minutes: then each contender runs once per length, at --rate
-or its own, and nothing is tuned. --decay is the weight decay of ours. --seed is another seed than
-its own, of ours or nanochat:
+or its own, and nothing is tuned. --seed is the seed of ours and nanochat, instead of their own.
+--decay is the weight decay of ours:
 
     python benchmarks/versus/wiki.py --train wiki_train.jsonl --validation wiki_dev.jsonl \
         --contenders gpt-plus-offset gpt-plus-peri --steps 2470 --decay 1.4

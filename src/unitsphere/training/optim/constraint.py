@@ -116,12 +116,7 @@ def constrain(
     >>> unitsphere.constrain(model, optimizer)
     """
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
-    for given, kind in ((model, nn.Module), *((optimizer, Optimizer) for optimizer in optimizers)):
-        if not isinstance(given, kind):
-            raise TypeError(
-                f"constrain takes a model, then its optimizers one by one: "
-                f"{type(given).__name__} is not a torch {kind.__name__}"
-            )
+    check_types(model, optimizers)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = remembered_roles(config)
     capped = capped_axes(model, bounds) if config.angle_cap else {}
@@ -156,6 +151,16 @@ def remembered_roles(config: ConstraintConfig) -> tuple[Role, ...]:
     """The roles of what a constraint on whole matrices acts on; none for one on vectors."""
     found = REMEMBERED.get(config.kind, ())
     return (*found, "head") if config.kind == "hyperball" and config.head else found
+
+
+def check_types(model: object, optimizers: Sequence[object]) -> None:
+    """Raise TypeError unless they are torch's."""
+    for given, kind in ((model, nn.Module), *((optimizer, Optimizer) for optimizer in optimizers)):
+        if not isinstance(given, kind):
+            raise TypeError(
+                "constrain takes a model, then its optimizers one by one: "
+                f"{type(given).__name__} is not a torch {kind.__name__}"
+            )
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
