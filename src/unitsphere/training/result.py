@@ -10,8 +10,7 @@ from unitsphere.errors import UserError
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
-from unitsphere.training.optim.config import unread
-from unitsphere.training.optim.schedule import decay_end, unused, warmup_steps
+from unitsphere.training.optim.schedule import decay_end, warmup_steps
 from unitsphere.training.plan import Trainer
 
 
@@ -71,7 +70,7 @@ def headline(trainer: Trainer, out: Path, state: State, recipe: str, epoch: int)
     if warmup > end:
         over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
         lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
-    lines += unused(trainer.config.schedule) + unread(trainer.config.optim)
+    lines += trainer.config.schedule.unread() + trainer.config.optim.unread()
     if (epochs := train.steps * trainer.config.rows / epoch) > 1:
         lines.append(f"reads the training data {epochs:.3g} times")
     if trainer.plan.precision == "bf16-storage":

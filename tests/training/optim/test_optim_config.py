@@ -8,7 +8,6 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.optim import OptimConfig, build_optimizer
-from unitsphere.training.optim.config import unread
 from unitsphere.training.recipes import load_recipe
 
 SMALL = {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 2}
@@ -94,6 +93,6 @@ def test_another_optimizer_than_the_recipe_s_is_one_line_that_says_how():
     ],
 )
 def test_a_run_says_which_numbers_its_optimizer_does_not_read(settings, said):
-    lines = unread(OptimConfig(**settings))
+    lines = OptimConfig(**settings).unread()
     assert said in "".join(lines)
     assert len(lines) == (said != "")

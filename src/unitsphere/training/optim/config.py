@@ -227,21 +227,19 @@ class OptimConfig:
                 "evens out the rows by itself"
             )
 
+    def unread(self) -> list[str]:
+        """A line for each number of Muon that is set and that the named optimizer does not read.
 
-def unread(config: OptimConfig) -> list[str]:
-    """A line for each number of Muon that is set and that the named optimizer does not read.
-
-    No error: a run that was trained with one, to no effect, still loads.
-    """
-    reads, found = definition(config.name).reads, []
-    for key in ("momentum", "nesterov", "ns_steps", "adjust_lr"):
-        value = getattr(config, key)
-        if value != getattr(OptimConfig, key) and key not in reads:
-            names = " or ".join(name for name in OPTIMIZERS if key in definition(name).reads)
-            found.append(
-                f"optim.{key} {value} is for optim.name {names}, not {config.name}: it is not used"
-            )
-    return found
+        No error: a run that was trained with one, to no effect, still loads.
+        """
+        reads, found = definition(self.name).reads, []
+        for key in ("momentum", "nesterov", "ns_steps", "adjust_lr"):
+            value = getattr(self, key)
+            if value != getattr(OptimConfig, key) and key not in reads:
+                names = " or ".join(name for name in OPTIMIZERS if key in definition(name).reads)
+                wrong = f"is for optim.name {names}, not {self.name}: it is not used"
+                found.append(f"optim.{key} {value} {wrong}")
+        return found
 
 
 def optim_config_type() -> type[OptimConfig]:

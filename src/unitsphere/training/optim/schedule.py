@@ -103,23 +103,22 @@ class ScheduleConfig:
                 "make it larger, or schedule.warmup smaller"
             )
 
+    def unread(self) -> list[str]:
+        """A line for each number that is set and that the form does not read.
 
-def unused(config: ScheduleConfig) -> list[str]:
-    """A line for each number that is set and that the form does not read.
-
-    No error: a run that was trained with one, to no effect, still loads.
-    """
-    readers = {
-        "decay": ("kind", "wsd"),
-        "rho": ("fall", "log"),
-        "start": ("kind", "ramp"),
-    }
-    return [
-        f"schedule.{name} {getattr(config, name):g} is for schedule.{key} {form}, not "
-        f"{getattr(config, key)}: it is not used"
-        for name, (key, form) in readers.items()
-        if getattr(config, name) != getattr(ScheduleConfig, name) and getattr(config, key) != form
-    ]
+        No error: a run that was trained with one, to no effect, still loads.
+        """
+        readers = {
+            "decay": ("kind", "wsd"),
+            "rho": ("fall", "log"),
+            "start": ("kind", "ramp"),
+        }
+        return [
+            f"schedule.{name} {getattr(self, name):g} is for schedule.{key} {form}, not "
+            f"{getattr(self, key)}: it is not used"
+            for name, (key, form) in readers.items()
+            if getattr(self, name) != getattr(ScheduleConfig, name) and getattr(self, key) != form
+        ]
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
