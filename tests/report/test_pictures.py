@@ -71,6 +71,17 @@ def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
     assert "b<" in svg
 
 
+def test_a_plot_has_a_legend_only_for_lines_that_the_first_has_not():
+    def plot(*lines):
+        return Figure("a", "A", "loss", {"step": "steps"}, [curve(*line) for line in lines])
+
+    first = [("gpt", 3.0, 0), ("ngpt", 2.0, 1), ("angpt", 2.5, 2)]
+    others = [first[1:], [first[0], ("dyt", 2.0, 3)], [("gpt", 3.0, 1), ("ngpt", 2.0, 0)]]
+    drawn = draw([plot(*lines) for lines in (first, *others)])
+    has_legend = [axes.get_legend() is not None for axes in drawn.axes[:4]]
+    assert has_legend == [True, False, True, True]  # the last has other colours
+
+
 def test_names_move_apart_as_little_as_they_can():
     assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
     assert apart([1.0, 1.0, 1.0], 0.5) == pytest.approx([0.5, 1.0, 1.5])

@@ -179,9 +179,10 @@ def name_axes(drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", t
 def add_legends(
     drawn: "Drawing", cells: Sequence[Cell], grid: "Sequence[Axes]", several: bool
 ) -> None:
-    """Add one legend for panels that show the same lines, or one in each plot with other lines.
+    """Add one legend for panels that show the same lines, or one in each plot with further lines.
 
-    Panels with one line each have none: their titles name it.
+    Panels with one line each have none: their titles name it. Neither have plots whose lines are
+    all in the first plot's legend.
     """
     shaded = any(series.shade is not None for _, panel in cells for series in panel.series)
     told = []
@@ -196,6 +197,7 @@ def add_legends(
                 together.values(), together, loc=place, frameon=False, fontsize=8, handlelength=3
             )
     elif several or len(cells) == 1:
+        looks = [{(s.legend, s.colour) for s in panel.series} for _, panel in cells]
         for number, (axes, names) in enumerate(zip(grid, told, strict=True)):
-            if len(names) > 1 and (number == 0 or names.keys() != told[0].keys()):
+            if len(names) > 1 and (number == 0 or not looks[number] <= looks[0]):
                 axes.legend(frameon=False, handlelength=3, fontsize=8 if len(cells) <= LARGE else 6)
