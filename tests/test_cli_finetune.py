@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from unitsphere.cli import main
+from unitsphere.cli.finetune import Finetune, default_out
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,12 @@ def test_a_mistake_is_one_line(mistake, capfd):
     [line] = printed.err.splitlines()
     assert line.startswith("unitsphere: error: ")
     assert message in line
+
+
+def test_the_folder_of_a_checkpoint_is_in_its_run():
+    checkpoint = min(Path("run/checkpoints").glob("step-*"))
+    args = Finetune(run=checkpoint, data=Path("mine.tsv"))
+    assert default_out(args) == Path("run/finetune/mine").absolute()
+    assert default_out(Finetune(run=Path("run"), data=Path("x"), task="rte", scratch=True)) == Path(
+        "run/finetune/rte-scratch"
+    )

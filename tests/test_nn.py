@@ -12,7 +12,7 @@ import unitsphere
 from unitsphere import nn as unit
 from unitsphere.errors import UserError
 from unitsphere.kernels.registry import using_kernels
-from unitsphere.models.constraint import constraints
+from unitsphere.models.constraint import constraints, roles
 
 D = 32
 
@@ -204,3 +204,23 @@ def test_a_run_that_shall_be_trained_on_is_no_exported_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "unitsphere"}')
     with pytest.raises(UserError, match="continue from the run folder"):
         unitsphere.load(tmp_path, trainable=True)
+
+
+def test_a_declared_embedding_is_one_to_the_optimizers():
+    table = unit.declare(nn.Embedding(8, D), weight=unit.Bound(dim=1))
+    model = nn.Sequential(table, unit.UnitLinear(D, D))
+    assert roles(model) == {"0.weight": "embedding", "1.weight": "matrix"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"kind": "spher"}, "kind 'sphere' or 'ball', not 'spher'"),
+        ({"radius": -1.0}, "a radius above 0, not -1"),
+        ({"radius": 0.0}, "a radius above 0, not 0"),
+        ({"radius": math.inf}, "a radius above 0, not inf"),
+    ],
+)
+def test_a_bound_that_cannot_be_is_refused(numbers, said):
+    with pytest.raises(UserError, match=said):
+        unit.Bound(1, **numbers)

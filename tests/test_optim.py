@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import unitsphere
+from unitsphere import nn as unit
 from unitsphere import optim
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
@@ -320,3 +321,27 @@ def test_mistakes_are_one_line():
         optim.AdamH([nn.Parameter(torch.ones(3, 2))], weight_decay=0.1)
     with pytest.raises(UserError, match="every step has the length lr: set turns to 1"):
         optim.MuonH([torch.nn.Parameter(torch.ones(4, 4))], turns=2)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "muonh", "soap", "soap-muon", "gated-adamw"])
+def test_a_model_of_matrices_only_needs_no_adam(name):
+    model = nn.Sequential(unit.UnitLinear(8, 16), unit.UnitLinear(16, 4, dim=0))
+    optimizer = optim.build(model, name, lr=0.01)
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    assert len(optimizer.state) == 2
+
+
+def test_a_combined_part_of_torch_s_loads_a_state_of_fp32_into_weights_of_bf16():
+    def made(dtype):
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(3, 3).to(dtype)), nn.Parameter(torch.ones(3).to(dtype))]
+        parts = optim.Muon(weights[:1]), torch.optim.AdamW(weights[1:])
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        return optim.Combined(*parts)
+
+    wide, narrow = made(torch.float32), made(torch.bfloat16)
+    wide.step()
+    narrow.load_state_dict(wide.state_dict())
+    assert narrow.state[narrow.param_groups[1]["params"][0]]["exp_avg"].dtype == torch.bfloat16

@@ -174,14 +174,16 @@ def declare(module: Module, **bounds: Bound | None) -> Module:
 
     >>> declare(nn.Linear(16, 64), weight=Bound(dim=1), bias=None)
 
-    UserError for a name that the module has no parameter of.
+    Optimizers take what is bounded for an embedding in a torch.nn.Embedding, elsewhere for a
+    matrix, and what is free for a gain. UserError for a name that the module has no parameter of.
     """
     own = [name for name, _ in module.named_parameters(recurse=False)]
     for name in bounds:
         if name not in own:
             raise UserError(f"{type(module).__name__} has no parameter '{name}' of its own: {own}")
+    role = "embedding" if isinstance(module, nn.Embedding) else "matrix"
     found = {
-        name: Declaration("gain" if bound is None else "matrix", bound)
+        name: Declaration("gain" if bound is None else role, bound)
         for name, bound in bounds.items()
     }
     module.declare = partial(dict, found)  # pyright: ignore[reportArgumentType]

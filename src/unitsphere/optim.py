@@ -40,6 +40,7 @@ from unitsphere.models.constraint import Role, roles
 from unitsphere.models.constraint import project_ as project
 from unitsphere.training.optim.adam import Adam, AdamW, CautiousAdamW, GatedAdamW
 from unitsphere.training.optim.average import average, averaged
+from unitsphere.training.optim.base import Combined
 from unitsphere.training.optim.config import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon, NorMuon, cool_momentum
@@ -47,7 +48,7 @@ from unitsphere.training.optim.projection import Hyperball
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule
 from unitsphere.training.optim.schedule import area, factor, with_decay
 from unitsphere.training.optim.soap import Soap, SoapMuon
-from unitsphere.training.optim.state import Combined, attach, attached
+from unitsphere.training.optim.state import attach, attached
 
 __all__ = [
     "Adam",

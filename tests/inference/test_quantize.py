@@ -157,6 +157,12 @@ def test_embeddings_and_head_are_rounded_where_asked():
     torch.testing.assert_close(model.E_out.weight.data, back(head, "int4"))
 
 
+def test_a_role_that_no_weight_has_is_one_line():
+    model = build("normformer", **SMALL)  # its head is its embedding
+    with pytest.raises(UserError, match=r"no weight of NormFormer has one of the roles \['head'\]"):
+        quantize_(model, read_format("int4"), roles=("head",))
+
+
 def test_torchao_s_int8_and_nvfp4_agree():
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
     from torchao.quantization import Int8WeightOnlyConfig

@@ -1,12 +1,14 @@
 """Experts against their oracle (tests/reference/experts.py), and what holds of them in training."""
 
+from threading import Thread
+
 import pytest
 import torch
 from reference import experts as oracle
 
 from unitsphere import optim
 from unitsphere.errors import UserError
-from unitsphere.models.constraint import constraints, roles
+from unitsphere.models.constraint import constraints, overridden, roles
 from unitsphere.models.experts import active_parameters, balance_, experts_of
 from unitsphere.models.plans import fold_
 from unitsphere.models.registry import ARCHITECTURES, build
@@ -294,3 +296,28 @@ def test_what_experts_do_not_have_is_refused():
     cpr = ConstraintConfig("cpr")
     with pytest.raises(UserError, match="'cpr' has no form for experts"):
         optim.constrain(model, optim.AdamW(model.parameters()), config=cpr)
+
+
+def test_a_pass_in_another_thread_changes_nothing():
+    """A server's threads share one model: each pass has groups of its own."""
+    model = build("ngpt", **EXPERTS).eval()
+    with torch.no_grad():
+        wanted, passes = model(TOKENS), []
+
+        def other_pass(*_):
+            if not passes:
+                passes.append(Thread(target=torch.no_grad()(model), args=(TOKENS[:1, :4],)))
+                passes[0].start()
+                passes[0].join()
+
+        model.blocks[0].mlp.routed.W_nu.register_forward_pre_hook(other_pass)
+        assert torch.equal(model(TOKENS), wanted)
+    assert passes
+
+
+@pytest.mark.parametrize("kind", ["sphere", "ball"])
+def test_an_overriding_constraint_takes_the_in_axis_of_each_expert(kind):
+    model = build("gpt", **EXPERTS)
+    held = {c.parameter: c.dim for c in overridden(model, kind)}
+    assert held["blocks.0.mlp.routed.W_u.weight"] == 2
+    assert held["blocks.0.mlp.shared.W_u.weight"] == 1

@@ -87,6 +87,9 @@ def run(argv: list[str]) -> int:
 
 
 def default_out(args: Finetune) -> Path:
-    """`RUN/finetune/NAME`, and the control's."""
+    """`RUN/finetune/NAME`, and the control's; of the run if a checkpoint is given."""
+    from unitsphere.training.folder import run_and_checkpoint
+
     name = args.task or args.data.stem
-    return args.run / "finetune" / (f"{name}-scratch" if args.scratch else name)
+    folder, _ = run_and_checkpoint(args.run)
+    return folder / "finetune" / (f"{name}-scratch" if args.scratch else name)

@@ -42,7 +42,8 @@ def prepare(
     field: the key of the text in JSONL; or `PairFields`, the keys of the two sides of a pair.
     val_fraction: share of the documents held out for validation, chosen by a hash of their index;
     the first document is never held out and the second always, so that neither split is empty. Of
-    a source of one document that share of its end is held out, from where a line or word begins.
+    a source of one document that share of its end is held out, from where a line or word begins;
+    one of a few characters may be held out whole.
     With 0 or 1, one split is empty.
     validation: a file, a glob or a folder that is held out instead of a share of the source.
 

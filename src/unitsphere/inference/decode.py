@@ -29,6 +29,8 @@ have a constant size, so a long prompt needs no more memory than this many token
 GRAPHS = 64
 """Pairs of batch and length that a process compiles before torch refuses to continue."""
 
+COLDEST = 1e-4
+"""Below this temperature the likeliest token is taken: logits would overflow."""
 Next = Callable[[Tensor], Tensor]
 """Tokens [B, T], the prompts, and then [B, 1] what was drawn -> logits [B, V] of what follows."""
 
@@ -45,7 +47,7 @@ def eager(model: Transformer, batch: int, length: int, padding_B: Tensor | None)
 
 def compiled(model: Transformer, batch: int, length: int, padding_B: Tensor | None) -> Next:
     """The prompts eagerly, each further token by a compiled graph."""
-    if model.max_length is not None and length > model.max_length:
+    if model.max_length is not None and length - 1 > model.max_length:  # the last is only drawn
         raise UserError(
             f"a text of {length} tokens, but the model has learned positions for "
             f"{model.max_length}: ask for less, or leave out compiling"
@@ -186,9 +188,10 @@ def sample(
     """The next token of each row, int64 [B].
 
     `uniform_B` holds a number in [0, 1) for each row: the token is where the row's cumulative
-    distribution passes it, so a row's token depends only on that row. Temperature 0 is greedy.
+    distribution passes it, so a row's token depends only on that row. Temperatures below COLDEST
+    are greedy, as 0 is.
     """
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits_BV.argmax(-1)
     sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
     # Subtracting the largest first keeps a small temperature from overflowing.

@@ -103,10 +103,7 @@ def generate(
         logits_BV = following(tokens_BT)[:, :vocab_size]
         if repetition_penalty != 1:
             logits_BV = penalize(logits_BV, seen_BV, repetition_penalty)
-        if temperature == 0:
-            next_B = logits_BV.argmax(-1)
-        else:
-            next_B = sample(logits_BV, uniform(generators), temperature, top_k, top_p, min_p)
+        next_B = sample(logits_BV, uniform(generators), temperature, top_k, top_p, min_p)
         seen_BV.scatter_(1, next_B[:, None], True)
         for row, token in enumerate(next_B.tolist()):
             if token == stop:

@@ -82,13 +82,15 @@ def quantize_(
 
     With `renormalize` every vector that the model constrains goes back to its constraint
     afterwards: to length 1 on a sphere, to at most 1 in a ball. Raises UserError for a group that
-    does not divide a row.
+    does not divide a row, and for roles that no weight has (the head's, of a tied model).
     """
     chosen = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, Linear | Embedding) and role_of(module) in roles
     }
+    if not chosen:
+        raise UserError(f"no weight of {type(model).__name__} has one of the roles {sorted(roles)}")
     before = {name: module.matrix().clone() for name, module in chosen.items()}
     for name, module in chosen.items():
         module.weight.copy_(dequantised(before[name], form, module.bound))

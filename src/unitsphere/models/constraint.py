@@ -5,12 +5,14 @@ its local name. Optimizers form their groups by role, and `training.optim.constr
 projects what is constrained; nothing is guessed from names or shapes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from unitsphere.errors import UserError
 from unitsphere.ops.project import PROJECTIONS, project_sphere_
 
 Role = Literal["matrix", "embedding", "head", "router", "gain", "scale", "bias"]
@@ -24,12 +26,19 @@ class Bound:
     """Vectors along `dim` of a matrix have the length `radius` (sphere) or at most that (ball).
 
     With `in_forward` the forward pass uses them at length 1, wherever an optimizer leaves them.
+    Raises UserError for a kind or a radius that cannot be.
     """
 
     dim: int
     kind: BoundKind = "sphere"
     radius: float = 1.0
     in_forward: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in PROJECTIONS:
+            raise UserError(f"Bound takes kind 'sphere' or 'ball', not {self.kind!r}")
+        if not 0 < self.radius < math.inf:
+            raise UserError(f"Bound takes a radius above 0, not {self.radius}")
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,14 @@ def constraints(model: nn.Module) -> list[Constraint]:
 def overridden(model: nn.Module, kind: BoundKind) -> list[Constraint]:
     """Every matrix, embedding and head under `kind`, whatever the model declares of it.
 
-    Along the axis that the model declares; where it declares none, along the in axis (dim 1), as
+    Along the axis that the model declares; where it declares none, along the in axis (the last), as
     anGPT does for all of its matrices (§4.2), with radius 1.
     """
     found = []
     for name, declared in declarations(model).items():
         if declared.role in MATRICES:
-            bound = declared.bound or Bound(dim=1)
+            in_axis = model.get_parameter(name).dim() - 1  # experts are stacks [E, out, in]
+            bound = declared.bound or Bound(in_axis)
             found.append(Constraint(name, bound.dim, kind, bound.radius))
     return found
 

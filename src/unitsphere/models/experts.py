@@ -25,6 +25,7 @@ routed experts, as in the published hybrid nGPT (arXiv 2605.06067, its code).
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -56,13 +57,20 @@ class Groups(NamedTuple):
     ends: Tensor
 
 
+class Pass(threading.local):
+    """What `Experts` says to its matrices in a forward pass; each thread has a pass of its own."""
+
+    groups: Groups
+
+
+CURRENT = Pass()
+
+
 class ExpertLinear(Linear):
     """A `Linear` for each expert, their matrices in one stack W [E, d_out, d_in].
 
-    `groups` says whose rows it is given; `Experts` sets it before each pass.
+    `CURRENT.groups` says whose rows it is given; `Experts` sets it before each pass.
     """
-
-    groups: Groups
 
     def __init__(self, one: Linear, n_experts: int) -> None:
         """Stacks `n_experts` like `one`, with its start, and its constraint on each."""
@@ -78,9 +86,9 @@ class ExpertLinear(Linear):
         weight, scale = self.matrix(), unless_one(scale)
         if scale is not None and folds(x):
             weight, scale = scale_rows(weight, scale), None
-        y = grouped_linear(x, weight, self.groups.ends)
+        y = grouped_linear(x, weight, CURRENT.groups.ends)
         if self.bias is not None:
-            y = y + self.bias[self.groups.experts].to(y.dtype)
+            y = y + self.bias[CURRENT.groups.experts].to(y.dtype)
         return y if scale is None else y * scale
 
 
@@ -146,8 +154,7 @@ class Experts(nn.Module):
         ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
         if self.training and torch.is_grad_enabled():
             self.tokens_per_expert += ends.diff(prepend=ends.new_zeros(1))
-        for matrix in self.matrices:
-            matrix.groups = Groups(experts, ends)
+        CURRENT.groups = Groups(experts, ends)
         by_expert = self.routed(rows[order // self.router.top_k])
         by_token = by_expert[order.argsort()].unflatten(0, chosen.shape)
         y = (by_token * gates.to(by_token.dtype)[..., None]).sum(-2).view_as(x)

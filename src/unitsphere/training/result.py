@@ -10,7 +10,7 @@ from unitsphere.errors import UserError
 from unitsphere.training.checkpoint.store import State
 from unitsphere.training.config import RunConfig
 from unitsphere.training.log import duration, read_metrics
-from unitsphere.training.optim.schedule import decay_end, warmup_steps
+from unitsphere.training.optim.schedule import warmup_steps
 from unitsphere.training.plan import Trainer
 
 
@@ -66,10 +66,8 @@ def headline(trainer: Trainer, out: Path, state: State, recipe: str, epoch: int)
         f"{train.steps:,} steps of {train.batch_tokens:,} tokens{start}",
     ]
     warmup = warmup_steps(trainer.config.schedule, train.steps)
-    end = decay_end(trainer.config.schedule, train.steps)
-    if warmup > end:
-        over = "the run" if end == train.steps else f"the {end} steps of schedule.end"
-        lines.append(f"the warm-up of {warmup:,} steps is longer than {over}: set schedule.warmup")
+    if warmup > train.steps:
+        lines.append(f"the warm-up of {warmup:,} steps is longer than the run: set schedule.warmup")
     lines += trainer.config.schedule.unread() + trainer.config.optim.unread()
     if (epochs := train.steps * trainer.config.rows / epoch) > 1:
         lines.append(f"reads the training data {epochs:.3g} times")

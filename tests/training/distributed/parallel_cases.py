@@ -66,6 +66,8 @@ HYBRID = {
     "mixers": "gdn mamba2 gla attention",
     "recurrence": RecurrenceConfig(n_heads=2, d_key=6, d_value=8),
 }
+BEFORE = {"token_shift": True, "key_offset": True, "rotary_fraction": 0.5}
+"""The parts that read the token before."""
 EXPERTS = {"n_layers": 1, "n_experts": 4, "top_k": 2}
 BY_ROLE = RolesConfig(RoleConfig(beta1=0.8, weight_decay=0.1), scale=RoleConfig(eps=1e-6))
 VARIANTS = {
@@ -94,6 +96,14 @@ VARIANTS = {
     "ngpt-experts": Case("ngpt", model=EXPERTS, optim={"name": "muon"}),
     "gpt-experts-accumulated": Case("gpt", model=EXPERTS, train={"micro_batch": 1}),
     "gpt-cpr": Case("gpt", model=SMALL | {"output_norm": True}, optim={"constraint": "cpr"}),
+    "gpt-plus-peri": Case(
+        "gpt",
+        model=SMALL | BEFORE | {"qk_norm": True, "output_norm": True, "embedding_norm": True},
+        optim={"name": "muon"},
+    ),
+    "ngpt-best-shift": Case(
+        "ngpt", model=SMALL | BEFORE | {"residual": "gated"}, optim={"name": "muon"}
+    ),
     "gpt-recent": Case("gpt", model=SMALL | RECENT, optim={"name": "muon", "roles": BY_ROLE}),
 }
 

@@ -222,3 +222,60 @@ def test_its_memory_is_declared_in_fp32():
     assert (declared.shape, declared.dtype) == (tuple(kept.shape), kept.dtype)
     assert kept.dtype == torch.float32
     assert OptimConfig().average.kind == "none"
+
+
+def test_averages_that_were_loaded_first_stay_in_fp32():
+    """bf16 holds no count above 256, and rounds away what a step adds."""
+
+    def made(first):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2, bias=False, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+        if first:
+            optim.average(optimizer, None)
+        return layer, optimizer
+
+    def steps(layer, optimizer, count):
+        for _ in range(count):
+            layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+
+    layer, optimizer = made(first=True)
+    steps(layer, optimizer, 300)
+    other, again = made(first=False)
+    other.load_state_dict(layer.state_dict())
+    again.load_state_dict(optimizer.state_dict())
+    optim.average(again, None)
+    steps(other, again, 200)
+    (state,) = again.state.values()
+    assert state["average"].dtype == state["average_steps"].dtype == torch.float32
+
+
+def test_a_group_that_is_added_later_is_averaged_too():
+    first, later = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, later)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    optim.average(optimizer, None)
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group({"params": later.parameters()})
+        model(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert averages_of(model, optimizer).keys() == dict(model.named_parameters()).keys()
+
+
+def test_an_average_beside_the_average_that_kappa_ip_keeps():
+    model = build("gpt", **SMALL)
+    cpr = {"kind": "cpr", "cpr": {"kappa": "Kappa-IP"}}
+    optimizer = optim.build(model, "adamw", lr=0.01, constraint=cpr)
+    optim.average(optimizer, 0.9)
+    tokens = torch.arange(8)[None]
+    for _ in range(2):
+        model.loss(tokens, tokens).backward()
+        optimizer.step()
+    name, weight = next((n, p) for n, p in model.named_parameters() if "W_u" in n)
+    state = optimizer.state[weight]
+    assert state["average"].shape == weight.shape
+    assert state["cpr_average"].shape == ()
+    assert state.keys() == state_spec(optimizer, weight).keys(), name

@@ -13,9 +13,9 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints, roles
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.optim import OptimConfig, RatesConfig, build_optimizer
+from unitsphere.training.optim.base import Combined
 from unitsphere.training.optim.muon import Muon, orthogonalise
 from unitsphere.training.optim.schedule import factor
-from unitsphere.training.optim.state import Combined
 from unitsphere.training.plan import Trainer, make_plan
 from unitsphere.training.step import set_rates
 

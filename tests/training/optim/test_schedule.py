@@ -155,6 +155,14 @@ def test_an_end_that_cannot_be_is_refused(settings, message):
         ScheduleConfig(**settings)
 
 
+@pytest.mark.parametrize(("warmup", "end"), [(100, 0.1), (0.5, 20)])
+def test_an_end_in_the_warm_up_is_refused_once_the_steps_are_known(warmup, end):
+    schedule = {"warmup": warmup, "end": end}
+    data = {"architecture": "gpt", "train": {"steps": 200}, "schedule": schedule}
+    with pytest.raises(UserError, match=f"end {end:g} comes before the warm-up of 100 steps"):
+        config_from(data, "mine.toml")
+
+
 def test_an_end_after_the_run_is_refused_with_the_config():
     data = {"architecture": "gpt", "train": {"steps": 300}, "schedule": {"end": 301.0}}
     with pytest.raises(UserError, match=r"schedule\.end 301 is after the run's 300 steps"):

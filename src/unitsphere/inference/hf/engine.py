@@ -28,6 +28,7 @@ from unitsphere.config import read_json
 from unitsphere.data.tokenizer import JsonTokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import read_bytes, read_text
+from unitsphere.inference.decode import COLDEST
 from unitsphere.inference.hf.export import MODELING, generation_config
 from unitsphere.inference.hf.modeling_unitsphere import UnitsphereConfig, UnitsphereForCausalLM
 from unitsphere.inference.hf.requests import STOP_LENGTH, Asked, ChatAsked, Refused, parsed
@@ -37,8 +38,6 @@ PLACES = 32
 LAST = 8
 """Tokens of a prompt that are decoded before the answer: a character has at most 4 bytes, and all
 of a prompt without whole characters would take long."""
-COLDEST = 1e-4
-"""Below this temperature the likeliest token is taken: logits would overflow."""
 
 
 def load_trusted(folder: Path) -> tuple[Any, Backend]:

@@ -37,9 +37,10 @@ from torch.optim import Optimizer
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import by_mesh
+from unitsphere.training.optim.base import ByWeight, Combined, Eager
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
-from unitsphere.training.optim.state import COUNT, ByWeight, Combined, Eager, StateSpec, like
+from unitsphere.training.optim.state import COUNT, StateSpec, like
 
 adam_step = torch.no_grad()(unwrap(TorchAdam.step))
 """Adam's step, without the compiler (see `Eager`) and without the hooks around it."""
@@ -128,8 +129,10 @@ def with_adam(
     """What `build` makes of the groups of the wanted roles, with Adam over the rest, as one."""
     chosen: Parameters = {p: role for p, role in parameters.items() if role in wanted}
     others: Parameters = {p: role for p, role in parameters.items() if p not in chosen}
-    adam = build_adam(others, config)
-    return Combined(build(grouped(chosen, config.group)), adam) if chosen else adam
+    if not chosen:
+        return build_adam(others, config)
+    built = build(grouped(chosen, config.group))
+    return Combined(built, build_adam(others, config)) if others else built
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ counts and values a checkpoint of model and optimizer does not have.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,14 +93,11 @@ class AverageConfig:
 class Averages(StepHook):
     """Averages the weights after each step: the table above."""
 
-    def __init__(self, weights: Iterable[Tensor], decay: float | None, start: int) -> None:
-        self.weights = list(weights)
+    def __init__(self, decay: float | None, start: int) -> None:
         self.decay, self.start = decay, start
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """The average, in fp32 at least, and the count of steps."""
-        if not any(weight is parameter for weight in self.weights):
-            return {}
         wide = torch.promote_types(parameter.dtype, torch.float32)
         average = Slot(tuple(parameter.shape), wide, like_parameter=True)
         return {AVERAGE: average, "average_steps": COUNT}
@@ -110,16 +107,19 @@ class Averages(StepHook):
         """Average those that were stepped; none in a step that a gradient scaler had left out."""
         if skipped(optimizer):
             return
-        for weight in self.weights:
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        for weight in weights:
             if weight.grad is None:  # an optimizer takes any state for a step done
                 continue
             state = optimizer.state[weight]
+            wide = torch.promote_types(weight.dtype, torch.float32)
             if AVERAGE not in state:
-                wide = torch.promote_types(weight.dtype, torch.float32)
                 state[AVERAGE] = torch.zeros_like(weight, dtype=wide)
                 state["average_steps"] = torch.zeros(())
             # Loading moves the count to the weight's device, where each step would wait for it.
-            count = state["average_steps"] = state["average_steps"].cpu() + 1
+            # What was loaded before this hook was attached has the weight's type.
+            count = state["average_steps"] = state["average_steps"].float().cpu() + 1
+            state[AVERAGE] = state[AVERAGE].to(wide)
             average, share = local(state[AVERAGE]), self.share(int(count))
             average.lerp_(local(weight.detach()).to(average.dtype), share)
 
@@ -144,8 +144,7 @@ def average(
     """
     AverageConfig(decay=0.5 if decay is None else decay, start=start)  # refuses what cannot be
     optimizer = innermost(optimizer)
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
-    return attach(optimizer, Averages(weights, decay, start))
+    return attach(optimizer, Averages(decay, start))
 
 
 def averages_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

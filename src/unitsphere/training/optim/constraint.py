@@ -99,7 +99,8 @@ def constrain(
 
     The model may be wrapped (compiled, DDP, Lightning's) and so may the optimizers (Accelerate's,
     Lightning's). It holds with gradient accumulation and with a GradScaler, skipped steps included;
-    weights averaged outside the optimizer are for `unitsphere.project`. It survives
+    weights averaged outside the optimizer are for `unitsphere.project`, and so are those that a
+    wrapper moves itself after its optimizer's step (Lookahead). It survives
     `load_state_dict`, and `copy.deepcopy((model, optimizer))` of both together. A pickled
     optimizer comes back without it: call `constrain` again, what it remembers is in the state.
     Frozen parameters may get an `add_param_group` later; under `frobenius`, `hyperball` and `cpr`

@@ -68,7 +68,7 @@ class CPR(StepHook):
     """Regularizes matrices after each step.
 
     Everything that it remembers is in the optimizer's state of a matrix: "lambda", "kappa",
-    "cpr_steps", and for Kappa-IP "average", "reading", "change". All stay on the device.
+    "cpr_steps", and for Kappa-IP "cpr_average", "reading", "change". All stay on the device.
     """
 
     def __init__(self, weights: list[Tensor], config: CPRConfig, warmup: int = 0) -> None:
@@ -119,7 +119,8 @@ class CPR(StepHook):
             "cpr_steps": zero.clone(),
         }
         if config.kappa == "Kappa-IP":
-            state |= {"average": start.clone(), "reading": start.clone(), "change": zero - math.inf}
+            state |= {"cpr_average": start.clone(), "reading": start.clone()}
+            state["change"] = zero - math.inf
         return state
 
     def warm_start(self, state: State, R: Tensor) -> None:
@@ -128,12 +129,12 @@ class CPR(StepHook):
 
     def inflection(self, state: State, R: Tensor) -> None:
         """Kappa-IP: κ ← R where the average of R, read now and then, first rises less."""
-        state["average"].lerp_(R, 1 - self.config.average)
+        state["cpr_average"].lerp_(R, 1 - self.config.average)
         due = state["cpr_steps"] % self.config.sample_every == 0
-        change = state["average"] - state["reading"]
+        change = state["cpr_average"] - state["reading"]
         found = due & (change < state["change"]) & state["kappa"].isinf()
         state["kappa"] = torch.where(found, R, state["kappa"])
-        state["reading"] = torch.where(due, state["average"], state["reading"])
+        state["reading"] = torch.where(due, state["cpr_average"], state["reading"])
         state["change"] = torch.where(due, change, state["change"])
 
 

@@ -42,6 +42,8 @@ UNIFORM = 0.02
 class ByFrequency(StepHook):
     """Multiplies each row of a head's gradient by that row's factor, [V]."""
 
+    of_gradients = True
+
     def __init__(self, head: Tensor, factors: Tensor) -> None:
         rows = factors.to(head.device, head.dtype)[:, None].expand(head.shape)
         self.head, self.factors = head, part_of(rows, head)

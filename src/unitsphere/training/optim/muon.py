@@ -41,6 +41,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import complete, local, part_like, part_of, placements, whole
 from unitsphere.training.optim.adam import with_adam
+from unitsphere.training.optim.base import Eager, closure_loss
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
@@ -49,14 +50,7 @@ from unitsphere.training.optim.orthogonal import (
     per_call,
 )
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import (
-    COUNT,
-    Eager,
-    Slot,
-    StateSpec,
-    closure_loss,
-    like,
-)
+from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
 LEAST = 1e-10
 """NorMuon: second moments below this count as this."""

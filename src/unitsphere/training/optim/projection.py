@@ -94,8 +94,9 @@ class Tangent(StepHook):
     """Riemannian gradients: takes out of each gradient what would change its vector's length.
 
     This is the project's own (nGPT's A.4 is about steps of h, not about gradients of weights).
-    For gradients that `backward` left before the step; those of a closure come too late for it.
     """
+
+    of_gradients = True
 
     def __init__(self, held: list[tuple[Tensor, Axes]]) -> None:
         self.held = held

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role, roles
-from unitsphere.training.optim.state import Combined
+from unitsphere.training.optim.base import Combined
 
 Other = Literal["embedding", "head", "router", "scale"]
 """The kinds of parameters that are not matrices of layers."""

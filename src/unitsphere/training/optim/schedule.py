@@ -125,7 +125,7 @@ def factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The rate divided by its peak for update `step` (0 … steps−1) of a run of `steps` updates.
 
     With a warm-up of w steps the factors start at 1/w, 2/w, …; the last update of the run, if the
-    decay takes up to there, has a rate one step short of `final`: no update has a rate of zero.
+    decay takes up to there, has a rate one step short of `final`, so it is not zero.
     """
     if config.kind == "ramp":
         return ramp(config.start, step, steps)
@@ -198,13 +198,18 @@ def fall_begins(config: ScheduleConfig, steps: int) -> float:
 def decay_end(config: ScheduleConfig, steps: int) -> int:
     """The step of a run of `steps` updates from which the rate stays `final` (cosine, linear, wsd).
 
-    Raises UserError if it is after the run.
+    Raises UserError if it is after the run, or in the warm-up.
     """
     end = round(config.end if config.end > 1 else config.end * steps)
     if end > steps:
         raise UserError(
             f"schedule.end {config.end:g} is after the run's {steps} steps: give a fraction of the "
             "run, or 1 for its end"
+        )
+    if config.end != 1 and end <= (warmup := warmup_steps(config, steps)):
+        raise UserError(
+            f"schedule.end {config.end:g} comes before the warm-up of {warmup} steps is over: "
+            "make it larger, or schedule.warmup smaller"
         )
     return end
 

@@ -42,11 +42,12 @@ from torch.optim import Optimizer
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local, part_of, whole
 from unitsphere.training.optim.adam import with_adam
+from unitsphere.training.optim.base import ByWeight
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.muon import check_floor, lengthening, shape_rate, warm_momentum
 from unitsphere.training.optim.orthogonal import check_momentum, orthogonalise
 from unitsphere.training.optim.registry import Definition, Parameters
-from unitsphere.training.optim.state import COUNT, ByWeight, Slot, StateSpec, like
+from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
 ADJUST = ("match_rms_adamw", "original")
 """The values of `optim.adjust_lr`."""

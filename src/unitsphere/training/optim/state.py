@@ -10,11 +10,8 @@ Those that an optimizer's class attaches itself (`AdamH`, `MuonH`) come back wit
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import unwrap
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +59,12 @@ def like(parameter: Tensor, moment: Literal[1, 2] | None = None) -> Slot:
 
 
 class StepHook:
-    """Work on the tensors that an optimizer holds, around each of its steps."""
+    """Work on the tensors that an optimizer holds, around each of its steps.
+
+    `of_gradients`: `before` changes gradients, so with a closure it waits until that has made them.
+    """
+
+    of_gradients = False
 
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """What this hook adds to the optimizer's state of a parameter."""
@@ -74,10 +76,20 @@ class StepHook:
     def after(self, optimizer: Optimizer) -> None:
         """Called when the weights have moved."""
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         _, *given = args  # torch hands on those of `Optimizer.step`, the optimizer first
         closure = given[0] if given else kwargs.get("closure")
-        self.before(optimizer, ready=closure is None)
+        if closure is None or not self.of_gradients:
+            self.before(optimizer, ready=closure is None)
+            return None
+
+        def then_before() -> Any:
+            loss = closure()
+            self.before(optimizer, ready=True)
+            return loss
+
+        kept = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (optimizer, then_before, *given[1:]), kept  # what the step is called with instead
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.after(optimizer)
@@ -96,18 +108,25 @@ def keep_width(
     """Give `optimizer`, which has loaded `state_dict`, the types back that `spec` declares.
 
     torch rounds all that it loads to the weight's type. With weights in bf16, counts, radii,
-    averages and covariances are kept in fp32.
+    averages and covariances are kept in fp32. A hook of the user's may have loaded something else
+    than `state_dict`: only where rounding gives what is held it is not rounded.
     """
     saved = [at for group in state_dict["param_groups"] for at in group["params"]]
     own = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for at, weight in zip(saved, own, strict=True):
+    for at, weight in zip(saved, own, strict=False):
+        state = optimizer.state.get(weight, {})
         for key, value in state_dict["state"].get(at, {}).items():
-            held = optimizer.state[weight][key]
-            if isinstance(value, Tensor) and held.dtype != value.dtype:
-                slot = spec(weight).get(key)
-                if slot is not None and slot.dtype != held.dtype:
-                    wide = value.detach().clone().to(held.device, slot.dtype)
-                    optimizer.state[weight][key] = wide
+            held = state.get(key)
+            if not isinstance(value, Tensor) or held is None or held.dtype == value.dtype:
+                continue
+            slot, value = spec(weight).get(key), value.detach().to(held.device)
+            if slot is not None and slot.dtype != held.dtype and is_rounded(value, held):
+                state[key] = value.clone().to(slot.dtype)
+
+
+def is_rounded(value: Tensor, held: Tensor) -> bool:
+    """Whether `held` is `value` in its own type."""
+    return value.shape == held.shape and bool((value.to(held.dtype) == held).all())
 
 
 def attach(optimizer: Optimizer, hook: StepHook) -> list[RemovableHandle]:
@@ -144,128 +163,10 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
-class Eager(Optimizer):
-    """torch's methods without the wrapper that hides them from its compiler.
-
-    For that it imports the compiler, and with it Triton, FSDP and DTensor: half of the time until
-    a run's first step. Here nothing compiles a step of an optimizer.
-    """
-
-    add_param_group = unwrap(Optimizer.add_param_group)
-    zero_grad = unwrap(Optimizer.zero_grad)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's, but what is declared wider than its weight is not rounded to its type."""
-        super().load_state_dict(state_dict)
-        keep_width(self, state_dict, lambda weight: state_spec(self, weight))
-
-
 def skipped(optimizer: Optimizer) -> bool:
     """Whether a GradScaler has had a fused optimizer leave out the step that it was called for."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
-
-
-def closure_loss(closure: Callable[[], Any] | None) -> Any:
-    """The loss of a closure that is given to an optimizer's `step`; None without one."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-class ByWeight(Eager, ABC):
-    """An optimizer whose step is `move` of each tensor that has a gradient."""
-
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        for key in ("lr", "weight_decay"):
-            if not defaults[key] >= 0:
-                name = key.replace("lr", "learning rate").replace("_", " ")
-                raise ValueError(f"Invalid {name}: {defaults[key]}")  # as torch says it
-        super().__init__(params, defaults)
-
-    @abstractmethod
-    def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Step one tensor of `group`."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A step of every tensor."""
-        loss = closure_loss(closure)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self.move(weight, weight.grad, group)
-        return loss
-
-    def group_of(self, parameter: Tensor) -> dict[str, Any]:
-        """The group of a parameter."""
-        return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
-
-
-class Combined(Eager):
-    """Several optimizers behind one `step`, one state and one list of groups.
-
-    So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
-    must be a class that can be made again from its own groups, as torch's optimizers can. What the
-    parts have kept of their parameters is taken over.
-
-    Raises UserError for a part with a constraint or an average of weights: they belong here.
-    """
-
-    def __init__(self, *parts: Optimizer) -> None:
-        flat = [p for part in parts for p in (part.parts if isinstance(part, Combined) else [part])]
-        super().__init__([group for part in flat for group in part.param_groups], {})
-        self.kinds = [(type(part), len(part.param_groups)) for part in flat]
-        for part in flat:
-            self.state.update(part.state)
-        self._share()
-        given, kept = (
-            {type(hook) for part in some for hook in attached(part)} for some in (parts, self.parts)
-        )
-        if given - kept:
-            raise UserError(
-                "Combined would lose its parts' constraints and averages: give them to Combined"
-            )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """UserError once it is made: none of the parts would step the group."""
-        if hasattr(self, "kinds"):
-            raise UserError(
-                "Combined does not know which of its optimizers a new group is for: give each its "
-                "groups before Combined is made"
-            )
-        super().add_param_group(param_group)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A step of every part."""
-        loss = closure_loss(closure)
-        for part in self.parts:
-            part.step()
-        return loss
-
-    def state_spec(self, parameter: Tensor) -> StateSpec:
-        """What the part that holds the parameter keeps of it."""
-        return state_spec(next(part for part in self.parts if holds(part, parameter)), parameter)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"kinds": self.kinds}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Called by torch with what was loaded or copied: the parts use that from now on."""
-        super().__setstate__(state)
-        self._share()
-
-    def _share(self) -> None:
-        """Make the parts over this optimizer's own groups and state."""
-        groups = iter(self.param_groups)
-        self.parts: list[Optimizer] = [
-            kind(list(islice(groups, count)))  # pyright: ignore[reportCallIssue]
-            for kind, count in self.kinds
-        ]
-        for part in self.parts:
-            part.state = self.state
 
 
 def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -284,7 +185,10 @@ def state_spec(optimizer: Optimizer, parameter: Tensor) -> StateSpec:
         )
     found: StateSpec = dict(declared(parameter))
     for hook in attached(optimizer):
-        found |= hook.state_spec(parameter)
+        own = hook.state_spec(parameter)
+        if taken := found.keys() & own.keys():
+            raise RuntimeError(f"{type(hook).__name__} keeps {min(taken)}, which is kept already")
+        found |= own
     return found
 
 

@@ -1,0 +1,137 @@
+"""What optimizers here are made of: torch's without its compiler, one by weight, several as one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from inspect import unwrap
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unitsphere.errors import UserError
+from unitsphere.training.optim.state import StateSpec, attached, holds, keep_width, state_spec
+
+
+class Eager(Optimizer):
+    """torch's methods without the wrapper that hides them from its compiler.
+
+    For that it imports the compiler, and with it Triton, FSDP and DTensor: half of the time until
+    a run's first step. Here nothing compiles a step of an optimizer.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch's, but what is declared wider than its weight is not rounded to its type."""
+        super().load_state_dict(state_dict)
+        keep_width(self, state_dict, self.declared)
+
+    def declared(self, weight: Tensor) -> StateSpec:
+        """What is declared of a weight's state; nothing by an optimizer of torch's in Combined."""
+        part = next((part for part in getattr(self, "parts", [self]) if holds(part, weight)), self)
+        return state_spec(self, weight) if hasattr(part, "state_spec") else {}
+
+
+def closure_loss(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure that is given to an optimizer's `step`; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+class ByWeight(Eager, ABC):
+    """An optimizer whose step is `move` of each tensor that has a gradient."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        for key in ("lr", "weight_decay"):
+            if not defaults[key] >= 0:
+                name = key.replace("lr", "learning rate").replace("_", " ")
+                raise ValueError(f"Invalid {name}: {defaults[key]}")  # as torch says it
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Step one tensor of `group`."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A step of every tensor."""
+        loss = closure_loss(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.move(weight, weight.grad, group)
+        return loss
+
+    def group_of(self, parameter: Tensor) -> dict[str, Any]:
+        """The group of a parameter."""
+        return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+
+
+class Combined(Eager):
+    """Several optimizers behind one `step`, one state and one list of groups.
+
+    So hooks, schedules, checkpoints, `state_dict` and deep copies see a single optimizer. Each part
+    must be a class that can be made again from its own groups, as torch's optimizers can. What the
+    parts have kept of their parameters is taken over.
+
+    Raises UserError for a part with a constraint or an average of weights: they belong here.
+    """
+
+    def __init__(self, *parts: Optimizer) -> None:
+        flat = [p for part in parts for p in (part.parts if isinstance(part, Combined) else [part])]
+        super().__init__([group for part in flat for group in part.param_groups], {})
+        self.kinds = [(type(part), len(part.param_groups)) for part in flat]
+        for part in flat:
+            self.state.update(part.state)
+        self._share()
+        given, kept = (
+            {type(hook) for part in some for hook in attached(part)} for some in (parts, self.parts)
+        )
+        if given - kept:
+            raise UserError(
+                "Combined would lose its parts' constraints and averages: give them to Combined"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """UserError once it is made: none of the parts would step the group."""
+        if hasattr(self, "kinds"):
+            raise UserError(
+                "Combined does not know which of its optimizers a new group is for: give each its "
+                "groups before Combined is made"
+            )
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A step of every part."""
+        loss = closure_loss(closure)
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_spec(self, parameter: Tensor) -> StateSpec:
+        """What the part that holds the parameter keeps of it."""
+        return state_spec(next(part for part in self.parts if holds(part, parameter)), parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"kinds": self.kinds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by torch with what was loaded or copied: the parts use that from now on."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Make the parts over this optimizer's own groups and state."""
+        groups = iter(self.param_groups)
+        self.parts: list[Optimizer] = [
+            kind(list(islice(groups, count)))  # pyright: ignore[reportCallIssue]
+            for kind, count in self.kinds
+        ]
+        for part in self.parts:
+            part.state = self.state
