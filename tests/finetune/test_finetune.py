@@ -10,7 +10,7 @@ import torch
 from unitsphere.data.labelled import Example, encode_examples
 from unitsphere.data.tasks import TASKS
 from unitsphere.data.tokenizer import load_tokenizer
-from unitsphere.errors import UserError
+from unitsphere.errors import RunFailed, UserError
 from unitsphere.finetune import FinetuneConfig, finetune, load_classifier
 from unitsphere.finetune.classify import class_logits
 from unitsphere.finetune.data import open_parts
@@ -322,7 +322,7 @@ def test_a_rate_that_is_too_high_is_not_chosen(run, files, tmp_path):
     found = finetune(config(run, files, lr=(1e38, 1e-3)), tmp_path / "out")
     assert found["best_lr"] == 1e-3
     assert found["rates"][1]["tune"] is None
-    with pytest.raises(UserError, match="at every rate"):
+    with pytest.raises(RunFailed, match="at every rate"):  # status 1
         finetune(config(run, files, lr=(1e38,)), tmp_path / "high")
 
 

@@ -71,6 +71,19 @@ def test_neither_a_finished_nor_a_diverged_run_is_trained_again(runs):
     assert execute(planned[:2], nothing) == before[:2]
 
 
+@pytest.mark.parametrize("ending", [".diverged", ".stopped"])
+def test_a_mark_without_its_run_says_nothing_of_the_one_in_its_place(runs, tmp_path, ending):
+    """Who deletes a folder, to train with other settings, may leave the mark beside it."""
+    good = runs[0][0]
+    run = plan("good", good.recipe, {"train.seed": 5}, tmp_path / "runs" / "good")
+    mark = run.folder.with_name(run.folder.name + ending)
+    mark.parent.mkdir()
+    mark.write_text("an earlier run diverged")
+    (record,) = execute([run], InProcess())
+    assert record.status == "finished"
+    assert not mark.exists()
+
+
 def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(runs, capsys):
     planned, _ = runs
     corrected = dataclasses.replace(planned[2], recipe=planned[0].recipe)
@@ -217,6 +230,13 @@ def test_a_run_whose_records_have_no_rates_is_finished_without_one(copied, runs)
 def test_a_last_record_without_a_validation_loss_is_a_diverged_run(copied):
     rewrite(copied, lambda records: [*records[:-1], without(records[-1], "val_loss")])
     assert read_record(copied).status == "diverged"
+
+
+def test_a_run_that_its_own_divergence_ended_says_at_which_step(copied):
+    ended = {"diverged": 3, "step": 5}
+    rewrite(copied, lambda records: [*records[:-1], without(records[-1], "val_loss") | ended])
+    record = read_record(copied)
+    assert (record.status, record.error) == ("diverged", "diverged at step 3")
 
 
 @pytest.mark.parametrize("document", ["[]", "5", "null", '"text"'])

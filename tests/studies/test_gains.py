@@ -1,9 +1,13 @@
 """Differences and speedups of arms whose speed is known."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from studies.documents import BUDGETS, played
+
+from unitsphere.studies.core.statistics import paired
+from unitsphere.studies.gains import statement
 
 
 def test_known_speedups_are_recovered_in_tokens_steps_flops_and_time(tmp_path):
@@ -117,3 +121,17 @@ def test_of_one_seed_nothing_is_said(tmp_path):
     assert tokens["median"] == pytest.approx(1.5, rel=0.05)
     assert (tokens["low"], tokens["reason"]) == (None, "no interval: one seed")
     assert found["flags"][0]["name"] == "one-seed"
+
+
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        ([0.25, -0.25], "higher by 0.0000 (95% interval -3.1766 to 3.1766;"),
+        ([0.25, 0.5], "higher by 0.3750 (95% interval -1.2133 to 1.9633;"),
+        ([-0.25, -0.5], "lower by 0.3750 (95% interval -1.2133 to 1.9633;"),
+    ],
+)
+def test_the_interval_is_that_of_the_side_that_is_named(differences, said):
+    found = SimpleNamespace(baseline="gpt", tokens=lambda *_: 1000, other_tokens=lambda _: None)
+    test = paired([0.0, 0.0], differences)
+    assert said in statement(found, "ngpt", 1000, test, {"ngpt": test.p})

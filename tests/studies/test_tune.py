@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models
 
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
+from unitsphere.data.writer import workspace
 from unitsphere.errors import UserError
 from unitsphere.studies.core import tune
 from unitsphere.studies.core.execute import Record
@@ -168,6 +170,21 @@ def test_it_is_made_once_for_the_same_data_and_share(tmp_path):
     assert tuning_data(config, 0.2) == first
     assert (first / "manifest.json").stat().st_mtime_ns == made
     assert tuning_data(config, 0.3) != first
+
+
+def test_what_another_study_has_made_while_this_one_waited_is_taken(tmp_path, monkeypatch):
+    config = load_recipe(recipes(tmp_path)[0])
+
+    @contextmanager
+    def after_another(out):
+        with monkeypatch.context() as patch:
+            patch.setattr(tune, "workspace", workspace)
+            tuning_data(config, 0.2)
+        with workspace(out) as partial:
+            yield partial
+
+    monkeypatch.setattr(tune, "workspace", after_another)
+    assert Shards.open(tuning_data(config, 0.2), "val").n_documents > 0
 
 
 def test_what_a_tokenizer_loses_is_known_there_too(tmp_path):

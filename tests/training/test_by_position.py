@@ -15,7 +15,7 @@ from unitsphere.data.batches import ShardTokens, TextTokens, stretches
 from unitsphere.data.documents import Piece
 from unitsphere.data.prepare import prepared
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import ByteTokenizer
+from unitsphere.data.tokenizer import ByteTokenizer, train_bpe
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, build
 from unitsphere.training.by_position import edges, losses_by_position, token_losses
@@ -117,10 +117,13 @@ class Uniform(torch.nn.Module):
     """Logits of zero over bytes."""
 
     device, objective = torch.device("cpu"), "clm"
-    config = SimpleNamespace(vocab_size=256)
+
+    def __init__(self, vocab_size=256):
+        super().__init__()
+        self.config = SimpleNamespace(vocab_size=vocab_size)
 
     def forward(self, tokens, cache=None):
-        return torch.zeros(*tokens.shape, 256)
+        return torch.zeros(*tokens.shape, self.config.vocab_size)
 
     def new_cache(self, batch, length):
         return None
@@ -133,6 +136,18 @@ def test_a_uniform_model_scores_8_bits_a_byte_at_every_position():
         assert {f"{span.perplexity:.3f}" for span in one.by_position} == {"256.000"}
 
 
+def test_bytes_are_those_of_the_scored_tokens_not_a_mean_over_all_documents():
+    """Only the long document is scored, and its tokens have fewer bytes than the others' have."""
+    prose = "a merge of letters " * 3
+    tokenizer = train_bpe([prose] * 50, 300)
+    long = "0123456789abcdef" * 8
+    texts = [Piece(number, prose) for number in range(20)] + [Piece(20, long)]
+    found = losses_by_position(Uniform(512), TextTokens(texts, tokenizer), 0, [64])[64]
+    scored = tokenizer.encode(long)[: found.tokens]
+    assert found.bytes == len(tokenizer.decode(scored).encode())
+    assert found.bits_per_byte == pytest.approx(9 * found.tokens / found.bytes)
+
+
 def test_the_validation_split_is_scored_document_by_document(tiny):
     shards = Shards.open(prepared(tiny().data), "val")
     tokens = ShardTokens(shards)
@@ -142,7 +157,6 @@ def test_the_validation_split_is_scored_document_by_document(tiny):
     assert [len(part) for _, part in parts] == [
         end - start - 1 for start, end in zip(starts, [*starts[1:], len(shards)], strict=True)
     ]
-    assert tokens.bytes_per_token == 1.0  # of a byte tokenizer
 
 
 @given(

@@ -1,8 +1,8 @@
 """`unitsphere VERB …`: finds the verb, runs it, turns a mistake into one line and an exit status.
 
-Exit status: 0 for success; 1 if a run failed (its loss became NaN), also within a study; 2 for a
-user's mistake or what the system refuses; 75 for a run that was stopped and saved its state; 130
-for any other interruption.
+Exit status: 0 for success; 1 if a run failed, as by a NaN loss (in a study, where divergence is a
+result, if one failed otherwise); 2 for a user's mistake or what the system refuses; 75 for a run
+that was stopped and saved its state; 130 for any other interruption.
 """
 
 import importlib

@@ -156,7 +156,7 @@ def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
 
 def fitting(loaded: "LoadedRun", text: str, max_tokens: int) -> str:
     """The end of the text that leaves room for a turn in what the model was trained on."""
-    from unitsphere.inference.generate import UNFINISHED
+    from unitsphere.data.tokenizer import UNFINISHED
 
     room = max(loaded.config.data.context - max_tokens - 1, loaded.config.data.context // 2)
     ids = loaded.tokenizer.encode(text)

@@ -128,13 +128,11 @@ class Prefetch:
 class TextTokens:
     """The tokens of documents that come as text, without separators.
 
-    `bytes_per_token` (UTF-8 bytes of the text for each token) and `text_lost`
-    (`tokenizer.text_lost` of the text) are known when all was read.
+    `text_lost` (`tokenizer.text_lost` of the text) is known when all was read.
     """
 
     def __init__(self, pieces: Iterable[Piece], tokenizer: Tokenizer) -> None:
         self.pieces, self.tokenizer = pieces, tokenizer
-        self.n_bytes = self.n_tokens = 0
         self.sample: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -142,15 +140,9 @@ class TextTokens:
 
         for piece in self.pieces:
             tokens = np.asarray(self.tokenizer.encode(piece.text), np.int64)
-            self.n_bytes += len(piece.text.encode("utf-8"))
-            self.n_tokens += len(tokens)
             if len(self.sample) < SAMPLED:
                 self.sample.append(piece.text[: STRETCH * STRETCHES])
             yield piece.document, tokens
-
-    @property
-    def bytes_per_token(self) -> float:
-        return self.n_bytes / max(self.n_tokens, 1)
 
     @property
     def text_lost(self) -> float:
@@ -161,7 +153,7 @@ class ShardTokens:
     """The tokens of a prepared split's documents."""
 
     def __init__(self, shards: Shards) -> None:
-        self.shards, self.text_lost = shards, shards.text_lost
+        self.shards, self.text_lost, self.tokenizer = shards, shards.text_lost, shards.tokenizer()
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         import numpy as np
@@ -172,10 +164,6 @@ class ShardTokens:
             for start in range(begin + 1, end, READ):
                 part = self.shards[start : min(start + READ, end)]
                 yield document, part.astype(np.int64)
-
-    @property
-    def bytes_per_token(self) -> float:
-        return self.shards.n_bytes / max(self.shards.n_tokens - self.shards.n_documents, 1)
 
 
 DocumentTokens = TextTokens | ShardTokens

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SEPARATOR = "<|endoftext|>"
 SAMPLED, STRETCHES, STRETCH = 64, 8, 1024
 """Of `text_lost`: texts, most stretches of each, and characters of a stretch."""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""How a tokenizer decodes bytes that are not (yet) a character."""
 _SEPARATORS = (SEPARATOR, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]", "[SEP]")
 _BYTES = {"type": "bytes"}
 LARGEST_BPE = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from unitsphere.config import to_dict
 from unitsphere.data.tasks import Metric
-from unitsphere.errors import UserError
+from unitsphere.errors import RunFailed
 from unitsphere.finetune.data import FinetuneConfig, Parts
 
 METRICS: tuple[Metric, ...] = ("accuracy", "f1", "matthews")
@@ -103,7 +103,7 @@ class Tuned:
 def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
     """The rate with the best mean score on the tune part; of equals, the lowest mean loss there.
 
-    A rate at which a seed's loss became NaN or infinite is out; UserError if all are.
+    A rate at which a seed's loss became NaN or infinite is out; RunFailed if all are.
     """
     keys: dict[float, tuple[float, float]] = {}
     for lr, found in tuned.items():
@@ -112,7 +112,7 @@ def best_rate(tuned: Mapping[float, Sequence[Tuned]], metric: Metric) -> float:
             score, loss = tune_means(scored, metric)
             keys[lr] = (score, -loss)
     if not keys:
-        raise UserError("the loss became NaN or infinite at every rate: give a lower --lr")
+        raise RunFailed("the loss became NaN or infinite at every rate: give a lower --lr")
     return max(keys, key=lambda lr: keys[lr])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unitsphere.data.tokenizer import Tokenizer
+from unitsphere.data.tokenizer import UNFINISHED, Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference import decode
 from unitsphere.inference.decode import check_sampling, penalize, sample
@@ -18,8 +18,6 @@ from unitsphere.models.trunk import Transformer
 
 MOST_TOKENS = 1 << 20
 """Most tokens that are added to a prompt: memory for all of them is taken at once."""
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""How a tokenizer decodes bytes that are not (yet) a character."""
 
 
 @dataclasses.dataclass(frozen=True)

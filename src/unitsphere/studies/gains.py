@@ -131,7 +131,8 @@ def statement(
         return (
             f"{place}: loss {side} by {abs(test.mean):.4f} in one seed, nothing can be said of it"
         )
-    ends = sorted(abs(end) if end * test.mean > 0 else -abs(end) for end in (test.low, test.high))
+    sign = -1 if test.mean < 0 else 1
+    ends = sorted(sign * end for end in (test.low, test.high))
     several = f", corrected for {len(corrected)} arms" if len(corrected) > 1 else ""
     alone = "95% interval of only this arm" if several else "95% interval"
     verdict = (

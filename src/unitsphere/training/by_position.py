@@ -22,6 +22,7 @@ from unitsphere.data.batches import DocumentTokens, ShardTokens, TextTokens, str
 from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
 from unitsphere.data.sources import scored_files
+from unitsphere.data.tokenizer import UNFINISHED, Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.evaluate.text import evaluating, perplexity
@@ -86,28 +87,36 @@ def losses_by_position(
 
     Each context divides the longest. `chunk` tokens go through the model at a time; of each
     document only stretches within its first `per_document` tokens are scored, if that is given.
-    `after(n)` hears that n tokens have been scored at every context. `bytes` are the text's share
-    of the scored tokens. Raises UserError for a model that is not causal, for contexts that do
+    `after(n)` hears that n tokens have been scored at every context. `bytes` are those of the
+    scored tokens' text. Raises UserError for a model that is not causal, for contexts that do
     not divide the longest, and if no document is long enough.
     """
     longest = check_contexts(contexts)
     check_causal(model.objective)
     sums = {context: np.zeros(context) for context in contexts}
-    scored = 0
+    scored = size = 0
     with evaluating(model):
         for stretch in stretches(documents, separator, longest, per_document):
             tokens = torch.from_numpy(stretch).to(model.device)
             for context, total in sums.items():
                 total += sum_by_position(model, tokens, context, chunk)
             scored += longest
+            size += text_size(documents.tokenizer, stretch[1:])
             after(scored)
     if not scored:
         raise UserError(
             f"no document has {longest:,} tokens{within(per_document)}: give smaller contexts, or "
             "longer documents"
         )
-    size, lost = scored * documents.bytes_per_token, documents.text_lost
+    lost = documents.text_lost
     return {context: summarised(total, scored, size, lost) for context, total in sums.items()}
+
+
+def text_size(tokenizer: Tokenizer, tokens: np.ndarray) -> int:
+    """UTF-8 bytes of the text of some tokens; of a character that their ends cut, one or two."""
+    text = tokenizer.decode(tokens.tolist())
+    whole = text.strip(UNFINISHED)
+    return len(whole.encode()) + len(text) - len(whole)
 
 
 def within(per_document: int | None) -> str:
@@ -157,7 +166,7 @@ def token_losses(model: Transformer, inputs: Tensor, targets: Tensor, chunk: int
     return torch.cat(parts, 1)
 
 
-def summarised(total: np.ndarray, scored: int, size: float, lost: float) -> ContextLoss:
+def summarised(total: np.ndarray, scored: int, size: int, lost: float) -> ContextLoss:
     """The means of losses summed by position, over `scored` tokens of a text of `size` bytes."""
     context, nats = len(total), float(total.sum())
     windows = scored // context
@@ -172,7 +181,7 @@ def summarised(total: np.ndarray, scored: int, size: float, lost: float) -> Cont
         perplexity=perplexity(loss),
         bits_per_byte=None if lost else nats / math.log(2) / size,
         tokens=scored,
-        bytes=round(size),
+        bytes=size,
         by_position=spans,
         text_lost=lost,
     )

@@ -280,7 +280,7 @@ def grid_figures(found: Json) -> list[Figure]:
     """A plot for each arm and size: the loss of each batch over its rates."""
     return [
         Figure(
-            name=f"grid-{name}-{size['size']}",
+            name=f"grid-{name}.{size['size']}",  # neither has a point
             title=f"{name} {size['size']}: {size['parameters']:,} parameters",
             y="loss, nats per token",
             xs={"lr": "learning rate"},

@@ -24,7 +24,7 @@ from unitsphere.studies.core.plan import Planned, is_finished
 from unitsphere.studies.core.progress import display
 from unitsphere.studies.core.slurm import SlurmExecutor
 from unitsphere.studies.core.spec import Execution
-from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.folder import CONFIG, ENVIRONMENT
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
 from unitsphere.training.resolve import input_of, last_data
@@ -76,6 +76,8 @@ def execute(
     Progress goes to stderr. Raises UserError for unusable data or data that have changed since
     one of the runs was finished, and whatever the executor does when it is asked to stop.
     """
+    for run in planned:
+        unmark(run.folder)
     missing = {run.folder: run for run in planned if not has_ended(run.folder)}
     if not missing:
         return [read_record(run) for run in planned]
@@ -146,6 +148,13 @@ def mark(states: list[State]) -> None:
             write_text(path, f"{why}\n")
 
 
+def unmark(folder: Path) -> None:
+    """Take away the marks of a run that was deleted: another one may come in its place."""
+    if not (folder / CONFIG).exists():
+        for path in (divergence(folder), early_stop(folder)):
+            path.unlink(missing_ok=True)
+
+
 def early_stop(folder: Path) -> Path:
     """The file next to a run folder that says why the run was stopped early."""
     return folder.with_name(folder.name + ".stopped")
@@ -180,7 +189,9 @@ def _read_record(run: Planned, error: str | None) -> Record:
         return Record(run, "failed", error=error or "it was not run")
     last, steps = result(run.folder, trained=False), run.config.train.steps
     records = read_metrics(run.folder)
-    if last.step < steps and "diverged" not in records[-1]:
+    if (step := records[-1].get("diverged")) is not None:
+        return Record(run, "diverged", error=f"diverged at step {step}", environment=environment)
+    if last.step < steps:
         why = (
             f"its metrics.jsonl ends at step {last.step} of {steps}: delete {run.folder} to repeat"
         )

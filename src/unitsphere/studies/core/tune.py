@@ -275,8 +275,9 @@ def tuning_data(config: RunConfig, fraction: float) -> Path:
     out = Path(expanduser(config.data.cache)) / f"tuning-{wanted[:16]}"
     if not is_prepared(out):
         with workspace(out) as partial:
-            write_splits(source, fraction, wanted, partial)
-            publish(partial, out)
+            if not is_prepared(out):  # by another study, while this one waited
+                write_splits(source, fraction, wanted, partial)
+                publish(partial, out)
     return out
 
 
