@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from inprocess import InProcess
 from tiny import recipes
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
@@ -330,3 +331,13 @@ def test_the_report_s_page_has_every_trial(case):
         if figure.name.startswith("trials-"):
             assert sorted(figure.series[0].y) == pytest.approx(finished, rel=1e-5)
     assert "loss" in {figure.name for figure in page.figures()}
+
+
+def test_tokenizers_of_which_one_loses_text_are_not_compared(recipe, tmp_path):
+    """Its trials have no bits per byte, so they would be judged by nats per token."""
+    lossy = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    lossy.pre_tokenizer = pre_tokenizers.Whitespace()
+    lossy.save(str(tmp_path / "lossy.json"))
+    search = {"data.tokenizer": ["bytes", str(tmp_path / "lossy.json")]}
+    with pytest.raises(UserError, match=r"lossy\.json: its tokenizer loses text"):
+        sweep(study_of(recipe, search=search), tmp_path / "out", InProcess())

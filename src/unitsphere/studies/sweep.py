@@ -15,7 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.files import write_text
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, Record, execute, failure_lines
-from unitsphere.studies.core.fairness import SAME
+from unitsphere.studies.core.fairness import SAME, check_lossless
 from unitsphere.studies.core.jobs import Job
 from unitsphere.studies.core.kind import Kind, Part, provenance, study_folder
 from unitsphere.studies.core.local import available_slots
@@ -134,11 +134,16 @@ def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dic
 def check_keys(study: SweepStudy) -> None:
     """Raise UserError for a key that an arm's recipe lacks, or values that make no model.
 
-    Points that are drawn for it are looked at, not the whole space.
+    So for several tokenizers of which one loses text. Points that are drawn for it are looked at,
+    not the whole space.
     """
+    by_tokenizer: dict[str, RunConfig] = {}
     for arm in study.arms:
         for point in random_points(study.space, LOOKED_AT, seed=0):
-            resolve(with_overrides(arm_config(study, arm), point), None)
+            config = with_overrides(arm_config(study, arm), point)
+            resolve(config, None)
+            by_tokenizer[f"{arm} with data.tokenizer {config.data.tokenizer}"] = config
+    check_lossless(by_tokenizer)
 
 
 def all_trials(study: SweepStudy, out: Path, executor: Executor) -> dict[str, list[Trial]]:

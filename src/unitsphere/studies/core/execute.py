@@ -24,7 +24,7 @@ from unitsphere.studies.core.plan import Planned, is_finished
 from unitsphere.studies.core.progress import display
 from unitsphere.studies.core.slurm import SlurmExecutor
 from unitsphere.studies.core.spec import Execution
-from unitsphere.training.folder import CONFIG, ENVIRONMENT
+from unitsphere.training.folder import ENVIRONMENT
 from unitsphere.training.guard import divergence
 from unitsphere.training.log import read_metrics
 from unitsphere.training.resolve import input_of, last_data
@@ -150,7 +150,7 @@ def mark(states: list[State]) -> None:
 
 def unmark(folder: Path) -> None:
     """Take away the marks of a run that was deleted: another one may come in its place."""
-    if not (folder / CONFIG).exists():
+    if not folder.exists():
         for path in (divergence(folder), early_stop(folder)):
             path.unlink(missing_ok=True)
 
