@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unitsphere.report.document import Figure, Figures, Section, Series, Table
 from unitsphere.report.numbers import round_off
@@ -15,15 +15,26 @@ INTRO = (
     "Accuracy on tasks, from `unitsphere eval RUN --tasks …` of each run or of its checkpoints: a "
     "line per arm, a point per evaluation. Of several seeds the mean, the band from the lowest to "
     "the highest; of one seed the band is the standard error over the items. Scores with examples "
-    "before each item say how many (shots), and have their own average."
+    "before each item say how many (shots), and have their own average. Of several evaluations "
+    "with one task the one with the most items is shown; if they have as many, the one at the "
+    "context of the training."
 )
 FEW_PLACES = 8
 """Budgets that become the ticks of the axis."""
 
-Scores = dict[str, tuple[float, float | None]]
-"""Task and shots, by `label` -> accuracy and its standard error."""
-Points = dict[int, list[tuple[float, float | None]]]
-"""Tokens -> accuracy and its standard error, of each seed."""
+
+class Score(NamedTuple):
+    """An accuracy, its standard error, and the number of items that it is of."""
+
+    accuracy: float
+    error: float | None
+    items: int = 0
+
+
+Scores = dict[str, Score]
+"""Task and shots, by `label` -> score."""
+Points = dict[int, list[Score]]
+"""Tokens -> the score of each seed."""
 Grouping = Callable[[Sequence[Run]], Mapping[str, Sequence[Run]]]
 
 
@@ -65,25 +76,40 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
         places={"tokens": places} if len(places) <= FEW_PLACES else {},
         data="unitsphere eval RUN --tasks TASK … --task_data DIR",
     )
-    table = Table("Accuracy", ["arm", "tokens", *shown], rows(arms, shown))
+    table = Table("Accuracy", ["arm", "tokens", *shown], rows(arms, shown), notes(arms, names))
     return [Section("accuracy", "Accuracy", [Figures([figure]), table], INTRO, detail=True)]
 
 
 def scores_of(runs: Sequence[Run]) -> list[tuple[int, Scores]]:
-    """Tokens and scores of each run and checkpoint that was evaluated; the newest of each task.
+    """Tokens and scores of each run and checkpoint that was evaluated.
 
-    Without checkpoints at whose tokens another run ends: that one is annealed, and no other seed.
+    Of each task the score of the most items; of as many, that at the context of the training, and
+    the newest. A checkpoint at whose tokens another run ends is left out: that run is
+    annealed there, so the two are not seeds of one arm.
     """
     found: dict[tuple[str, int], Scores] = {}
     ends: set[tuple[str, int]] = set()
     for run in runs:
-        for evaluation in read_evaluations(run.folder):
+        for evaluation in own_context_last(run, read_evaluations(run.folder)):
             place = run.name, evaluation["tokens"]
             if scores := accuracies(evaluation):
-                found.setdefault(place, {}).update(scores)
+                keep_most_items(found.setdefault(place, {}), scores)
                 ends |= {place} if evaluation.get("step") == run.steps else set()
     budgets = {tokens for _, tokens in ends}
     return [(p[1], scores) for p, scores in found.items() if p in ends or p[1] not in budgets]
+
+
+def own_context_last(run: Run, evaluations: Sequence[Any]) -> list[Any]:
+    """The evaluations in their order, those at the context of the training after the others."""
+    own = run.settings.get("data", {}).get("context")
+    return sorted(evaluations, key=lambda evaluation: evaluation.get("context") == own)
+
+
+def keep_most_items(found: Scores, scores: Scores) -> None:
+    """Put later scores in the place of those of as many or fewer items."""
+    for task, score in scores.items():
+        if task not in found or score.items >= found[task].items:
+            found[task] = score
 
 
 def points_of(scores: Sequence[tuple[int, Scores]], names: Sequence[str]) -> dict[str, Points]:
@@ -93,7 +119,7 @@ def points_of(scores: Sequence[tuple[int, Scores]], names: Sequence[str]) -> dic
         told = dict(tasks)
         for average, of in averages_of(names).items():
             if all(task in tasks for task in of):
-                told[average] = (statistics.fmean(tasks[task][0] for task in of), None)
+                told[average] = Score(statistics.fmean(tasks[task].accuracy for task in of), None)
         for task, score in told.items():
             found.setdefault(task, {}).setdefault(tokens, []).append(score)
     return found
@@ -116,13 +142,14 @@ def averages_of(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def accuracies(evaluation: Mapping[str, Any]) -> Scores:
-    """Task -> accuracy and its standard error, of the tasks that have one."""
+    """Task -> score, of the tasks that have an accuracy."""
     found = {}
     for task, result in evaluation["tasks"].items():
         metric = result.get("metrics", {}).get("acc", {})
         if is_number(metric.get("value")):
-            name = label(task, result.get("shots"))
-            found[name] = (metric["value"], metric.get("standard_error"))
+            name, items = label(task, result.get("shots")), result.get("items")
+            known = items if isinstance(items, int) else 0  # a file of another version
+            found[name] = Score(metric["value"], metric.get("standard_error"), known)
     return found
 
 
@@ -131,9 +158,9 @@ def line(arm: str, task: str, points: Points, colour: int) -> Series:
     tokens = sorted(points)
     means, lows, highs = [], [], []
     for place in tokens:
-        values = [value for value, _ in points[place]]
+        values = [score.accuracy for score in points[place]]
         mean = statistics.fmean(values)
-        error = points[place][0][1] if len(values) == 1 else None
+        error = points[place][0].error if len(values) == 1 else None
         low, high = (mean, mean) if error is None else (mean - error, mean + error)
         means.append(round_off(mean))
         lows.append(round_off(min(*values, low)))
@@ -148,10 +175,24 @@ def rows(arms: Mapping[str, Mapping[str, Points]], names: Sequence[str]) -> list
     for arm, tasks in arms.items():
         for place in sorted({tokens for points in tasks.values() for tokens in points}):
             cells = [
-                f"{statistics.fmean(value for value, _ in points[place]):.4f}"
+                f"{statistics.fmean(score.accuracy for score in points[place]):.4f}"
                 if place in (points := tasks.get(name, {}))
                 else ""
                 for name in names
             ]
             found.append([arm, f"{place:,}", *cells])
+    return found
+
+
+def notes(arms: Mapping[str, Mapping[str, Points]], names: Sequence[str]) -> list[str]:
+    """A line for each task whose scores are not all of as many items."""
+    found = []
+    for name in names:
+        places = [points for tasks in arms.values() for points in tasks.get(name, {}).values()]
+        items = sorted({score.items for scores in places for score in scores})
+        if len(items) > 1:
+            found.append(
+                f"{name}: the evaluations have {items[0]:,} to {items[-1]:,} items, and so compare "
+                "little: evaluate all with the same --limit."
+            )
     return found
