@@ -3,9 +3,20 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from unitsphere.errors import UserError
-from unitsphere.training.folder import EVALUATIONS, add_evaluation, locked, read_evaluations
+from unitsphere.training.checkpoint.saver import write
+from unitsphere.training.checkpoint.store import State
+from unitsphere.training.folder import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    add_evaluation,
+    cut_evaluations,
+    keep_end,
+    locked,
+    read_evaluations,
+)
 
 
 def evaluation(step: int) -> dict:
@@ -74,3 +85,18 @@ def test_a_lock_on_a_folder_that_was_replaced_is_taken_again(tmp_path, monkeypat
     with locked(out):
         assert out.is_dir()
     assert len(held) == 2
+
+
+def test_evaluations_of_a_discarded_end_leave_the_run_and_stay_with_the_end(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    cut_evaluations(run, 4)  # a run without evaluations
+    assert list(run.iterdir()) == []
+    for step in (4, 8):
+        add_evaluation(run, evaluation(step))
+        write(run / CHECKPOINTS, State(step, step, 0.0, 0, "", ""), {"model.w": torch.zeros(1)})
+    kept = keep_end(run, 4)
+    cut_evaluations(run, 4)
+    assert kept == run / "end-at-8"
+    assert [found["step"] for found in read_evaluations(kept)] == [4, 8]
+    assert [found["step"] for found in read_evaluations(run)] == [4]

@@ -14,6 +14,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.training.checkpoint.store import MARKER, fingerprints
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.folder import add_evaluation, read_evaluations
 from unitsphere.training.load import chosen_checkpoint, last_state, load_run
 from unitsphere.training.optim.schedule import ScheduleConfig, steps_alike
 from unitsphere.training.plan import build_trainer
@@ -192,12 +193,16 @@ def test_a_run_that_has_decayed_goes_back_and_its_end_is_kept(fall, tiny, tmp_pa
 
     train(decaying(6), tmp_path / "run")
     before = weights(tmp_path / "run")
+    for step in (4, 6):
+        add_evaluation(tmp_path / "run", {"step": step, "tokens": step, "tasks": {"piqa": {}}})
     train(decaying(8), tmp_path / "run")
     assert "what came after step 4 is kept in" in capsys.readouterr().err
     train(decaying(8), tmp_path / "whole")
     same_run(tmp_path / "run", tmp_path / "whole")
     kept = tmp_path / "run" / "end-at-6"
     assert load_run(kept, "cpu").config.train.steps == 6
+    assert [found["step"] for found in read_evaluations(kept)] == [4, 6]
+    assert [found["step"] for found in read_evaluations(tmp_path / "run")] == [4]
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(kept).items())
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import has_magic
 from itertools import chain, count
@@ -58,7 +58,7 @@ def keep_end(out: Path, step: int) -> Path | None:
     """Move what a run did after `step` into a run folder inside `out`; None if it did nothing.
 
     For a run that continues differently from `step` on. The folder gets the later checkpoints, and
-    copies of config, log and samples.
+    copies of config, log, samples and evaluations.
     """
     root = out / CHECKPOINTS
     later = [path for at, path in checkpoint.folders(root).items() if at > step]
@@ -69,7 +69,7 @@ def keep_end(out: Path, step: int) -> Path | None:
     names = chain([name], (f"{name}-{n}" for n in count(2)))
     kept = next(path for name in names if not (path := out / name).exists())
     own_folder(kept / CHECKPOINTS)
-    for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES):
+    for name in (CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES, EVALUATIONS):
         if (out / name).is_file():
             write_bytes(kept / name, read_bytes(out / name, within=out, limit=LIMIT))
     for path in later:
@@ -180,7 +180,21 @@ def add_evaluation(out: Path, found: dict[str, Any]) -> None:
 
     with replacing(out / EVALUATIONS):  # several may be made at once
         kept = [record for record in read_evaluations(out) if what(record) != what(found)]
-        write_text(out / EVALUATIONS, "".join(json_text(r, None) + "\n" for r in [*kept, found]))
+        write_evaluations(out, [*kept, found])
+
+
+def cut_evaluations(out: Path, step: int) -> None:
+    """Drop evaluations of weights after `step`: the run that resumes there never has them."""
+    if not any(record["step"] > step for record in read_evaluations(out)):
+        return
+    with replacing(out / EVALUATIONS):  # one may be added at the same time
+        kept = [record for record in read_evaluations(out) if record["step"] <= step]
+        write_evaluations(out, kept)
+
+
+def write_evaluations(out: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write tasks.jsonl, a line for each evaluation."""
+    write_text(out / EVALUATIONS, "".join(json_text(record, None) + "\n" for record in records))
 
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:

@@ -38,6 +38,7 @@ from unitsphere.training.folder import (
     SIGNATURE,
     TOKENIZER,
     check_there,
+    cut_evaluations,
     disk_errors,
     keep_end,
     locked,
@@ -134,6 +135,7 @@ def begin_folder(
     kept = keep_end(out, state.step)
     if kept is not None:
         print(f"what came after step {state.step} is kept in {kept}", file=sys.stderr)
+    cut_evaluations(out, state.step)
     remove_leftovers(out)
     write_config(out, trainer.config)
     found = environment(trainer.model.device) | {"processes": trainer.plan.layout.degrees._asdict()}
