@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ DATA = ["--data", "text.txt", "--context", "16", "64"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A text, two seeds of a run on it, and a run with another tokenizer."""
+    """A text, two seeds of a run on it, one on a copy, and runs of other data or tokenizers."""
     folder = tmp_path_factory.mktemp("context")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -27,7 +28,13 @@ def folder(tmp_path_factory) -> Path:
         for seed in "12":
             argv = ["train", "tiny.toml", "--train.seed", seed, "--out", f"run-{seed}"]
             assert main(argv) == 0
-        assert main(["train", "tiny.toml", "--data.tokenizer", "bpe:300", "--out", "bpe"]) == 0
+        Path("copy.txt").write_text(TEXT)
+        for name, key, value in (
+            ("bpe", "tokenizer", "bpe:300"),
+            ("copy", "source", "copy.txt"),
+            ("held-out", "val_fraction", "0.3"),
+        ):
+            assert main(["train", "tiny.toml", f"--data.{key}", value, "--out", name]) == 0
     return folder
 
 
@@ -81,6 +88,31 @@ def test_context_without_data_or_contexts_takes_the_training_s(capsys):
     table = next(n for n, line in enumerate(lines) if line.split()[:2] == ["arm", "trained"])
     assert lines[table].split()[2:] == ["at", "16", "32", "64", "128", "256", "512"]
     assert lines[table + 2].split()[:2] == ["run-1", "16"]
+
+
+def test_without_data_a_run_of_other_data_is_refused_before_any_is_scored(capsys, monkeypatch):
+    argv = ["context", "--context", "16", "--out", "split"]
+    assert main([*argv, "run-1", "run-2", "copy"]) == 0
+    assert main([*argv, "run-1", "held-out", *DATA[:2]]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("unitsphere.studies.context.losses_by_position", None)
+    message = refused(capsys, *argv, "run-1", "held-out")
+    assert "held-out has other data than run-1" in message
+    assert "--data" in message
+
+
+def test_without_a_record_of_the_data_the_settings_decide(capsys, tmp_path):
+    for name in ("run-1", "run-2", "held-out"):
+        shutil.copytree(name, tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("run-1", "run-2", "held-out")]
+    environment = tmp_path / "run-1" / "environment.json"
+    found = json.loads(environment.read_text())
+    del found["data"]
+    environment.write_text(json.dumps(found))
+    argv = ["context", "--context", "16", "--out", "split"]
+    assert main([*argv, *paths[:2]]) == 0
+    capsys.readouterr()
+    assert "has other data" in refused(capsys, *argv, *paths)
 
 
 def run_of(losses: tuple[float, float]) -> dict:

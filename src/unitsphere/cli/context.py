@@ -30,7 +30,7 @@ class Context:
     """run folders, each an arm of its folder's name, or of the name given"""
     data: Annotated[str | None, arg(metavar="FILE")] = None
     """whole documents: a file, JSONL, a folder, a quoted glob, or the validation split of a folder
-    that prepare made; by default the first run's validation split"""
+    that prepare made; by default the first run's validation split, if all runs have its data"""
     field: Annotated[str | None, arg(metavar="STR")] = None
     """the field of a JSONL line that holds the text, by default text"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from unitsphere.training.by_position import (
 )
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.resolve import same_data
 
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times the training's are scored."""
@@ -46,21 +48,23 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
     """Score every run of every arm; the document that is reported.
 
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
-    tokenizers differ: perplexities are then of other tokens.
+    tokenizers differ: perplexities are then of other tokens; and without `data` for runs that have
+    other data than the first.
     """
-    whose = next(path for paths in study.arms.values() for path in paths)
+    whose, *others = chain.from_iterable(study.arms.values())
     first = load_run(whose, study.device)
     if study.data is None:
         check_own_data(whose, first.config)
     contexts = tuple(study.contexts) or doubled(first.config.data.context)
     check_contexts(contexts)
+    for path in others:
+        check_run(path, study, whose, first)
     arms: dict[str, Any] = {}
     with open_documents(first, study.data, study.field) as documents:
         for name, paths in study.arms.items():
             runs = []
             for path in paths:
                 run = load_run(path, study.device)
-                check_tokenizer(run, first, path)
                 losses = losses_by_position(
                     run.model,
                     documents(),
@@ -84,6 +88,17 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
 def doubled(trained: int) -> tuple[int, ...]:
     """The context of the training, and what it is doubled."""
     return tuple(trained * 2**power for power in range(DOUBLINGS + 1))
+
+
+def check_run(path: Path, study: ContextStudy, whose: Path, first: LoadedRun) -> None:
+    """Raise UserError for a run that cannot be compared with the first, of the folder `whose`."""
+    run = load_run(path, "cpu")
+    check_tokenizer(run, first, path)
+    if study.data is None and not same_data(path, run.config, whose, first.config):
+        raise UserError(
+            f"{path} has other data than {whose}, and may be trained on documents of its "
+            "validation split: give --data with a text that no run is trained on"
+        )
 
 
 def check_tokenizer(run: LoadedRun, first: LoadedRun, path: Path) -> None:

@@ -20,7 +20,7 @@ from unitsphere.training.config import RunConfig
 from unitsphere.training.device import pick_device, resolve_precision
 from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.distributed.processes import check_alike, on_all_ranks
-from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER
+from unitsphere.training.folder import CONFIG, ENVIRONMENT, TOKENIZER, run_and_checkpoint
 from unitsphere.training.forecast import check_optimizer, shapes_of
 from unitsphere.training.load import check_start
 from unitsphere.training.optim.constraint import FROBENIUS
@@ -285,3 +285,19 @@ def last_data(out: Path) -> str | None:
     data = last.get("data") if isinstance(last, dict) else None
     fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
     return fingerprint if isinstance(fingerprint, str) else None
+
+
+SPLIT_KEYS = ("source", "validation", "val_fraction", "field")
+"""Keys of [data] that decide which text a run is trained on, and which it is validated on."""
+
+
+def same_data(path: Path, config: RunConfig, other: Path, others: RunConfig) -> bool:
+    """Whether two runs (or checkpoints) have the same tokens, in the same splits.
+
+    What they recorded decides, wherever the files were; without both records their settings do.
+    """
+    records = [last_data(run_and_checkpoint(run)[0]) for run in (path, other)]
+    if None not in records:
+        return records[0] == records[1]
+    one, two = located(config.data), located(others.data)
+    return all(getattr(one, key) == getattr(two, key) for key in SPLIT_KEYS)
