@@ -24,6 +24,7 @@ from unitsphere.inference.quantize import (
 )
 from unitsphere.models.constraint import Bound, constraints
 from unitsphere.models.registry import ARCHITECTURES, build
+from unitsphere.report.registry import page_of
 
 SMALL = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 2}
 
@@ -242,3 +243,37 @@ def test_all_runs_are_scored_on_the_text_of_standard_input(folder, monkeypatch, 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert main([*argv, "--data", "-", "--out", "out-stdin"]) == 0
     assert json.loads(capsys.readouterr().out)["arms"] == from_file
+
+
+def test_runs_of_other_data_or_another_tokenizer_are_flagged(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, key, value in (
+        ("held-out", "val_fraction", "0.3"),
+        ("bpe", "tokenizer", "bpe:300"),
+    ):
+        argv = ["train", "tiny.toml", f"--data.{key}", value, "--train.steps", "1", "--out", name]
+        assert main(argv) == 0
+    capsys.readouterr()
+    argv = ["quantize", "gpt", "ngpt", "--formats", "int8", "--out", "out-flags"]
+    data = "[other-data] held-out has other data than gpt: their losses do not compare"
+    tokenizer = "[other-tokenizer] bpe has another tokenizer than gpt: their losses do not compare"
+    for more, said in (
+        ([], []),
+        (["held-out", "bpe"], [data, tokenizer]),
+        (["held-out", "bpe", "--data", "text.txt"], [tokenizer]),
+    ):
+        assert main([*argv, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.startswith("[")] == said
+        flags = json.loads(Path("out-flags/results.json").read_text())["flags"]
+        assert [f"[{flag['name']}] {flag['text']}" for flag in flags] == said
+
+
+def test_the_page_of_earlier_results_has_no_flags(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["quantize", "gpt", "--formats", "int8", "--out", "out-earlier"]) == 0
+    results = Path("out-earlier/results.json")
+    found = json.loads(results.read_text())
+    del found["flags"]
+    results.write_text(json.dumps(found))
+    assert page_of(results.parent).caveats == []

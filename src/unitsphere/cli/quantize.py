@@ -20,8 +20,9 @@ class Quantize:
     """Loss against bits: the weights rounded to int8, int4, FP8, NVFP4 and back.
 
     Every run is scored as it is and in every format, on the same tokens, and where
-    its vectors are constrained also renormalised after dequantisation. Runs of one
-    NAME are seeds of one arm. Writes results.json, results.md and the picture
+    its vectors are constrained also renormalised after dequantisation. A line names
+    runs of other data or tokenizers: their losses do not compare. Runs of one NAME
+    are seeds of one arm. Writes results.json, results.md and the picture
     (docs/how-to/quantize.md).
 
     examples:

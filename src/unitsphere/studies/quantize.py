@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from unitsphere.errors import UserError
 from unitsphere.inference.quantize import check_group, quantize_, read_format
 from unitsphere.models.constraint import MATRICES, Role, constraints
 from unitsphere.studies.core.execute import Executor
+from unitsphere.studies.core.fairness import Finding
 from unitsphere.studies.core.kind import Kind, check_results, provenance
 from unitsphere.training.evaluate.text import Scorer, scorers
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
+from unitsphere.training.resolve import same_data
 
 FORMATS = (
     *("int8", "int6", "int5", "int4", "int3"),
@@ -50,14 +52,13 @@ def quantize(
     """Score every run as it is and in every format, a line on stderr for each; the document.
 
     A format counts twice where the model constrains its matrices: as it comes back, and
-    renormalised. Raises UserError for a run or format that cannot be scored, or if `out` holds
-    something else.
+    renormalised. The document flags runs whose losses do not compare with the first's. Raises
+    UserError for a run or format that cannot be scored, or if `out` holds something else.
     """
     check_results(out, KIND.name)
     for name in study.formats:
         read_format(name)
-    for path in chain.from_iterable(study.arms.values()):
-        check_run(path, study)
+    flags = [dataclasses.asdict(flag) for flag in check_runs(study)]
     with scorers(study.data, study.field, study.tokens) as scorer:
         arms = {
             name: {"runs": [run_figures(path, study, scorer) for path in paths]}
@@ -68,12 +69,28 @@ def quantize(
         "tokens": study.tokens,
         "rounded": list(roles_of(study)),
         "arms": arms,
+        "flags": flags,
         "provenance": provenance(),
     }
 
 
-def check_run(path: Path, study: QuantizationStudy) -> None:
-    """Raise UserError for a run that cannot be scored, or that a format does not fit."""
+def check_runs(study: QuantizationStudy) -> Iterator[Finding]:
+    """Check every run; gives those whose losses do not compare with the first's."""
+    whose, *others = chain.from_iterable(study.arms.values())
+    first = check_run(whose, study)
+    for path in others:
+        run = check_run(path, study)
+        if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            name, what = "other-tokenizer", "another tokenizer"
+        elif study.data is None and not same_data(path, run.config, whose, first.config):
+            name, what = "other-data", "other data"
+        else:
+            continue
+        yield Finding(name, f"{path} has {what} than {whose}: their losses do not compare")
+
+
+def check_run(path: Path, study: QuantizationStudy) -> LoadedRun:
+    """The run; raises UserError if it cannot be scored, or if a format does not fit it."""
     run = load_run(path, "cpu")
     if run.config.objective != "clm":
         raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
@@ -84,6 +101,7 @@ def check_run(path: Path, study: QuantizationStudy) -> None:
             check_group(run.model, read_format(name), roles_of(study))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
+    return run
 
 
 def roles_of(study: QuantizationStudy) -> tuple[Role, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table, banded
 from unitsphere.report.numbers import half_range
 from unitsphere.report.runs import Json
-from unitsphere.report.sections.settings import study_command, study_details
+from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 
 COLUMNS = ("arm", "format", "bits", "error", "loss +", "renormalised +")
 LEAST = 1e-4
@@ -35,6 +35,7 @@ def quantize_page(found: Json, folder: Path) -> Page:
             ),
             *study_details([], found, folder),
         ],
+        caveats=flag_lines(found),
         provenance=found["provenance"],
     )
 

@@ -43,7 +43,7 @@ def study_command(found: Json) -> str:
 
 def flag_lines(found: Json) -> list[str]:
     """What limits a study's figures, or is unfair and was allowed, each by its flag."""
-    return [f"[{flag['name']}] {flag['text']}" for flag in found["flags"]]
+    return [f"[{flag['name']}] {flag['text']}" for flag in found.get("flags", ())]
 
 
 def settings_section(runs: Sequence[Run]) -> Section:
