@@ -132,6 +132,14 @@ def test_a_chat_continues_its_messages_as_one_text(client, expected):
     assert "".join(pieces) == expected
 
 
+def test_an_answer_can_be_a_message_of_the_next_request(client):
+    said = {"role": "user", "content": "The"}
+    answer = chat(client, "The").choices[0].message
+    for message in (answer, answer.model_dump()):
+        found = client.chat.completions.create(model="cat", messages=[said, message], max_tokens=1)
+        assert found.usage.prompt_tokens == 1 + len("The" + answer.content)
+
+
 def test_a_temperature_samples_and_a_seed_repeats_it(client):
     texts = [
         completion(client, temperature=1.5, seed=seed, max_tokens=20).choices[0].text

@@ -243,12 +243,41 @@ def test_a_prompt_that_is_no_text_is_a_400_with_its_name(app, prompt):
         [5],
         [{"content": "a"}],
         [{"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": "a", "a\ud800": 1}],
         [{"role": "user", "content": [{"type": "image_url", "text": "a"}]}],
     ],
 )
 def test_messages_that_are_none_are_a_400_with_their_name(app, messages):
     status, document = ask(app, CHAT, {"messages": messages})
     assert (status, document["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "why"),
+    [
+        ({"contents": "a"}, "contents", "the protocol has no such field"),
+        ({"content": None, "tool_calls": [{"id": "a"}]}, "tool_calls", "or this server does not"),
+        ({"content": "a", "refusal": "no"}, "refusal", "or this server does not"),
+        ({"content": "a", "audio": {"id": "a"}}, "audio", "or this server does not"),
+        ({"content": "a", "function_call": {}}, "function_call", "or this server does not"),
+        ({"content": None, "refusal": None}, "content", "this field is required, and null is as"),
+        ({}, "content", "this field is required"),
+        ({"content": "a", "name": 5}, "name", "valid string"),
+        ({"content": [{"type": "text", "text": "a", "b": 1}]}, "content.0.b", "no such field"),
+    ],
+)
+def test_a_message_with_a_field_that_is_not_read_is_a_400_with_its_place(app, message, place, why):
+    said = [*SAID, {"role": "assistant"} | message]
+    status, document = ask(app, CHAT, {"messages": said, "max_tokens": 1})
+    assert (status, document["error"]["param"]) == (400, "messages")
+    assert document["error"]["message"].startswith(f"messages.1.{place}")
+    assert why in document["error"]["message"]
+
+
+def test_a_message_may_have_a_name_and_nulls(app):
+    nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
+    said = [SAID[0] | {"name": "ann"}, {"role": "assistant", "content": "sat"} | nulls]
+    assert ask(app, CHAT, {"messages": said, "max_tokens": 1})[0] == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b'"a"', b"[" * 9999, b"1" * 9999])

@@ -45,6 +45,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields of the protocol that ask for more than one text, with the values that do not."""
+UNKNOWN = "the protocol has no such field, or this server does not"
+REASONS = {
+    "extra_forbidden": UNKNOWN,
+    "missing": "this field is required, and null is as if it were not there",
+}
+"""Errors of pydantic -> what a client is told in place of its words."""
 
 
 class Refused(Exception):
@@ -61,10 +67,15 @@ def as_list(value: Any) -> Any:
 
 
 def as_parts(content: Any) -> Any:
-    """A message's content, which may be one string or nothing, as a list of parts."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [] if content is None else content
+    """A message's content, which may be one string, as a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def without_nulls(document: Any) -> Any:
+    """An object without its fields that are null: a client writes those that it does not use."""
+    if not isinstance(document, dict):
+        return document
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def as_text(value: str) -> str:
@@ -80,6 +91,7 @@ Stop = Annotated[Text, Field(min_length=1, max_length=STOP_LENGTH)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[Text, Field(pattern=r"^[0-9]{1,9}$")]
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+CLOSED = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
 
 class Asked(BaseModel):
@@ -122,23 +134,29 @@ class CompletionAsked(Asked):
 class Part(BaseModel):
     """A part of a message: text and nothing else."""
 
-    model_config = STRICT
+    model_config = CLOSED
     type: Literal["text"]
     text: Text
 
 
 class Message(BaseModel):
-    """A message of a chat; its role changes nothing, as these models have learned none."""
+    """A message of a chat; role and name change nothing, as these models have learned none.
 
-    model_config = STRICT
+    What else a client writes of an answer (`refusal`, `tool_calls`, `audio`, …) must be null.
+    """
+
+    model_config = CLOSED
     role: Text
-    content: Annotated[list[Part], FailFast(), BeforeValidator(as_parts)] = []
+    name: Text = ""
+    content: Annotated[list[Part], FailFast(), BeforeValidator(as_parts)]
 
 
 class ChatAsked(Asked):
     """A request to /v1/chat/completions."""
 
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
+    messages: Annotated[
+        list[Annotated[Message, BeforeValidator(without_nulls)]], FailFast(), Field(min_length=1)
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
@@ -161,17 +179,23 @@ def parsed(form: type[Body], body: bytes) -> Body:
         raise Refused(400, f"the body is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise Refused(400, "the body is not a JSON object")
-    given = {name: value for name, value in document.items() if value is not None}
+    given = without_nulls(document)
     for name in sorted(given.keys() & UNSUPPORTED.keys()):
         if not any(type(given[name]) is type(v) and given[name] == v for v in UNSUPPORTED[name]):
             raise refusal_of(name, "this server answers with one text: leave the field out")
     if unknown := sorted(given.keys() - form.model_fields.keys() - IGNORED - UNSUPPORTED.keys()):
-        raise refusal_of(unknown[0], "the protocol has no such field, or this server does not")
+        raise refusal_of(unknown[0], UNKNOWN)
     try:
         return form.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise refusal_of(".".join(map(str, first["loc"])), first["msg"]) from error
+        raise refusal_of_first(error) from error
+
+
+def refusal_of_first(error: ValidationError) -> Refused:
+    """The refusal of the first field at fault, of an unknown one rather than what it lacks."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    return refusal_of(".".join(map(str, first["loc"])), REASONS.get(first["type"], first["msg"]))
 
 
 def refusal_of(place: str, why: str) -> Refused:
