@@ -44,6 +44,12 @@ def _here(folder, monkeypatch, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("verb", ["eval", "context", "quantize"])
+def test_a_field_is_refused_where_no_line_of_json_could_have_it(capsys, verb):
+    message = refused(capsys, verb, "run-1", *DATA[:2], "--field", "body")
+    assert "'body' is of a line of JSON, and text.txt holds no JSON lines: leave it out" in message
+
+
 def test_eval_by_position(capsys):
     found = printed(capsys, "eval", "run-1", *DATA, "--by-position")
     size = len(TEXT) // 64 * 64
@@ -172,6 +178,8 @@ def test_a_folder_of_something_else_stays_as_it_is(capsys, tmp_path, verb):
         (["eval", "run-1", "--field", "body"], "--field needs --data"),
         (["context", "run-1", "--field", "body"], "--field needs --data"),
         (["quantize", "run-1", "--field", "body"], "--field needs --data"),
+        (["eval", "run-1", "--per_document", "0"], "--per_document needs --by_position"),
+        (["eval", "run-1", "--shots", "0"], "--shots needs --tasks"),
         (["quantize", "run-1", "--tokens", "8", *DATA[:2]], "--tokens is of a validation split"),
         (["eval", "run-1", *DATA, "--by-position", "--chunk", "0"], "--chunk must be at least 1"),
         (["eval", "run-1", "--context", "6", "16", "--by-position"], "6 does not divide 16"),

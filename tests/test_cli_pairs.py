@@ -133,7 +133,34 @@ def test_options_of_another_objective_are_one_line(capsys):
     assert "for runs with objective seq2seq" in refused(capsys, "generate", "clm", "--beam", "2")
 
 
-@pytest.mark.parametrize("argv", [["eval", "run", "--by_position"], ["context", "run"]])
+@pytest.mark.parametrize("beam", [[], ["--beam", "1"]])
+@pytest.mark.parametrize("verb", [["eval", "run"], ["generate", "run", "--prompt", "one"]])
+def test_a_length_penalty_without_a_beam_is_refused(capsys, verb, beam):
+    message = refused(capsys, *verb, *beam, "--length_penalty", "3")
+    assert "--length_penalty needs a --beam of at least 2" in message
+
+
+def test_the_field_of_a_text_is_refused_for_pairs(capsys):
+    message = refused(capsys, "eval", "run", "--data", "pairs.jsonl", "--field", "en")
+    assert "--field is for text, and run has objective seq2seq: give --source_field" in message
+
+
+def test_the_field_of_prepared_pairs_is_refused(capsys):
+    command = ["prepare", "pairs.jsonl", "--pairs", "--tokenizer", "bytes", "--out", "shards"]
+    assert main([*command, "--source_field", "en", "--target_field", "de"]) == 0
+    capsys.readouterr()
+    message = refused(capsys, "eval", "run", "--data", "shards", "--source_field", "en")
+    assert "'en' is of a line of JSON, and shards holds no JSON lines: leave it out" in message
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["eval", "run", "--by_position"],
+        ["eval", "run", "--by_position", "--beam", "4"],
+        ["context", "run"],
+    ],
+)
 def test_losses_by_position_are_refused_for_the_objective_and_not_for_the_data(capsys, argv):
     assert "a model with the objective seq2seq has no losses by position" in refused(capsys, *argv)
 

@@ -478,6 +478,11 @@ def test_a_signal_before_training_is_one_line_and_status_75(number, capsys, monk
     assert line.startswith(f"unitsphere: {name} while not training: the same command ")
 
 
+def test_the_area_of_a_schedule_and_a_dry_run_are_not_asked_for_at_once(capsys):
+    message = refused(capsys, "train", "quickstart/ngpt", "--area", "--dry_run", "--json")
+    assert "--area and --dry_run do not go together: give one" in message
+
+
 def test_the_short_names_of_train_take_a_value(capsys):
     for area in ("--area=True", "--schedule.area=True", "--schedule.area"):
         assert main(["train", "quickstart/ngpt", "--verify=False", area]) == 0

@@ -123,3 +123,9 @@ def test_options_that_do_not_go_together(serving, words, capsys):
     assert main(["report", str(run), "--serve", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not Path("x.html").exists()
+
+
+def test_a_port_is_refused_where_nothing_is_served(serving, capsys):
+    run, _ = serving
+    assert main(["report", str(run), "--port", "0"]) == 2
+    assert "--port needs --serve" in capsys.readouterr().err

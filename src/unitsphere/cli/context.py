@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.data.prepare import check_scored
     from unitsphere.studies.context import KIND
 
-    check_scored(args.data)
+    check_scored(args.data, [args.field])
     study = KIND.spec(
         arms,
         args.data,

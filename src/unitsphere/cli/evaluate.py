@@ -75,8 +75,8 @@ class Eval:
     beam: Annotated[int | None, arg(metavar="K")] = None
     """seq2seq: width of the beam, by default 1; 0: write no targets, no BLEU"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
-    """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
-    0.6"""
+    """length penalty of a beam of at least 2: 0 ranks by probability, more prefers longer targets;
+    by default 0.6"""
     context: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
     """tokens that the model sees at once, by default as in training; a result for each"""
     by_position: bool = False
@@ -122,7 +122,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
 
-    check_scored(args.data)
+    named = [getattr(args, option) for option in FIELDS.values()]
+    check_scored(args.data, () if args.tasks else named)  # a task has fields of its own
     path, state = pinned_state(args.run) if args.tasks else (args.run, None)
     loaded = load_run(path, args.device, weights=args.weights)
     own = loaded.config.objective
@@ -174,9 +175,12 @@ def subject(args: Eval, config: "RunConfig", contexts: list[int]) -> dict[str, A
 
 def evaluations(args: Eval, run: "LoadedRun") -> dict[int, dict[str, Any]]:
     """Context -> figures, in fp32 on every device, so that they can be compared."""
+    from unitsphere.training.by_position import check_causal
+
     own = run.config.objective
     contexts = args.context or (run.config.data.context,)
     if args.by_position:
+        check_causal(own)
         refuse_pair_options(args, own)
         return position_evaluations(args, run, contexts)
     if own == "seq2seq":
@@ -246,6 +250,11 @@ def pair_evaluations(
     """Context -> figures of an encoder–decoder."""
     from unitsphere.data.documents import PairFields
 
+    if args.field is not None and not args.tasks:
+        raise UserError(
+            f"--field is for text, and {args.run} has objective seq2seq: give --source_field and "
+            "--target_field instead"
+        )
     trained = run.config.data
     fields = PairFields(
         args.source_field or trained.source_field, args.target_field or trained.target_field

@@ -64,8 +64,8 @@ class Generate:
     beam: Annotated[int | None, arg(metavar="K")] = None
     """seq2seq: width of the beam, by default 1"""
     length_penalty: Annotated[float | None, arg(metavar="A")] = None
-    """length penalty of the beam: 0 ranks by probability, more prefers longer targets; by default
-    0.6"""
+    """length penalty of a beam of at least 2: 0 ranks by probability, more prefers longer targets;
+    by default 0.6"""
     weights: Literal["last", "average"] = "last"
     """last: those of the last step; average: their average by the run's optim.average, projected"""
     device: str = "auto"

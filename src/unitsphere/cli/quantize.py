@@ -58,9 +58,11 @@ def run(argv: list[str]) -> int:
     check_positive(tokens=args.tokens)
     check_needs(args, "data", "field")
     arms = named_runs(args.runs)
+    from unitsphere.data.prepare import check_scored
     from unitsphere.data.shards import is_prepared
     from unitsphere.studies.quantize import FORMATS, KIND
 
+    check_scored(args.data, [args.field])
     if args.tokens is not None and args.data is not None and not is_prepared(args.data):
         raise UserError("--tokens is of a validation split, a text is scored whole: leave it out")
     study = KIND.spec(

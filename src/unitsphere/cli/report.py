@@ -9,8 +9,12 @@ from tyro.conf import Positional, arg
 
 from unitsphere.cli.output import print_json
 from unitsphere.cli.parse import parse
+from unitsphere.cli.scores import check_needs
 from unitsphere.errors import UserError
 from unitsphere.report.render.text import harmless
+
+PORT = 8321
+"""That of --serve if none is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Report:
     int8: 1.4 bytes of the page for each parameter)"""
     serve: bool = False
     """serve the page on this machine only, always the latest, until Ctrl-C"""
-    port: int = 8321
-    """port of --serve; 0: any free port"""
+    port: int | None = None
+    """port of --serve, by default 8321; 0: any free port"""
     json: bool = False
     """print one JSON document"""
 
@@ -51,8 +55,10 @@ class Report:
 def run(argv: list[str]) -> int:
     """Write the page, or serve it."""
     args = parse(Report, argv, "report")
-    if not 0 <= args.port <= 65535:
-        raise UserError(f"--port must be from 0 to 65535: {args.port}")
+    check_needs(args, "serve", "port")
+    port = PORT if args.port is None else args.port
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port must be from 0 to 65535: {port}")
     if args.samples < 0:
         raise UserError(f"--samples must be at least 0: {args.samples}")
     if args.serve:
@@ -64,7 +70,7 @@ def run(argv: list[str]) -> int:
             raise UserError("--serve shows no model: write a page with --playground instead")
         from unitsphere.report.serve import serve
 
-        serve(args.folders, args.port)
+        serve(args.folders, port)
         return 0
     from unitsphere.report.write import write_page
 

@@ -49,7 +49,8 @@ class PairSource:
 def check_needs(args: Any, needed: str, *names: str) -> None:
     """Raise UserError for an option that is given without the one that it needs."""
     for name in names if not getattr(args, needed) else ():
-        if getattr(args, name) not in (None, False):
+        value = getattr(args, name)
+        if value is not None and value is not False:  # 0 is a value
             raise UserError(f"--{name} needs --{needed}: give both, or leave it out")
 
 
@@ -64,9 +65,11 @@ def refuse_pair_options(args: Any, objective: str) -> None:
 
 
 def search_of(args: Any, max_tokens: int) -> "Search":
-    """The search of a verb's --beam and --length_penalty."""
+    """The search of a verb's --beam and --length_penalty; UserError if only the latter is given."""
     from unitsphere.inference.translate import Search
 
+    if args.length_penalty is not None and (args.beam or 1) < 2:
+        raise UserError("--length_penalty needs a --beam of at least 2: give both, or leave it out")
     given = {name: getattr(args, name) for name in ("beam", "length_penalty")}
     return Search(max_tokens, **{key: value for key, value in given.items() if value is not None})
 

@@ -215,8 +215,10 @@ def pick_folder(config: "RunConfig", name: str, say: bool) -> Path:
 
 
 def check_options(options: Train) -> None:
-    """Raise UserError for options that only a dry run has."""
+    """Raise UserError for options that only a dry run has, and for two things to print."""
     check_positive(world_size=options.world_size)
+    if options.area and options.dry_run:
+        raise UserError("--area and --dry_run do not go together: give one of them")
     if (options.world_size or options.json) and not options.dry_run:
         raise UserError("--world_size and --json are for --dry_run; torchrun says how many train")
 

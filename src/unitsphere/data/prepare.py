@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Iterable
 from os.path import exists, expanduser, isdir, realpath  # they raise nothing for odd names
 from pathlib import Path
 
 from unitsphere.data.config import DEFAULT_TOKENIZER, DataConfig
-from unitsphere.data.documents import PairFields
+from unitsphere.data.documents import PairFields, is_json_lines
 from unitsphere.data.encode import write_shards
 from unitsphere.data.job import ShardsJob
 from unitsphere.data.shards import (
@@ -201,14 +202,26 @@ def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> S
     return shards
 
 
-def check_scored(data: str | None) -> None:
-    """Raise UserError if `data` is neither a prepared folder nor files of text that can be read."""
-    if data is None or data in STANDARD_INPUT:
+def check_scored(data: str | None, fields: Iterable[str | None] = ()) -> None:
+    """Raise UserError if `data` is neither a prepared folder nor files of text that can be read.
+
+    Also for the name of a field (`fields`, None: not given) where no file holds lines of JSON.
+    """
+    if data is None:
         return
-    if data and is_prepared(data):
+    files: list[Path] = []
+    if data in STANDARD_INPUT:
+        files = [Path(data)]
+    elif data and is_prepared(data):
         read_manifest(Path(expanduser(data)))
     else:
-        find_files(data)
+        files = find_files(data)
+    given = [field for field in fields if field is not None]
+    if given and not any(map(is_json_lines, files)):
+        raise UserError(
+            f"the field {given[0]!r} is of a line of JSON, and {data} holds no JSON lines: leave "
+            "it out"
+        )
 
 
 def _validation_files(validation: str | None) -> list[Path]:
