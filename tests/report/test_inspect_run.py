@@ -126,7 +126,7 @@ def test_json_and_a_choice_of_probes_and_steps(runs, capsys):
     assert main([*command, "--steps", "4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document["probes"]) == ["gain_norms", "logit_lens"]
-    assert document["checkpoints"] == [0, 4]
+    assert document["checkpoints"] == [4]
     lens = document["probes"]["logit_lens"]["values"]["series"][-1]["loss"]
     assert lens["labels"] == ["in", "0", "1"]
     assert main(["inspect", "--list"]) == 0
@@ -184,12 +184,37 @@ def test_the_start_is_the_model_that_training_began_with(runs):
         environment.write_text(kept)
 
 
+@pytest.mark.parametrize("steps", [[0], [0, 4], [4]])
+def test_the_start_is_a_step_that_can_be_chosen(runs, found, steps):
+    names = ["group_norms", "angular_updates", "gradient_ratio"]
+    some = inspect_run(runs / "ngpt", names, steps, against=runs / "gpt", device="cpu")
+    assert some["checkpoints"] == steps
+    for name in ("group_norms", "gradient_ratio"):
+        every = found["probes"][name]["values"]
+        chosen = some["probes"][name]["values"]
+        assert chosen["steps"] == steps
+        assert chosen["series"] == [every["series"][every["steps"].index(s)] for s in steps]
+
+
+def test_a_run_without_checkpoints_has_a_start(runs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "gpt", run)
+    shutil.rmtree(run / "checkpoints")
+    command = ["inspect", str(run), "--device", "cpu", "--probes", "group_norms"]
+    assert main([*command, "--steps", "0", "--film"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--steps", "4"]) == 2
+    assert "no checkpoint of step 4 (it has: none)" in capsys.readouterr().err
+
+
 def test_a_start_with_the_weights_of_another_run_is_left_out(runs, tmp_path):
     config = load_run(runs / "gpt", "cpu").config
     again = dataclasses.replace(config, init=str(runs / "gpt"))
     train(again, tmp_path / "run")
     found = inspect_run(tmp_path / "run", ["group_norms"], device="cpu")
     assert found["checkpoints"] == [2, 4]
+    with pytest.raises(UserError, match=r"no step 0: .* cannot be drawn again here, leave it out"):
+        inspect_run(tmp_path / "run", ["group_norms"], [0, 4], device="cpu")
     other = inspect_run(runs / "gpt", ["gradient_ratio"], against=tmp_path / "run", device="cpu")
     assert other["probes"]["gradient_ratio"]["values"]["steps"] == [2, 4]
 

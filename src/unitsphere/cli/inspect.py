@@ -31,7 +31,8 @@ class Inspect:
     probes: Annotated[tuple[str, ...], arg(metavar="NAME [NAME …]")] = ()
     """which probes; by default all"""
     steps: Annotated[tuple[int, ...], arg(metavar="N [N …]")] = ()
-    """which checkpoints; by default all (a run keeps two; --train.keep_every keeps more)"""
+    """which checkpoints, 0: the start; by default all (a run keeps two; --train.keep_every keeps
+    more)"""
     against: Annotated[Path | None, arg(metavar="RUN2")] = None
     """a second run: RUN's gradients are divided by its gradients"""
     data: Annotated[str | None, arg(metavar="FILE")] = None

@@ -50,24 +50,31 @@ def inspect_run(
 
     Returns the document that the package `inspection` describes.
 
-    Before the first stands the start, where it can be drawn again: the weights depend on the seed
-    and the kind of device, and a run with `init` did not draw them. `against` is the run that
-    gradients are compared with, where it has a checkpoint of the same step; the last of the one
-    with the last of the other. `data` is what the probes look at; none: the run's validation split.
-    Raises UserError for a folder without a run or the checkpoint, an unknown probe, and without
-    `data` for a run that somebody else made.
+    Before the first stands the start, step 0, where it can be drawn again: the weights depend on
+    the seed and the kind of device, and a run with `init` did not draw them. `against` is the run
+    that gradients are compared with, where it has a checkpoint of the same step; the last of the
+    one with the last of the other. `data` is what the probes look at; none: the run's validation
+    split.
+    Raises UserError for a folder without a run or the checkpoint, a start that is named and cannot
+    be drawn again, an unknown probe, and without `data` for a run that somebody else made.
     """
     names = chosen(names)
     config = run_config(run)
     places = checkpoints(run, steps)
-    check_checkpoint(config, places[max(places)])
+    if places:
+        check_checkpoint(config, places[max(places)])
     on = pick_device(device)
+    drawn = starts_alike(run, config, on)
+    if 0 in steps and not drawn:
+        raise UserError(f"{run} has no step 0: its start cannot be drawn again here, leave it out")
     batch, why = probed_batch(run, config, data, on)
     bases = {} if against is None else bases_of(against, data, on)
-    last, recorded = max(places), records_of(run)
+    last, recorded = max(places, default=None), records_of(run)
     scenes: dict[int, Mapping[str, Values | str]] = {}
-    for subject in subjects(run, config, places, on):
+    for subject in subjects(start(config, on), config, places, drawn):
         step = subject.step
+        if steps and step not in steps:  # the start, which the next one is compared with
+            continue
         base = bases.get(max(bases) if step == last else step) if bases else None
         full = replace(
             subject,
@@ -135,7 +142,7 @@ def run_config(run: Path) -> RunConfig:
 def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
     """Step -> folder of the complete checkpoints that are wanted, oldest first.
 
-    A damaged one is passed over with a line on stderr.
+    A damaged one is passed over with a line on stderr. Step 0, the start, has none.
     """
     found = checkpoint.folders(run / CHECKPOINTS)
     for step in steps:
@@ -151,19 +158,21 @@ def checkpoints(run: Path, steps: Sequence[int]) -> dict[int, Path]:
             places[step] = folder
         else:
             print(f"checkpoint {folder} is damaged ({wrong}): left out", file=sys.stderr)
-    if not places:
+    if not places and 0 not in steps:
         why = " of these steps" if found else ": train it first"
         raise UserError(f"{run} has no complete checkpoint{why}")
     return places
 
 
 def subjects(
-    run: Path, config: RunConfig, places: Mapping[int, Path], device: torch.device
+    model: Transformer, config: RunConfig, places: Mapping[int, Path], drawn: bool
 ) -> Iterator[Subject]:
-    """The model at its start and at each checkpoint, with what is known of the one before."""
-    model = start(config, device)
+    """The model at its start, if it was drawn so, and at each checkpoint.
+
+    Each with what is known of the one before.
+    """
     before, last = None, 0
-    if starts_alike(run, config, device):
+    if drawn:
         yield Subject(model)
         before = copies(model)
     for step, folder in places.items():
