@@ -5,6 +5,7 @@ import pytest
 from unitsphere.report.kinds.ladder import answer as ladder_answer
 from unitsphere.report.kinds.quantize import bits_figure
 from unitsphere.report.kinds.ramp import diverges
+from unitsphere.report.kinds.transfer import answer as transfer_answer
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,40 @@ def test_a_ladder_s_test_names_its_law_and_arms():
     ]
     said = ladder_answer({"arms": {"gpt": {"laws": {"loss": law}}}, "tests": tests})
     assert "the exponents of rate(N) of gpt and a differ by 0.2500 (p = 0.5)" in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (
+            [(0.05, None), (0.01, None)],
+            "ngpt at the law's rates is at most 0.0500 nats per token above the best rates "
+            "(16×1, 640 tokens), in 2 of 2 cells.",
+        ),
+        (
+            [(0.01, None), (0.05, "high"), (None, None)],
+            "ngpt at the law's rates is at most 0.0100 nats per token above the best rates "
+            "(16×1, 640 tokens), in 1 of 3 cells; "
+            "the best rate of 1 of its cells is at the grid's edge.",
+        ),
+        (
+            [(0.05, "high"), (0.01, "low")],
+            "ngpt has no cell with a loss at the law's rate and a best rate inside the grid; "
+            "the best rate of 2 of its cells is at the grid's edge.",
+        ),
+        (
+            [(None, None)],
+            "ngpt has no cell with a loss at the law's rate and a best rate inside the grid.",
+        ),
+    ],
+)
+def test_a_transfer_s_largest_gap_leaves_lower_bounds_out(cells, said):
+    size = {"depth": 1, "tokens": 640}
+    found = [
+        size | {"width": 16 * n, "gap": gap, "edge": edge}
+        for n, (gap, edge) in enumerate(cells, start=1)
+    ]
+    assert transfer_answer({"arms": {"ngpt": {"cells": found}}}) == said
 
 
 def test_a_loss_that_rounding_lowers_stands_where_the_caption_says():

@@ -74,17 +74,23 @@ def interval(fit: Json) -> tuple[float, float] | None:
 
 
 def answer(found: Json) -> str:
-    """The largest gap of each arm."""
+    """The largest gap of each arm; that of a best rate at the grid's edge is a lower bound."""
     said = []
     for name, arm in found["arms"].items():
-        gaps = [cell for cell in arm["cells"] if cell["gap"] is not None]
-        if not gaps:
-            said.append(f"{name} has no cell with a loss at the law's rate")
-            continue
-        worst = max(gaps, key=lambda cell: cell["gap"])
-        at = f"{worst['width']}×{worst['depth']}, {worst['tokens']:,} tokens"
-        said.append(
-            f"{name} at the law's rates is at most {worst['gap']:.4f} nats per token above the "
-            f"best rates ({at}), in {len(gaps)} of {len(arm['cells'])} cells"
-        )
+        said.append(largest_gap(name, arm["cells"]))
+        if edges := sum(cell["edge"] is not None for cell in arm["cells"]):
+            said.append(f"the best rate of {edges} of its cells is at the grid's edge")
     return f"{'; '.join(said)}."
+
+
+def largest_gap(name: str, cells: list[Json]) -> str:
+    """An arm's largest gap to a best rate inside the grid."""
+    inside = [cell for cell in cells if cell["gap"] is not None and cell["edge"] is None]
+    if not inside:
+        return f"{name} has no cell with a loss at the law's rate and a best rate inside the grid"
+    worst = max(inside, key=lambda cell: cell["gap"])
+    return (
+        f"{name} at the law's rates is at most {worst['gap']:.4f} nats per token above the best "
+        f"rates ({worst['width']}×{worst['depth']}, {worst['tokens']:,} tokens), in {len(inside)} "
+        f"of {len(cells)} cells"
+    )
