@@ -16,6 +16,7 @@ from unitsphere.report.registry import page_of
 from unitsphere.report.render.text import terminal
 from unitsphere.studies.core.execute import execute
 from unitsphere.studies.core.kind import write_study
+from unitsphere.studies.core.space import Choices
 from unitsphere.studies.core.spec import study_from
 from unitsphere.studies.sweep import (
     KIND,
@@ -279,6 +280,15 @@ def test_importance_is_what_a_key_explains():
     assert shares["model.alpha.init"] == 0
     assert importance(space, trials[:2]) == {}
     assert set(importance(space, trials[:5])) == {"model.alpha.init"}
+
+
+def test_importance_needs_two_trials_of_a_value_on_average():
+    space = {"k": Choices(("a", "b"))}
+    a = [FakeTrial({"k": "a"}, figure) for figure in (1.0, 1.1, 0.9)]
+    b = FakeTrial({"k": "b"}, 3.0)
+    # Sums of squares: 3.02 in total, 0.02 within the values with 2 degrees of freedom.
+    assert importance(space, [*a, b]) == {"k": pytest.approx((3.02 - 0.02 - 0.01) / 3.02)}
+    assert importance(space, [*a[:2], b]) == {}
 
 
 @dataclasses.dataclass

@@ -63,7 +63,8 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """The share of the variance of the trials' figures that each key explains by itself (ε²).
 
     One-way analysis of variance, a range cut into BINS quantiles; ε² is the explained share less
-    what chance would explain. A key is left out if there are not two finished trials a value.
+    what chance would explain. A key is left out if its values have fewer than two finished trials
+    each on average; one value may have a single trial, as a search seldom repeats a bad one.
     """
     done = [(trial.params, trial.figure) for trial in trials if trial.figure is not None]
     figures = np.array([figure for _, figure in done])
