@@ -163,6 +163,10 @@ def test_an_end_in_the_warm_up_is_refused_once_the_steps_are_known(warmup, end):
         config_from(data, "mine.toml")
 
 
+def test_a_recipe_that_is_shortened_to_less_than_its_warm_up_still_runs():
+    assert factors(steps=10, warmup=100, end=0.5)[-1] == pytest.approx(0.1)
+
+
 def test_an_end_after_the_run_is_refused_with_the_config():
     data = {"architecture": "gpt", "train": {"steps": 300}, "schedule": {"end": 301.0}}
     with pytest.raises(UserError, match=r"schedule\.end 301 is after the run's 300 steps"):

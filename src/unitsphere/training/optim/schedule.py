@@ -198,7 +198,7 @@ def fall_begins(config: ScheduleConfig, steps: int) -> float:
 def decay_end(config: ScheduleConfig, steps: int) -> int:
     """The step of a run of `steps` updates from which the rate stays `final` (cosine, linear, wsd).
 
-    Raises UserError if it is after the run, or in the warm-up.
+    Raises UserError if it is after the run, or in a warm-up that the run leaves.
     """
     end = round(config.end if config.end > 1 else config.end * steps)
     if end > steps:
@@ -206,7 +206,8 @@ def decay_end(config: ScheduleConfig, steps: int) -> int:
             f"schedule.end {config.end:g} is after the run's {steps} steps: give a fraction of the "
             "run, or 1 for its end"
         )
-    if config.end != 1 and end <= (warmup := warmup_steps(config, steps)):
+    warmup = warmup_steps(config, steps)
+    if config.end != 1 and end <= warmup < steps:  # a shortened run may only warm up
         raise UserError(
             f"schedule.end {config.end:g} comes before the warm-up of {warmup} steps is over: "
             "make it larger, or schedule.warmup smaller"
