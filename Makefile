@@ -96,7 +96,7 @@ test-dist: dist ## use the wheel in a clean environment and an empty folder; wri
 address: ## write the project's address where it stands: make address URL=https://…
 	@test -n "$(URL)" || { echo "make address: name it with URL=https://…" >&2; exit 2; }
 	@sed -i "s|$$(sed -n 's/^Homepage = "\(.*\)"/\1/p' pyproject.toml)|$(URL)|g" \
-		pyproject.toml CITATION.cff mkdocs.yml SECURITY.md docs/tutorial.md \
+		pyproject.toml CITATION.cff mkdocs.yml SECURITY.md \
 		.github/ISSUE_TEMPLATE/config.yml
 
 .PHONY: coverage

@@ -20,7 +20,7 @@ def one_is_late(rank: int, folder: Path) -> None:
     original = Prefetch.rows
 
     def late(self: Prefetch, step: int, first: int, count: int) -> Batch:
-        time.sleep(0.1 * rank)
+        time.sleep(0.5 * rank)  # far longer than a step on a busy machine
         return original(self, step, first, count)
 
     Prefetch.rows = late
