@@ -63,13 +63,13 @@ class Pass(threading.local):
     groups: Groups
 
 
-CURRENT = Pass()
+CURRENT_PASS = Pass()
 
 
 class ExpertLinear(Linear):
     """A `Linear` for each expert, their matrices in one stack W [E, d_out, d_in].
 
-    `CURRENT.groups` says whose rows it is given; `Experts` sets it before each pass.
+    `CURRENT_PASS.groups` says whose rows it is given; `Experts` sets it before each pass.
     """
 
     def __init__(self, one: Linear, n_experts: int) -> None:
@@ -86,9 +86,9 @@ class ExpertLinear(Linear):
         weight, scale = self.matrix(), unless_one(scale)
         if scale is not None and folds(x):
             weight, scale = scale_rows(weight, scale), None
-        y = grouped_linear(x, weight, CURRENT.groups.ends)
+        y = grouped_linear(x, weight, CURRENT_PASS.groups.ends)
         if self.bias is not None:
-            y = y + self.bias[CURRENT.groups.experts].to(y.dtype)
+            y = y + self.bias[CURRENT_PASS.groups.experts].to(y.dtype)
         return y if scale is None else y * scale
 
 
@@ -154,7 +154,7 @@ class Experts(nn.Module):
         ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
         if self.training and torch.is_grad_enabled():
             self.tokens_per_expert += ends.diff(prepend=ends.new_zeros(1))
-        CURRENT.groups = Groups(experts, ends)
+        CURRENT_PASS.groups = Groups(experts, ends)
         by_expert = self.routed(rows[order // self.router.top_k])
         by_token = by_expert[order.argsort()].unflatten(0, chosen.shape)
         y = (by_token * gates.to(by_token.dtype)[..., None]).sum(-2).view_as(x)

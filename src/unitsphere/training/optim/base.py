@@ -1,4 +1,4 @@
-"""What optimizers here are made of: torch's without its compiler, one by weight, several as one."""
+"""What the optimizers build on: `Eager`, `ByWeight`, and `Combined`, several optimizers as one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -30,9 +30,8 @@ class Eager(Optimizer):
         keep_width(self, state_dict, self.declared)
 
     def declared(self, weight: Tensor) -> StateSpec:
-        """What is declared of a weight's state; nothing by an optimizer of torch's in Combined."""
-        part = next((part for part in getattr(self, "parts", [self]) if holds(part, weight)), self)
-        return state_spec(self, weight) if hasattr(part, "state_spec") else {}
+        """What is declared of a weight's state."""
+        return state_spec(self, weight)
 
 
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
@@ -114,9 +113,18 @@ class Combined(Eager):
             part.step()
         return loss
 
+    def part_of(self, parameter: Tensor) -> Optimizer:
+        """The part that steps a parameter."""
+        return next(part for part in self.parts if holds(part, parameter))
+
     def state_spec(self, parameter: Tensor) -> StateSpec:
         """What the part that holds the parameter keeps of it."""
-        return state_spec(next(part for part in self.parts if holds(part, parameter)), parameter)
+        return state_spec(self.part_of(parameter), parameter)
+
+    def declared(self, weight: Tensor) -> StateSpec:
+        """What is declared of a weight's state; torch's own optimizers declare nothing."""
+        known = hasattr(self.part_of(weight), "state_spec")
+        return super().declared(weight) if known else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"kinds": self.kinds}
