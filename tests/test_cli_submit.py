@@ -256,6 +256,14 @@ def test_a_dry_run_of_a_job_is_of_its_processes(capsys):
     assert not Path("runs").exists()
 
 
+def test_the_schedules_area_submits_nothing_and_says_so(capsys):
+    assert main(["train", "tiny.toml", "--submit", "slurm", "--schedule.area"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("schedule.area ")
+    assert said.err == "--area: nothing is submitted\n"
+    assert not Path("runs").exists()
+
+
 def test_a_submission_must_be_asked_for():
     with pytest.raises(UserError, match="is for a job"):
         take_submission(["tiny.toml", "--submit.time=2h"])

@@ -136,14 +136,14 @@ def run_recipe(argv: list[str]) -> int:
     with told_to_others():
         config, options, _ = read_settings("train", name, load_recipe(name), rest, Train)
         check_options(options)
+    if submission and (options.area or options.dry_run):
+        print(f"--{'area' if options.area else 'dry_run'}: nothing is submitted", file=sys.stderr)
     if options.area:
         return show_area(config)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     if first and (why := reason(config) or advice(config)):
         print(why, file=sys.stderr)
     if options.dry_run:
-        if submission:
-            print("--dry_run: nothing is submitted", file=sys.stderr)
         if options.out is not None:
             resolve_in(options.out, config)
         world = options.world_size or (submission.processes if submission else 1)
