@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import resource
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +24,7 @@ from unitsphere.files import (
     read_bytes,
     read_text,
     write_bytes,
+    write_tensors,
     write_text,
 )
 
@@ -197,6 +201,30 @@ def test_a_failure_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None
         temporary.write_text(f"half {1 / 0}")
     assert (tmp_path / "x").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@contextlib.contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file may have more bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_tensors_on_a_full_disk_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    """They ended `export` and `finetune` with a traceback."""
+    path = tmp_path / "w.safetensors"
+    with small_files(1000), pytest.raises(UserError, match=f"cannot write {path}: .*large"):
+        write_tensors(path, {"w": torch.zeros(1000)}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_others_may_read_a_file_of_tensors(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "w.safetensors", {"w": torch.zeros(2)}, {})
+    assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == 0o644
 
 
 @settings(max_examples=30)

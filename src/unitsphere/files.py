@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from io import FileIO, TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from unitsphere.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 JSON_LIMIT = 256 << 20
 """Most bytes of a file that is parsed as a whole: tokenizers of 250k entries take about 40 MB."""
@@ -108,6 +112,19 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
     write_bytes(path, text.encode())
+
+
+def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
+    """Write one safetensors file, complete or absent; a `UserError` if the disk takes no more."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with aside(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise UserError(f"cannot write {path}: {error}") from error
+        temporary.chmod(0o644)  # safetensors writes files that only their owner may read
 
 
 @contextmanager

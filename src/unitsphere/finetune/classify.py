@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from unitsphere.config import from_dict, read_json
 from unitsphere.data.labelled import Example, encode_examples, padded_rows
 from unitsphere.data.tokenizer import Tokenizer, load_tokenizer
 from unitsphere.errors import UserError
-from unitsphere.files import aside, check_given
+from unitsphere.files import check_given, write_tensors
 from unitsphere.models.classifier import Classifier, Pool
 from unitsphere.models.registry import build_from
 from unitsphere.models.trunk import Objective
@@ -35,8 +34,7 @@ CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 def save_weights(path: Path, model: Classifier, tag: str) -> None:
     """Write every tensor once, and what the file holds; it is complete or absent."""
-    with aside(path) as temporary:
-        save_file(model_tensors(model), temporary, metadata={"trained": tag})
+    write_tensors(path, model_tensors(model), {"trained": tag})
 
 
 @contextmanager

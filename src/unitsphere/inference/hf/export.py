@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from unitsphere.config import to_dict
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.data.writer import publish, workspace
 from unitsphere.errors import UserError
-from unitsphere.files import write_text
+from unitsphere.files import write_tensors, write_text
 from unitsphere.inference.hf.tokenizer import write_tokenizer
 from unitsphere.models.config import kv_heads, mlp_size
 from unitsphere.models.exported import check_exportable, exported_tensors, is_tied
@@ -115,12 +114,8 @@ def write_folder(
         expected = model(tokens).cpu()
     tied = is_tied(fold_(model))
     tensors, twin = exported_tensors(architecture, model)
-    save_file(
-        {name: tensor.cpu() for name, tensor in tensors.items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
-    )
-    (folder / WEIGHTS).chmod(0o644)  # safetensors writes files that only their owner may read
+    on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+    write_tensors(folder / WEIGHTS, on_cpu, {"format": "pt"})
     fields = config_fields(architecture, model, tied, context)
     fields["unitsphere"] = settings | {"model": to_dict(twin)}
     write_configs(folder, model.objective, fields, tokenizer)
