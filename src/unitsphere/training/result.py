@@ -65,15 +65,21 @@ def headline(trainer: Trainer, out: Path, state: State, recipe: str, epoch: int)
         f"{count:,} parameters, {trainer.plan.precision} on {trainer.model.device}",
         f"{train.steps:,} steps of {train.batch_tokens:,} tokens{start}",
     ]
-    warmup = warmup_steps(trainer.config.schedule, train.steps)
-    if warmup > train.steps:
-        lines.append(f"the warm-up of {warmup:,} steps is longer than the run: set schedule.warmup")
-    lines += trainer.config.schedule.unread() + trainer.config.optim.unread()
+    lines += without_effect(trainer.config)
     if (epochs := train.steps * trainer.config.rows / epoch) > 1:
         lines.append(f"reads the training data {epochs:.3g} times")
     if trainer.plan.precision == "bf16-storage":
         lines.append("weights stored in bf16 lose small updates: not recommended")
     return "\n".join(lines)
+
+
+def without_effect(config: RunConfig) -> list[str]:
+    """A line for each setting that the run does not read, or that takes effect after its end."""
+    schedule, optim, steps = config.schedule, config.optim, config.train.steps
+    lines = []
+    if (warmup := warmup_steps(schedule, steps)) > steps:
+        lines.append(f"the warm-up of {warmup:,} steps is longer than the run: set schedule.warmup")
+    return lines + schedule.unread() + optim.unread() + optim.average.unread(steps)
 
 
 def ending(found: Result, config: RunConfig) -> str:

@@ -199,6 +199,26 @@ def test_what_cannot_be_is_one_line(tiny, tmp_path):
     assert AverageConfig("tail", start=7).steps_alike(10, 20) == 20
 
 
+@pytest.mark.parametrize(
+    ("average", "said"),
+    [
+        (AverageConfig("ema", decay=0.9, start=0.5), ""),
+        (AverageConfig("tail"), ""),
+        (AverageConfig(decay=0.9), "average.decay 0.9 is for optim.average.kind ema, not none: it"),
+        (AverageConfig("tail", decay=0.9), "is for optim.average.kind ema, not tail: it is not"),
+        (AverageConfig(start=0.5), "average.start 0.5 is for optim.average.kind ema or tail, not"),
+        (
+            AverageConfig("ema", start=10),
+            "average starts after step 10, and the run has 10: set",
+        ),
+    ],
+)
+def test_what_a_run_does_not_read_is_said(average, said):
+    lines = average.unread(10)
+    assert said in "".join(lines)
+    assert len(lines) == (said != "")
+
+
 def test_a_checkpoint_before_the_first_averaged_step_has_no_average(tiny, tmp_path):
     """Its state has the last weights in the average's place: they would pass for an average."""
     config = tiny("ngpt", steps=4, save_every=2)

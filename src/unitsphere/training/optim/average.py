@@ -79,6 +79,26 @@ class AverageConfig:
         start = START.get(self.kind, 0.0) if self.start is None else self.start
         return round(start if start >= 1 else start * steps)
 
+    def unread(self, steps: int) -> list[str]:
+        """A line for each number that is set and that a run of `steps` does not read.
+
+        No error: a run that was trained with one, to no effect, still loads.
+        """
+        unused = f"not {self.kind}: it is not used"
+        lines = []
+        if self.kind != "ema" and self.decay != AverageConfig.decay:
+            decay = f"optim.average.decay {self.decay:g}"
+            lines.append(f"{decay} is for optim.average.kind ema, {unused}")
+        if self.kind == "none" and self.start is not None:
+            start = f"optim.average.start {self.start:g}"
+            lines.append(f"{start} is for optim.average.kind ema or tail, {unused}")
+        if self.kind != "none" and self.first(steps) >= steps:
+            lines.append(
+                f"the average starts after step {self.first(steps):,}, and the run has {steps:,}: "
+                "set optim.average.start"
+            )
+        return lines
+
     def steps_alike(self, steps: int, more: int) -> int:
         """How many steps from the first on a run of `steps` and one of `more` average alike."""
         starts = self.first(steps), self.first(more)
