@@ -227,6 +227,13 @@ def test_others_may_read_a_file_of_tensors(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == 0o644
 
 
+def test_an_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """The command line called it "the output"."""
+    with small_files(10), pytest.raises(OSError, match="large") as error:
+        write_text(tmp_path / "x", "more than ten bytes")
+    assert error.value.filename == str(tmp_path / "x")
+
+
 @settings(max_examples=30)
 @given(st.text(st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1))
 def test_names_of_any_length_are_written(name: str) -> None:

@@ -140,6 +140,9 @@ def aside(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # writing and syncing name no file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
