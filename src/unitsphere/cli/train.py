@@ -245,7 +245,10 @@ def show_area(config: "RunConfig") -> int:
 def show_dry_run(config: "RunConfig", world: int, json: bool) -> int:
     """Lay the run out over `world` processes and print that, as tables or one JSON document."""
     from unitsphere.training.cost import dry_run
+    from unitsphere.training.result import without_effect
 
+    for line in without_effect(config):
+        print(line, file=sys.stderr)
     found = dry_run(planned(config, world), world)
     if json:
         print_json(found.record())

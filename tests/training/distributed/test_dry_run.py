@@ -238,6 +238,19 @@ def test_a_dry_run_refuses_what_a_run_refuses(options, why, source, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_says_as_a_run_does_which_settings_have_no_effect(source, tmp_path, capsys):
+    command = ["train", "quickstart/ngpt", "--data.source", str(source), "--data.tokenizer=bytes"]
+    command += ["--model.n_layers=1", "--train.steps=2", "--train.batch_tokens=256"]
+    command += ["--schedule.warmup=5", "--schedule.decay=0.5", "--optim.ns_steps=3"]
+    command += ["--optim.average.decay=0.9"]
+    for end in (["--dry_run"], ["--out", str(tmp_path / "run")]):
+        assert main([*command, *end]) == 0
+        said = capsys.readouterr().err
+        for why in ("warm-up of 5 steps is longer", "schedule.decay 0.5 is for", "ns_steps 3 is"):
+            assert why in said
+        assert "optim.average.decay 0.9 is for optim.average.kind ema" in said
+
+
 def test_a_dry_run_refuses_the_folder_that_a_run_refuses(source, tmp_path, capsys):
     train = ["train", "quickstart/ngpt", "--data.source", str(source), "--data.tokenizer=bytes"]
     train += ["--model.n_layers=1", "--train.steps=1", "--train.batch_tokens=256"]
