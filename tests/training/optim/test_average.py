@@ -183,6 +183,17 @@ def test_a_stop_in_its_validation_saves_the_weights_of_the_step(tiny, tmp_path, 
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
+def test_a_second_average_of_an_optimizer_is_refused():
+    """Both wrote one tensor, so that neither average was right."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    handles = optim.average(optimizer, decay=0.9)
+    with pytest.raises(UserError, match="keeps an average already"):
+        optim.average(optimizer, decay=0.5)
+    for handle in handles:
+        handle.remove()
+    optim.average(optimizer, decay=0.5)
+
+
 def test_what_cannot_be_is_one_line(tiny, tmp_path):
     for numbers in ({"decay": 1.0}, {"decay": 0.0}, {"start": -1.0}, {"start": float("inf")}):
         with pytest.raises(UserError, match=rf"optim\.average\.{next(iter(numbers))} must"):

@@ -156,7 +156,7 @@ def average(
 
     decay: of an exponential average; None: the plain mean of the weights from step `start` on.
     Call it after `constrain`: what is averaged are the projected weights. `averaged` uses them.
-    UserError for a decay or a start that cannot be.
+    UserError for a decay or a start that cannot be, and for an optimizer that keeps an average.
 
     >>> average(optimizer, decay=0.999)
     >>> with averaged(model, optimizer):
@@ -164,6 +164,11 @@ def average(
     """
     AverageConfig(decay=0.5 if decay is None else decay, start=start)  # refuses what cannot be
     optimizer = innermost(optimizer)
+    if any(isinstance(hook, Averages) for hook in attached(optimizer)):
+        raise UserError(
+            "the optimizer keeps an average already, and two would overwrite each other: leave out "
+            "the second call, or remove() the handles of the first"
+        )
     return attach(optimizer, Averages(decay, start))
 
 
