@@ -119,3 +119,11 @@ def test_texts_begin_with_the_separator(model):
         assert completion.prompt_tokens == len(prompt) + 1
         assert completion.tokens == len(ids)
         assert completion.stopped == (len(ids) < 10)
+
+
+def test_a_string_in_the_place_of_a_list_is_refused(model):
+    """Each of its characters was taken for a prompt, or for a stop string."""
+    with pytest.raises(UserError, match="give a list of prompts, not a single string"):
+        generate_text(model, Letters(), "ABC", 3)
+    with pytest.raises(UserError, match="give a list of stop strings, not a single string"):
+        generate_text(model, Letters(), ["ABC"], 3, stops="AB")

@@ -182,6 +182,8 @@ def generate_text(
     `stops`. `show` is called with the number of a prompt and the text added to its
     continuation, as soon as no later token can change that text. See `generate` for the rest.
     """
+    if isinstance(prompts, str):  # else each character is a prompt
+        raise UserError("give a list of prompts, not a single string")
     check_stops(stops)
     rows = [[tokenizer.separator, *tokenizer.encode(prompt)] for prompt in prompts]
     texts = [Text(tokenizer, row[1:], stops) for row in rows]
@@ -216,7 +218,9 @@ def generate_text(
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Raise a `UserError` for a stop string that is empty."""
+    """Raise a `UserError` for a stop string that is empty, and for one without its list."""
+    if isinstance(stops, str):  # else each character is one
+        raise UserError("give a list of stop strings, not a single string")
     if not all(stops):
         raise UserError("a stop string must not be empty")
 
