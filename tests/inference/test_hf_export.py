@@ -523,6 +523,28 @@ def test_an_engine_that_keeps_the_keys_gets_no_key_offset(folder):
         )
 
 
+@pytest.mark.parametrize("name", ["shifted", "offset"])
+def test_continuous_batching_refuses_what_reads_the_token_before(folder, name):
+    model, _ = loaded(folder / f"hf-{name}")
+    with pytest.raises(ValueError, match="continuous batching does not tell the token before"):
+        model.init_continuous_batching()  # as `generate_batch` does
+
+
+@torch.no_grad()
+def test_continuous_batching_gives_the_text_of_a_prompt_alone(folder):
+    from transformers import ContinuousBatchingConfig
+
+    model, _ = loaded(folder / "hf-windowed")
+    prompts = [[0, *b"The cat sat on the mat, and"], [0, *b"that"]]
+    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+    together = model.generate_batch(
+        prompts, max_new_tokens=5, continuous_batching_config=sizes, warmup=False
+    )
+    for prompt, found in zip(prompts, together.values(), strict=True):
+        alone = model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False)
+        assert found.generated_tokens == alone[0, len(prompt) :].tolist()
+
+
 def test_auto_map_names_what_other_engines_ask_for(folder):
     config = AutoConfig.from_pretrained(folder / "hf-ngpt", trust_remote_code=True)
     assert set(config.auto_map) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}

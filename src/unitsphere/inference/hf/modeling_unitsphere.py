@@ -1006,6 +1006,18 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         cache.last_ids = past + time, input_ids[:, -1:]  # pyright: ignore[reportAttributeAccessIssue]
         return {"previous_ids": last[1]} if last and last[0] == past else {}
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own, with which `generate_batch` and `transformers serve` begin.
+
+        It puts the tokens of several texts into one row and keeps the keys itself.
+        """
+        if self.config.token_shift or self.config.key_offset:
+            raise ValueError(
+                "continuous batching does not tell the token before: no token_shift and no "
+                "key_offset; take generate"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
+
     @can_return_tuple
     def forward(
         self,
