@@ -135,3 +135,29 @@ def test_a_loaded_run_keeps_its_own_radius():
         if saved:
             assert norm == pytest.approx(saved[2], rel=1e-6)
         saved = [model.state_dict(), optimizer.state_dict(), norm]
+
+
+@pytest.mark.parametrize("kind", ["frobenius", "hyperball"])
+def test_torch_s_loader_leaves_the_weights_that_were_loaded_before(kind):
+    """It makes a step of rate 0 for the names of the state, when the radius is another start's."""
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    def made(seed):
+        model = build("gpt", **SMALL, seed=seed)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        constrain(model, optimizer, config=ConstraintConfig(kind=kind))
+        return model, optimizer
+
+    (trained, optimizer), (model, loaded) = made(0), made(1)
+    tokens = torch.arange(12)[None]
+    trained.loss(tokens, tokens).backward()
+    optimizer.step()
+    model.load_state_dict(trained.state_dict())
+    set_optimizer_state_dict(model, loaded, get_optimizer_state_dict(trained, optimizer))
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, trained.get_parameter(name)), name
+        own = optimizer.state[trained.get_parameter(name)].get("radius")
+        assert loaded.state[weight].get("radius") == own

@@ -81,6 +81,11 @@ class Projection(StepHook):
                 constraint.project_(weight)
 
 
+def rates(optimizer: Optimizer) -> dict[int, Any]:
+    """The id of each tensor that the optimizer holds -> its rate; None where there is none."""
+    return {id(p): g.get("lr") for g in optimizer.param_groups for p in g["params"]}
+
+
 def acts(call: Any, step: Literal["before", "after"]) -> bool:
     """Whether a hook's `call` needs gradients or a step that `Projection` has taken away."""
     owner = getattr(call, "__self__", None)
@@ -127,9 +132,15 @@ class Frobenius(StepHook):
         return {"radius": Slot(stack, self.start[0].dtype)} if held else {}
 
     def after(self, optimizer: Optimizer) -> None:
-        """Project."""
+        """Project, unless the rate is 0.
+
+        torch makes a step of rate 0 before it loads a state, perhaps beside weights of other norms
+        (`set_optimizer_state_dict`).
+        """
+        rate = rates(optimizer)
         for weight, radius in self.radii(optimizer):
-            project_sphere_(weight, WHOLE, radius)
+            if rate[id(weight)] != 0:
+                project_sphere_(weight, WHOLE, radius)
 
     def radii(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
         """Each matrix that was stepped, and its radius: the state's, so that it can be reloaded."""
@@ -158,10 +169,12 @@ class Hyperball(Frobenius):
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
-        """Replace the step by one of length lr·R in its direction, and project."""
-        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        """Replace the step by one of length lr·R in its direction, and project; not at rate 0."""
+        rate = rates(optimizer)
         previous = {id(w): old for w, old in zip(self.weights, self.previous, strict=True)}
         for weight, radius in self.radii(optimizer):
+            if rate[id(weight)] == 0:
+                continue
             old = previous[id(weight)]
             direction = project_sphere_(weight - old, WHOLE, radius)
             weight.copy_(old.add_(direction.mul_(rate[id(weight)])))
@@ -193,7 +206,7 @@ class AngleCap(StepHook):
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
         """Turn back what has turned too far."""
-        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        rate = rates(optimizer)
         for (weight, dim), old in zip(self.held, self.previous, strict=True):
             if id(weight) not in rate:  # frozen: no group has it yet
                 continue
