@@ -31,7 +31,8 @@ class LanguageModel(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2, betas=(0.9, 0.95))
-        unitsphere.constrain(self, optimizer)
+        resumed = self.trainer.ckpt_path is not None  # its weights are loaded already
+        unitsphere.constrain(self, optimizer, now=not resumed)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 

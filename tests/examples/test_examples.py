@@ -109,6 +109,10 @@ def test_lightning_module(tmp_path):
     again.fit(fresh, loader, ckpt_path="saved.ckpt")
     assert again.global_step == 4
     assert off(fresh) < 1e-6
+    idle = Trainer(max_steps=3, accelerator="cpu", logger=False, **quiet)
+    idle.fit(unmoved := names["LanguageModel"](3), loader, ckpt_path="saved.ckpt")
+    for p, q in zip(module.parameters(), unmoved.parameters(), strict=True):
+        assert torch.equal(p, q)  # projected again, they would differ in their last bits
     average = names["ProjectedAverage"](decay=0.5)
     averaged, _ = names["main"](steps=3, callbacks=[average], enable_checkpointing=False, **quiet)
     assert off(averaged) < 1e-6
