@@ -215,6 +215,16 @@ def test_a_combined_optimizer_refuses_a_part_whose_average_would_be_lost():
         optim.Combined(averaged)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_combined_refuses_parts_whose_own_hooks_it_would_not_call(register, nested):
+    part = optim.MuonH([torch.nn.Parameter(torch.eye(2))])
+    part = optim.Combined(part) if nested else part
+    getattr(part, register)(lambda *given: None)
+    with pytest.raises(UserError, match="give them to Combined"):
+        optim.Combined(part)
+
+
 @pytest.mark.parametrize("kind", [optim.Muon, optim.NorMuon, optim.Soap, optim.SoapMuon])
 def test_a_vector_in_a_later_group_is_refused(kind):
     optimizer = kind([nn.Parameter(torch.ones(2, 2))])

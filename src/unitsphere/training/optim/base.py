@@ -71,6 +71,14 @@ class ByWeight(Eager, ABC):
         return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
 
 
+def hooks(optimizer: Optimizer) -> set[Any]:
+    """What is called around its steps: the types of what `attach` attached, and all other calls."""
+    tables = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    own = {type(hook) for hook in attached(optimizer)}
+    calls = {call for table in tables for call in table.values()}
+    return own | {call for call in calls if type(getattr(call, "__self__", None)) not in own}
+
+
 class Combined(Eager):
     """Several optimizers behind one `step`, one state and one list of groups.
 
@@ -78,7 +86,8 @@ class Combined(Eager):
     must be a class that can be made again from its own groups, as torch's optimizers can. What the
     parts have kept of their parameters is taken over.
 
-    Raises UserError for a part with a constraint or an average of weights: they belong here.
+    Raises UserError for a part with a constraint, an average of weights or another hook of its
+    step: they belong here.
     """
 
     def __init__(self, *parts: Optimizer) -> None:
@@ -88,12 +97,10 @@ class Combined(Eager):
         for part in flat:
             self.state.update(part.state)
         self._share()
-        given, kept = (
-            {type(hook) for part in some for hook in attached(part)} for some in (parts, self.parts)
-        )
-        if given - kept:
+        if set().union(*map(hooks, parts)) - set().union(*map(hooks, self.parts)):
             raise UserError(
-                "Combined would lose its parts' constraints and averages: give them to Combined"
+                "Combined would lose its parts' constraints, averages and other step hooks: give "
+                "them to Combined"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
