@@ -50,6 +50,21 @@ def test_what_is_folded_is_gone(case):
     assert {c.parameter for c in constraints(model)} == {"E_in.weight"}
 
 
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_folded_model_takes_the_weights_of_another(case, assign):
+    model, *_ = setup(case)
+    tokens, _ = batch()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    fold_(model)
+    fold_(other.to("meta") if assign else other)
+    other.load_state_dict(model.state_dict(), assign=assign)
+    assert torch.equal(other(tokens), model(tokens))
+
+
 @pytest.mark.parametrize("case", ["gpt-plus", "ngpt", "angpt", "normformer"])
 def test_a_folded_model_continues_a_prompt_with_the_same_tokens(case):
     model, *_ = setup(case)

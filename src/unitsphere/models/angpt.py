@@ -176,6 +176,7 @@ class Rate(Scale):
         super().__init__(config.alpha, (config.d_model,), config.d_model)
         self.restores, self.signed = config.nu_alpha, config.signed_alpha
         self.register_buffer("kept", None, persistent=False)  # ν(α) of a folded model
+        self.register_load_state_dict_post_hook(keep_loaded_nu)
 
     def forward(self) -> Tensor | float:
         """[d], a scalar tensor, or the constant."""
@@ -187,6 +188,19 @@ class Rate(Scale):
         if not self.restores:
             return 1.0
         return nu(self()) if self.kept is None else self.kept
+
+    @torch.no_grad()
+    def keep_nu(self) -> None:
+        """Compute ν(α) once for all tokens: see `plans.fold_`."""
+        self.kept = None
+        if self.restores:
+            self.kept = torch.as_tensor(self.nu())
+
+
+def keep_loaded_nu(rate: Rate, odd_keys: object) -> None:
+    """Compute a folded model's ν(α) again, of the α that was loaded."""
+    if rate.kept is not None:
+        rate.keep_nu()
 
 
 class Block(nn.Module):

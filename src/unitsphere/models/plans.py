@@ -190,9 +190,8 @@ def _fold_angpt_rate(rate: angpt.Rate) -> None:
     if rate.stored is None:
         return
     rate.stored.copy_(rate())
-    rate.factor, rate.signed, rate.kept = 1.0, True, None
-    if rate.restores:
-        rate.kept = torch.as_tensor(rate.nu())
+    rate.factor, rate.signed = 1.0, True
+    rate.keep_nu()
 
 
 def _fold_angpt(model: angpt.ANGPT) -> None:
