@@ -225,6 +225,19 @@ def test_combined_refuses_parts_whose_own_hooks_it_would_not_call(register, nest
         optim.Combined(part)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [(optim.Muon, "adjust_lr_fn"), (optim.SoapMuon, "adjust_lr")]
+)
+def test_a_group_whose_rate_is_adjusted_by_an_unknown_word_is_refused(kind, key):
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([{"params": [weight], key: "match_rms"}])
+    weight.grad = torch.eye(2)
+    if kind is optim.SoapMuon:  # its first step moves nothing
+        optimizer.step()
+    with pytest.raises(UserError, match="match_rms_adamw or original, not 'match_rms'"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("kind", [optim.Muon, optim.NorMuon, optim.Soap, optim.SoapMuon])
 def test_a_vector_in_a_later_group_is_refused(kind):
     optimizer = kind([nn.Parameter(torch.ones(2, 2))])

@@ -96,11 +96,16 @@ class NorMuonConfig(MuonConfig):
             raise UserError(f"optim.normuon.beta2 must be from 0 to below 1: {self.beta2}")
 
 
-def shape_rate(kind: str, shape: torch.Size) -> float:
-    """r: what the rate is multiplied with for a matrix [out, in], or a stack of them."""
+def shape_rate(kind: str | None, shape: torch.Size) -> float:
+    """r: what the rate is multiplied with for a matrix [out, in], or a stack of them.
+
+    None is original, as torch's Muon has it. UserError for another word: a group may have one.
+    """
     rows, columns = shape[-2:]
     if kind == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
+    if kind not in ("original", None):
+        raise UserError(f"a group's rate is adjusted by match_rms_adamw or original, not {kind!r}")
     return math.sqrt(max(1, rows / columns))
 
 
