@@ -13,7 +13,7 @@ import pytest
 import torch
 from forked import Forked, wait_for
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import Unigram, WordLevel
+from tokenizers.models import BPE, Unigram, WordLevel
 
 import unitsphere
 from unitsphere.cli import main
@@ -313,6 +313,32 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_one_after_the_prompt()
     work.put(torch.tensor([0]))
     work.close()
     assert pieces == [work.text, None] == [" sat", None]
+
+
+def byte_fallback() -> Tokenizer:
+    """A tokenizer as Llama's: characters that it does not know are their bytes, and bytes in a row
+    that are not UTF-8 are replacement characters, all of them."""
+    names = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256, "</s>": 257}
+    backend = Tokenizer(BPE(names, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "said"),
+    [
+        ("日本語", [*"éß".encode(), 256], ["é", "ß", "x"]),
+        ("x", [*b"E", 0xE9, 256, 256], ["E", "\N{REPLACEMENT CHARACTER}x", "x"]),
+    ],
+)
+def test_bytes_of_several_characters_in_a_row_are_streamed_too(prompt, new, said):
+    backend, pieces = byte_fallback(), []
+    work = Work(CompletionAsked(), [257, *backend.encode(prompt).ids], 8, backend)
+    work.loop = SimpleNamespace(call_soon_threadsafe=lambda put, piece: pieces.append(piece))
+    for token in new:
+        work.put(torch.tensor([token]))
+    work.close()
+    assert pieces == [*said, None]
 
 
 def test_nothing_of_a_token_comes_after_a_stop_string_within_it():

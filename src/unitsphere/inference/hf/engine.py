@@ -20,12 +20,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
 from unitsphere.config import read_json
-from unitsphere.data.tokenizer import JsonTokenizer
+from unitsphere.data.tokenizer import UNFINISHED, JsonTokenizer
 from unitsphere.errors import UserError
 from unitsphere.files import read_bytes, read_text
 from unitsphere.inference.decode import COLDEST
@@ -128,6 +127,12 @@ class Penalties(LogitsProcessor):
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
+def from_whole(ids: list[int], backend: Backend) -> list[int]:
+    """The ids without those at the start that are the rest of a character."""
+    starts = (at for at in range(len(ids)) if not backend.decode(ids[at:]).startswith(UNFINISHED))
+    return ids[next(starts, len(ids)) :]
+
+
 class Work:
     """One generation: what is to be done, and the pieces of its text as they come.
 
@@ -139,10 +144,10 @@ class Work:
         self.ids: list[int] = []
         self.left = threading.Event()
         self.stopped = False
-        self.tail, self.given = "", 0
-        self.decoder = DecodeStream([], skip_special_tokens=True)
-        for token in prompt[-LAST:]:  # some tokenizers drop the space before the first
-            self.decoder.step(backend, token)
+        self.tail = self.said = ""
+        # Tokens are decoded with those before: some tokenizers drop the space before the first.
+        self.window = from_whole(prompt[-LAST:], backend)
+        self.known = len(self.window)  # of them: those whose text is said
         self.queue: asyncio.Queue[str | None] = asyncio.Queue()
         self.loop: asyncio.AbstractEventLoop
         self.done: asyncio.Future[None]
@@ -155,14 +160,25 @@ class Work:
             return
         for token in ids.tolist():
             self.ids.append(token)
-            if piece := self.decoder.step(self.backend, token):
+            self.window.append(token)
+            piece = self.rest()
+            if piece and not piece.endswith(UNFINISHED):
+                self.window, self.known = self.window[self.known :], len(self.window) - self.known
                 self.give(self.up_to_stop(piece))
                 if self.stopped:
                     raise Ended
 
+    def rest(self) -> str:
+        """The text of the tokens that are not said yet; its last character may be incomplete.
+
+        tokenizers' DecodeStream fails where bytes make other characters with those after them.
+        """
+        before, now = map(self.backend.decode, (self.window[: self.known], self.window))
+        return now[len(before) :]
+
     def give(self, piece: str) -> None:
         """Add a piece to those that the event loop takes."""
-        self.given += len(piece)
+        self.said += piece
         self.loop.call_soon_threadsafe(self.queue.put_nowait, piece)
 
     def up_to_stop(self, piece: str) -> str:
@@ -181,7 +197,7 @@ class Work:
     def close(self) -> None:
         """Give the bytes of an incomplete character, and mark the end, if anybody listens."""
         if not self.left.is_set():
-            if rest := self.text[self.given :]:
+            if not self.stopped and (rest := self.rest()):
                 self.give(rest)
             self.loop.call_soon_threadsafe(self.queue.put_nowait, None)
 
@@ -199,9 +215,10 @@ class Work:
     @property
     def text(self) -> str:
         """All of it, at the end."""
+        if self.stopped:
+            return self.said
         before, whole = map(self.backend.decode, (self.prompt, self.prompt + self.ids))
-        found = whole[len(before) :]
-        return found[: self.given] if self.stopped else found
+        return whole[len(before) :]
 
     @property
     def finish_reason(self) -> str:
