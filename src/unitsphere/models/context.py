@@ -137,7 +137,7 @@ class SelfContext:
 
         Causal, or as the mask says. A single query is the last: it sees every key.
         """
-        # torch.export's comparison of sizes is no bool, which SDPA insists on.
+        # torch.export's comparison of sizes is not a bool, which SDPA insists on.
         causal = bool(self.causal and self.mask is None and q.shape[-2] > 1)
         return attention(cast(q, v.dtype), k, v, scale, self.mask, causal, dropout)
 
