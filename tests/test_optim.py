@@ -238,6 +238,19 @@ def test_a_group_whose_rate_is_adjusted_by_an_unknown_word_is_refused(kind, key)
         optimizer.step()
 
 
+def test_the_weights_of_a_checkpoint_are_not_projected_again():
+    """In the last bits a resumed run would differ from one that was not interrupted."""
+    model = build("ngpt", **SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    before = copy.deepcopy(model.state_dict())
+    optim.build(model, "adam", lr=1e-2, now=False)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    optim.build(model, "adam", lr=1e-2)
+    assert not torch.equal(model.state_dict()["E_in.weight"], before["E_in.weight"])
+
+
 @pytest.mark.parametrize("kind", [optim.Muon, optim.NorMuon, optim.Soap, optim.SoapMuon])
 def test_a_vector_in_a_later_group_is_refused(kind):
     optimizer = kind([nn.Parameter(torch.ones(2, 2))])

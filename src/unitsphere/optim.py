@@ -171,12 +171,15 @@ def by_role(model: nn.Module) -> dict[Role, list[Parameter]]:
     return found
 
 
-def build(model: nn.Module, name: str = "adam", *, warmup: int = 0, **settings: Any) -> Optimizer:
+def build(
+    model: nn.Module, name: str = "adam", *, warmup: int = 0, now: bool = True, **settings: Any
+) -> Optimizer:
     """The optimizer that `unitsphere train --optim.name NAME` makes, on its constraint.
 
     `settings` are the keys of `optim.*`, sections as dicts; `warmup` is the schedule's, for CPR.
-    Each group has its peak rate as "initial_lr". UserError for a name, key or value that cannot be,
-    and for the keys that are the loop's.
+    `now=False`: the weights are a checkpoint's, and are not projected again. Each group has its
+    peak rate as "initial_lr". UserError for a name, key or value that cannot be, and for the keys
+    that are the loop's.
 
     >>> optim.build(model, "muon", lr=0.01, adam_lr=0.003, muon={"cautious": True})
     """
@@ -185,7 +188,7 @@ def build(model: nn.Module, name: str = "adam", *, warmup: int = 0, **settings: 
             raise UserError(f"optim.{key} is the training loop's work: {OF_THE_LOOP[key]}")
     config = from_dict(optim_config_type(), {"name": name, **settings}, "optim.")
     optimizer = build_optimizer(model, config)
-    constrain(model, optimizer, config=config.constrained, warmup=warmup)
+    constrain(model, optimizer, config=config.constrained, warmup=warmup, now=now)
     return optimizer
 
 
