@@ -53,11 +53,12 @@ def print_piece(text: str) -> None:
 def hours(count: float) -> str:
     """Hours with two digits, in minutes below one, and in seconds below a minute."""
     if count < 1 / 60:
-        return f"{3600 * count:.2g} seconds"
-    if count < 1:
-        return f"{60 * count:.2g} minutes"
-    said = f"{count:.2g}" if count < 100 else f"{count:,.0f}"
-    return f"{said} hour" if said == "1" else f"{said} hours"
+        said, unit = f"{3600 * count:.2g}", "second"
+    elif count < 1:
+        said, unit = f"{60 * count:.2g}", "minute"
+    else:
+        said, unit = f"{count:.2g}" if count < 100 else f"{count:,.0f}", "hour"
+    return f"{said} {unit}" if said == "1" else f"{said} {unit}s"
 
 
 LINE_EVERY = 10.0
