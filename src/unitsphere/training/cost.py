@@ -117,7 +117,7 @@ def speed(config: RunConfig, device: torch.device) -> Speed:
         seconds.append(time.perf_counter() - began)
     flops = flops_per_token(model, small.data.context) * small.train.batch_tokens
     rate = flops / min(seconds)
-    return Speed(rate, f"measured here: {rate / 1e9:,.0f} GFLOP/s in a forward and backward pass")
+    return Speed(rate, f"measured here: {rate / 1e9:,.1f} GFLOP/s in a forward and backward pass")
 
 
 def assumed(config: RunConfig, device: torch.device) -> Speed:
