@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from unitsphere.config import check_seed, field_types, flatten, from_dict
+from unitsphere.config import check_seed, field_types, flatten, from_dict, to_dict
 from unitsphere.data.config import DataConfig
 from unitsphere.errors import UserError
 from unitsphere.inspection.live import InspectConfig
 from unitsphere.kernels import Mode
 from unitsphere.models.config import check_shape
+from unitsphere.models.mixers import ATTENTION, mixer_names
 from unitsphere.models.registry import architecture
 from unitsphere.models.trunk import Objective
 from unitsphere.training.by_size import at_sizes, read_forms
@@ -218,6 +219,30 @@ class RunConfig:
     def special_ids(self) -> int:
         """Ids that the model needs beyond its tokenizer's: the mask token."""
         return 1 if self.objective == "mlm" else 0
+
+    def unread(self) -> list[str]:
+        """A line for each number of the model and the data that is set and that nothing reads.
+
+        No error: a run that was trained with one, to no effect, still loads.
+        """
+        model = self.model
+        keys = flatten({"model": to_dict(model), "data": to_dict(self.data)})
+        plain = flatten({"model": to_dict(type(model)()), "data": to_dict(DataConfig())})
+        experts = ("model.top_k", "model.shared_experts", "model.balance")
+        recurrent = set(mixer_names(model)) != {ATTENTION}
+        parts = [
+            (experts, model.n_experts, "model.n_experts"),
+            (("model.bigram_dim",), keys.get("model.bigram_rows"), "model.bigram_rows"),
+            (("model.recurrence.",), recurrent, "recurrent model.mixers"),
+            (("data.mask.",), self.objective == "mlm", "objective mlm"),
+        ]
+        return [
+            f"{key} {value} is for {what}: it is not used"
+            for names, used, what in parts
+            if not used
+            for key, value in keys.items()
+            if key.startswith(names) and value != plain[key]
+        ]
 
     def check_roles(self) -> None:
         """A `UserError` for numbers in `optim.roles` that neither schedule nor model reads."""

@@ -79,7 +79,8 @@ def without_effect(config: RunConfig) -> list[str]:
     lines = []
     if (warmup := warmup_steps(schedule, steps)) > steps:
         lines.append(f"the warm-up of {warmup:,} steps is longer than the run: set schedule.warmup")
-    return lines + schedule.unread() + optim.unread() + optim.average.unread(steps)
+    lines += config.unread() + schedule.unread() + optim.unread()
+    return lines + optim.average.unread(steps)
 
 
 def ending(found: Result, config: RunConfig) -> str:
