@@ -238,6 +238,12 @@ def test_a_group_whose_rate_is_adjusted_by_an_unknown_word_is_refused(kind, key)
         optimizer.step()
 
 
+def test_a_schedule_needs_a_step():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    with pytest.raises(UserError, match="must be at least 1: 0"):
+        optim.scheduler(optimizer, optim.Schedule(kind="wsd"), steps=0)
+
+
 def test_the_weights_of_a_checkpoint_are_not_projected_again():
     """In the last bits a resumed run would differ from one that was not interrupted."""
     model = build("ngpt", **SMALL)

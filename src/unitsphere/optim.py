@@ -196,8 +196,10 @@ def scheduler(optimizer: Optimizer, schedule: Schedule, steps: int) -> LambdaLR:
     """A scheduler of torch's that follows `schedule` through a run of `steps` updates.
 
     Call its `step` after each of the optimizer's. Rates of the groups are the peaks; a group with a
-    "cooldown" has that share of the run for its decay.
+    "cooldown" has that share of the run for its decay. UserError for fewer than one update.
     """
+    if steps < 1:
+        raise UserError(f"steps, the updates of the run, must be at least 1: {steps}")
     forms = [with_decay(schedule, group.get("cooldown")) for group in optimizer.param_groups]
     return LambdaLR(optimizer, [partial(_factor, form, steps) for form in forms])
 
