@@ -526,7 +526,7 @@ def test_an_engine_that_keeps_the_keys_gets_no_key_offset(folder):
 @pytest.mark.parametrize("name", ["shifted", "offset"])
 def test_continuous_batching_refuses_what_reads_the_token_before(folder, name):
     model, _ = loaded(folder / f"hf-{name}")
-    with pytest.raises(ValueError, match="continuous batching does not tell the token before"):
+    with pytest.raises(ValueError, match="continuous batching does not pass on the previous token"):
         model.init_continuous_batching()  # as `generate_batch` does
 
 

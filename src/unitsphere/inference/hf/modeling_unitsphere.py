@@ -1013,8 +1013,8 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
         """
         if self.config.token_shift or self.config.key_offset:
             raise ValueError(
-                "continuous batching does not tell the token before: no token_shift and no "
-                "key_offset; take generate"
+                "continuous batching does not pass on the previous token, which token_shift and "
+                "key_offset read: call generate instead"
             )
         return super().init_continuous_batching(*args, **kwargs)
 
