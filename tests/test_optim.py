@@ -229,13 +229,9 @@ def test_combined_refuses_parts_whose_own_hooks_it_would_not_call(register, nest
     ("kind", "key"), [(optim.Muon, "adjust_lr_fn"), (optim.SoapMuon, "adjust_lr")]
 )
 def test_a_group_whose_rate_is_adjusted_by_an_unknown_word_is_refused(kind, key):
-    weight = nn.Parameter(torch.ones(2, 2))
-    optimizer = kind([{"params": [weight], key: "match_rms"}])
-    weight.grad = torch.eye(2)
-    if kind is optim.SoapMuon:  # its first step moves nothing
-        optimizer.step()
+    group = {"params": [nn.Parameter(torch.ones(2, 2))], key: "match_rms"}
     with pytest.raises(UserError, match="match_rms_adamw or original, not 'match_rms'"):
-        optimizer.step()
+        kind([group])
 
 
 def test_a_schedule_needs_a_step():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from unitsphere.errors import UserError
 from unitsphere.kernels import attention, rope_norm
 from unitsphere.ops.attention import keys_seen, offset_keys
 from unitsphere.ops.norm import cast, unit_norm
@@ -34,13 +35,23 @@ class Cache:
     """The decoding state of a model, layer by layer, and how many tokens it has seen."""
 
     def __init__(self, mixers: Sequence[Any], batch: int, length: int) -> None:
-        self.mixers = mixers
+        self.mixers, self.batch = mixers, batch
         self.layers = [LayerState(mixer.init_state(batch, length)) for mixer in mixers]
         self.length = 0
         self.last: Tensor | None = None  # the token [batch, 1] that it has seen last
 
+    def before(self, tokens: Tensor) -> int:
+        """How many tokens it has seen before these [batch, time]; UserError for other rows."""
+        if len(tokens) != self.batch:  # a single row would be broadcast to all of them
+            raise UserError(
+                f"a cache for {self.batch} rows cannot take {len(tokens)}: give new_cache the "
+                "batch that is decoded"
+            )
+        return self.length
+
     def reorder(self, rows: Tensor) -> None:
         """Keep these rows [n] int64 of the batch, in this order: a row may occur twice."""
+        self.batch = len(rows)
         self.last = None if self.last is None else self.last[rows]
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             layer.mixer = mixer.reorder(layer.mixer, rows)

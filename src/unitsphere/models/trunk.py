@@ -263,7 +263,7 @@ class Transformer(nn.Module, ABC):
         causal: bool,
         documents: Tensor | None = None,
     ) -> SelfContext:
-        past, new = cache.length if cache is not None else 0, tokens.shape[1]
+        past, new = 0 if cache is None else cache.before(tokens), tokens.shape[1]
         if self.max_length is not None and past + new > self.max_length:
             raise UserError(
                 f"a sequence of {past + new} tokens, but the model has learned positions for "

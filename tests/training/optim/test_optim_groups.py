@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import unitsphere
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
@@ -81,3 +82,38 @@ def test_by_default_all_kinds_have_one_rate():
 def test_a_rate_of_zero_or_less_is_refused():
     with pytest.raises(UserError, match=r"optim\.rates\.head must be a number above 0"):
         RatesConfig(head=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("Muon", {"turns": 0}),
+        ("Muon", {"coefficients": "cubic"}),
+        ("Muon", {"coefficients": "minimax", "ns_steps": 9}),
+        ("Muon", {"adjust_lr_fn": "none"}),
+        ("NorMuon", {"beta2": 1.0}),
+        ("Soap", {"every": 0}),
+        ("Soap", {"betas": (0.9, 1.0)}),
+        ("SoapMuon", {"outward": 2.0}),
+        ("SoapMuon", {"adjust_lr": "none"}),
+        ("GatedAdamW", {"power": 3.0}),
+        ("GatedAdamW", {"betas": (1.0, 0.9)}),
+    ],
+)
+def test_a_group_s_own_numbers_are_checked_when_it_is_added(name, numbers):
+    """At the first step, or never, the error would be far from the number that caused it."""
+    kind = getattr(unitsphere.optim, name)
+    first, second = (torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2))
+    with pytest.raises(UserError):
+        kind([{"params": [first], **numbers}])
+    optimizer = kind([first])
+    with pytest.raises(UserError):
+        optimizer.add_param_group({"params": [second], **numbers})
+    assert [group["params"] for group in optimizer.param_groups] == [[first]]
+
+
+@pytest.mark.parametrize("name", ["Muon", "Soap", "GatedAdamW", "CautiousAdamW"])
+def test_complex_parameters_are_refused(name):
+    kind = getattr(unitsphere.optim, name)
+    with pytest.raises(UserError, match="real parameters only"):
+        kind([torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))])

@@ -22,7 +22,7 @@ Cautious decay (arXiv 2510.12402), with AdamW's step s = m̂/d without decay:
 
 import math
 from collections.abc import Callable, Container
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import by_mesh
-from unitsphere.training.optim.base import ByWeight, Combined, Eager
+from unitsphere.training.optim.base import ByWeight, Combined, Eager, check_real
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.registry import Definition, Parameters, definition
 from unitsphere.training.optim.state import COUNT, StateSpec, like
@@ -62,6 +62,10 @@ class AdamW(TorchAdamW, Adam):
 
 class CautiousAdamW(AdamW):
     """AdamW whose weight decay is only on those entries that its step makes smaller too."""
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise UserError for complex parameters."""
+        check_real(self, group["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """torch's step without decay, then the decay of the weights before it."""
@@ -173,10 +177,14 @@ class GatedAdamW(ByWeight):
         scale: float = 1.0,
     ) -> None:
         own = {"power": power, "eps_gate": eps_gate, "scale": scale, "eps": eps}
-        GatedConfig(**own)  # refuses what cannot be
-        if not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"betas must be from 0 to below 1: {betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | own)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise UserError for complex parameters or a number that cannot be."""
+        super().check_group(group)
+        GatedConfig(**{field.name: group[field.name] for field in fields(GatedConfig)})
+        if not all(0 <= beta < 1 for beta in group["betas"]):
+            raise UserError(f"betas must be from 0 to below 1: {group['betas']}")
 
     state_spec = Adam.state_spec
 

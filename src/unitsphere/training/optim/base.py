@@ -1,7 +1,7 @@
 """What the optimizers build on: `Eager`, `ByWeight`, and `Combined`, several optimizers as one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import unwrap
 from itertools import islice
 from typing import Any
@@ -21,8 +21,19 @@ class Eager(Optimizer):
     a run's first step. Here nothing compiles a step of an optimizer.
     """
 
-    add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """torch's; a group that `check_group` refuses is not kept."""
+        unwrap(Optimizer.add_param_group)(self, param_group)
+        try:
+            self.check_group(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise for parameters or numbers of a new group that the optimizer cannot take."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """torch's, but what is declared wider than its weight is not rounded to its type."""
@@ -32,6 +43,12 @@ class Eager(Optimizer):
     def declared(self, weight: Tensor) -> StateSpec:
         """What is declared of a weight's state."""
         return state_spec(self, weight)
+
+
+def check_real(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Raise UserError for complex parameters."""
+    if any(parameter.is_complex() for parameter in parameters):
+        raise UserError(f"{type(optimizer).__name__} steps real parameters only, not complex ones")
 
 
 def closure_loss(closure: Callable[[], Any] | None) -> Any:
@@ -51,6 +68,10 @@ class ByWeight(Eager, ABC):
                 name = key.replace("lr", "learning rate").replace("_", " ")
                 raise ValueError(f"Invalid {name}: {defaults[key]}")  # as torch says it
         super().__init__(params, defaults)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise UserError for complex parameters."""
+        check_real(self, group["params"])
 
     @abstractmethod
     def move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:

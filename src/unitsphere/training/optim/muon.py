@@ -41,7 +41,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import Role
 from unitsphere.ops.dtensor import complete, local, part_like, part_of, placements, whole
 from unitsphere.training.optim.adam import with_adam
-from unitsphere.training.optim.base import Eager, closure_loss
+from unitsphere.training.optim.base import Eager, check_real, closure_loss
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
     OrthogonalConfig,
@@ -124,16 +124,16 @@ class Muon(Eager, torch.optim.Muon):
         from_dict(self.section, own)  # refuses what cannot be
         super().__init__([torch.empty(1, 1)], **numbers)  # checks numbers; it refuses stacks
         Optimizer.__init__(self, params, self.defaults | own)
-        for group in self.param_groups:
-            check_steps(group["coefficients"], group["ns_steps"])
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; ValueError, and no group, for a vector in it."""
-        super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise ValueError for a vector, UserError for complex parameters or numbers of Muon's own."""
+        for p in group["params"]:
             if p.dim() not in (2, 3):
-                self.param_groups.pop()
                 raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
+        check_real(self, group["params"])
+        own = from_dict(self.section, {key: group[key] for key in self.own if key in group})
+        check_steps(own.coefficients, group["ns_steps"])
+        shape_rate(group["adjust_lr_fn"], torch.Size((1, 1)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

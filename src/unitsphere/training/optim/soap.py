@@ -31,7 +31,7 @@ same step, of which it takes its part. Every process holds L, R, Q_L and Q_R, in
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -143,12 +143,13 @@ class Soap(ByWeight):
         self.section(betas[0], betas[1], **own)  # refuses what cannot be, and what it lacks
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | own)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; UserError, and no group, for what is not a matrix."""
-        super().add_param_group(param_group)
-        for weight in self.param_groups[-1]["params"]:
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise UserError for what is not a matrix of real numbers, or a number that cannot be."""
+        super().check_group(group)
+        known = {field.name for field in fields(self.section)} & {*group}
+        self.section(*group["betas"], **{key: group[key] for key in known})
+        for weight in group["params"]:
             if weight.dim() != 2:
-                self.param_groups.pop()
                 raise UserError(
                     f"SOAP trains matrices of two axes, not {tuple(weight.shape)}: "
                     "choose another optim.name"
@@ -227,6 +228,11 @@ class SoapMuon(Soap):
             group.setdefault("ns_steps", ns_steps)
             group.setdefault("adjust_lr", adjust_lr)
         self.defaults |= {"ns_steps": ns_steps, "adjust_lr": adjust_lr}
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raise UserError for what `Soap` cannot take, or another word for `adjust_lr`."""
+        super().check_group(group)
+        shape_rate(group.get("adjust_lr"), torch.Size((1, 1)))
 
     def momentum(self, group: dict[str, Any], step: int) -> float:
         """β₁ of step number `step`, of which some may be a warm-up."""
