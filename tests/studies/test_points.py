@@ -223,6 +223,16 @@ def test_a_law_carries_rates_to_the_other_budgets(tmp_path):
             r"has optim.rates.head in 'optim.rates.head' and in 'optim.rates.\*': keep one",
         ),
         (KEYS | {"gpt": {"optim.lr": {"low": 0.1, "high": 1.0}}}, "tune.keys.gpt.optim.lr.points"),
+        (  # each value by itself makes a run, two of them do not: known before anything is trained
+            KEYS
+            | {
+                "ngpt": {
+                    "optim.constraint.kind": ["declared", "ball"],
+                    "optim.constraint.riemannian": [False, True],
+                }
+            },
+            "riemannian needs weights on spheres",
+        ),
     ],
 )
 def test_mistakes_in_the_keys(tmp_path, keys, message):

@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,7 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
     """Each arm as it is with one of its values at a time, resolved, for its checks.
 
     Raises UserError for arms without keys, keys in which arms must be alike, unknown keys, keys
-    that overlap, and values that make no run.
+    that overlap, and values, or two values together, that make no run.
     """
     for arm in study.tune.keys:
         if arm not in study.arms:
@@ -309,6 +310,7 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
             raise UserError(f"tune.keys has no '{arm}': name keys of every arm, to tune all alike")
         config = arm_config(study, arm)
         set_by: dict[str, str] = {}
+        values: dict[str, Sequence[Any]] = {}
         for key, choice in arm_space(study, arm).items():
             for name in names_below(key, config):
                 if name in FIXED:
@@ -318,9 +320,15 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
                         f"'tune.keys.{arm}' has {name} in '{set_by[name]}' and in '{key}': keep one"
                     )
                 set_by[name] = key
-            if study.tune.transfer != "none":
-                transferred(study, arm, tokens, tokens)  # refuses what the law does not cover
-            values = choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
-            for value in values:
-                keys = keys_of({key: value}, config)
-                yield arm, at_budget(at_point(study, arm, keys), arm, tokens)
+            values[key] = (
+                choice.values if isinstance(choice, Choices) else (choice.low, choice.high)
+            )
+        if study.tune.transfer != "none":
+            transferred(study, arm, tokens, tokens)  # refuses what the law does not cover
+        for key, value in ((key, value) for key in values for value in values[key]):
+            at = at_point(study, arm, keys_of({key: value}, config))
+            yield arm, at_budget(at, arm, tokens)
+        for pair in combinations(values, 2):
+            for both in product(*(values[key] for key in pair)):
+                point = dict(zip(pair, both, strict=True))
+                arm_config(at_point(study, arm, keys_of(point, config)), arm)
