@@ -93,6 +93,14 @@ def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(run
     assert "runs to train: 1 (1 finished earlier)\n" in capsys.readouterr().err
 
 
+def test_a_damaged_run_says_that_it_may_be_deleted(tmp_path):
+    folder = tmp_path / "seed-0"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architecture"')
+    with pytest.raises(UserError, match=r"config\.json.*; or delete .*seed-0, and it is trained"):
+        plan("good", recipes(tmp_path)[0], {}, folder)
+
+
 def test_no_run_is_trained_beside_a_finished_one_of_other_text(tmp_path):
     recipe, text = recipes(tmp_path)[0], tmp_path / "text.jsonl"
     first, second = (

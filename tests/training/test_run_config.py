@@ -18,6 +18,10 @@ def config(**keys: object) -> RunConfig:
         ({"model.balance": 0.1}, "model.balance 0.1 is for model.n_experts: it is not used"),
         ({"model.bigram_dim": 4}, "model.bigram_dim 4 is for model.bigram_rows: it is not used"),
         (
+            {"optim.rates.router": 4.0},
+            "optim.rates.router 4.0 is for model.n_experts: it is not used",
+        ),
+        (
             {"model.recurrence.conv": 3},
             "model.recurrence.conv 3 is for recurrent model.mixers: it is not used",
         ),
@@ -34,7 +38,7 @@ def test_a_number_that_nothing_reads_is_said(keys, said):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"model.n_experts": 4, "model.top_k": 3},
+        {"model.n_experts": 4, "model.top_k": 3, "optim.rates.router": 4.0},
         {"model.bigram_rows": 64, "model.bigram_dim": 4},
         {"model.mixers": "gdn attention", "model.recurrence.conv": 3},
         {"objective": "mlm", "data.mask.fraction": 0.5},

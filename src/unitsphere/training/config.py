@@ -221,14 +221,15 @@ class RunConfig:
         return 1 if self.objective == "mlm" else 0
 
     def unread(self) -> list[str]:
-        """A line for each number of the model and the data that is set and that nothing reads.
+        """A line for each number of model, data or rates that is set and that nothing reads.
 
         No error: a run that was trained with one, to no effect, still loads.
         """
         model = self.model
-        keys = flatten({"model": to_dict(model), "data": to_dict(self.data)})
-        plain = flatten({"model": to_dict(type(model)()), "data": to_dict(DataConfig())})
-        experts = ("model.top_k", "model.shared_experts", "model.balance")
+        held = {"model": model, "data": self.data, "optim.rates": self.optim.rates}
+        keys = flatten({name: to_dict(part) for name, part in held.items()})
+        plain = flatten({name: to_dict(type(part)()) for name, part in held.items()})
+        experts = ("model.top_k", "model.shared_experts", "model.balance", "optim.rates.router")
         recurrent = set(mixer_names(model)) != {ATTENTION}
         parts = [
             (experts, model.n_experts, "model.n_experts"),

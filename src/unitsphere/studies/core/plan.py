@@ -90,7 +90,10 @@ def wanted(recipe: str, overrides: Mapping[str, Any], run: Path) -> RunConfig:
     Raises UserError for an unknown recipe or key, or if `run` holds a run of another config,
     or one that was scored on another part of the validation split.
     """
-    saved = config_in(run)
+    try:
+        saved = config_in(run)
+    except UserError as error:
+        raise UserError(f"{error}; or delete {run}, and it is trained again") from error
     config = resolve(with_overrides(load_recipe(recipe), overrides), saved)
     if saved is not None:
         check_same(run, saved, config)

@@ -325,9 +325,10 @@ def check_points(study: Study, tokens: int) -> Iterator[tuple[str, RunConfig]]:
             )
         if study.tune.transfer != "none":
             transferred(study, arm, tokens, tokens)  # refuses what the law does not cover
-        for key, value in ((key, value) for key in values for value in values[key]):
-            at = at_point(study, arm, keys_of({key: value}, config))
-            yield arm, at_budget(at, arm, tokens)
+        for key in values:
+            for value in values[key]:
+                at = at_point(study, arm, keys_of({key: value}, config))
+                yield arm, at_budget(at, arm, tokens)
         for pair in combinations(values, 2):
             for both in product(*(values[key] for key in pair)):
                 point = dict(zip(pair, both, strict=True))

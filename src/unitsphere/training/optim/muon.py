@@ -126,7 +126,7 @@ class Muon(Eager, torch.optim.Muon):
         Optimizer.__init__(self, params, self.defaults | own)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Raise ValueError for a vector, UserError for complex parameters or numbers of Muon's own."""
+        """Raise ValueError for a vector, UserError for complex parameters or Muon's own numbers."""
         for p in group["params"]:
             if p.dim() not in (2, 3):
                 raise ValueError(f"Muon steps matrices and stacks of them, not {list(p.shape)}")
