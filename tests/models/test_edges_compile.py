@@ -69,11 +69,13 @@ def test_traced_in_one_graph(design, objective):
     check(model, torch.compile(model.loss, fullgraph=True, dynamic=False, backend="eager"))
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_exported_for_texts_of_any_length(name):
+def test_exported_for_texts_of_any_length(name, window):
     """By torch.export, once, with the batch and the time free."""
-    model = make(name, n_layers=1).eval().requires_grad_(False)
+    model = make(name, n_layers=1, window=window).eval().requires_grad_(False)
     free = {n: torch.export.Dim(size, min=2, max=64) for n, size in enumerate(("batch", "time"))}
     exported = torch.export.export(model, (tokens(2, 6),), dynamic_shapes=(free,)).module()
-    longer = tokens(3, 9)
-    torch.testing.assert_close(exported(longer), model(longer), rtol=0, atol=1e-5)
+    for batch, time in ((2, 3), (3, 9), (8, 60)):  # the last has more than five for each of d
+        text = tokens(batch, time)
+        torch.testing.assert_close(exported(text), model(text), rtol=0, atol=1e-5)

@@ -286,9 +286,9 @@ class Transformer(nn.Module, ABC):
         return SelfContext(positions, table, see, causal, past, real, documents, tokens=tokens)
 
     def _window(self, length: int) -> int | None:
-        """The window, where a sequence of that length is longer."""
+        """The window, where a sequence of that length is longer, or may be: an exported one."""
         window = self.config.window
-        return None if window is None or window >= length else window
+        return window if torch.compiler.is_exporting() or (window or length) < length else None
 
     def loss(
         self,

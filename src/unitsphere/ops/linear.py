@@ -23,8 +23,9 @@ def folds(x: Tensor) -> bool:
     Folded, the scale costs passes over the weight's rows of d, and its gradient is a sum along
     them; else passes over the outputs, and a sum over all tokens. On a CPU
     folding pays from about 2·d tokens on (docs/results/speed.md), on a GPU from 5·d by derivation.
+    An exported program has one form for every number of tokens.
     """
-    return x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
+    return torch.compiler.is_exporting() or x.numel() >= TOKENS_PER_WIDTH * x.shape[-1] ** 2
 
 
 def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor | float | None) -> Tensor:
