@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_a_failed_run_is_tried_again_and_one_asked_for_twice_is_trained_once(run
     assert first.status == "finished"
     assert first == second
     assert "runs to train: 1 (1 finished earlier)\n" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_far_above_a_guess_has_diverged(runs, tmp_path):
+    """Else 464 nats would be averaged with losses of models that have learned something."""
+    good = runs[0][0]
+    run = dataclasses.replace(good, folder=tmp_path / "good")
+    shutil.copytree(good.folder, run.folder)
+    metrics = run.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    guess = math.log(run.config.model.vocab_size)
+    for loss, status in ((guess + 0.9, "finished"), (guess + 1.1, "diverged")):
+        changed = [line | {"val_loss": loss} if "val_loss" in line else line for line in lines]
+        metrics.write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+        assert read_record(run).status == status
 
 
 def test_a_damaged_run_says_that_it_may_be_deleted(tmp_path):

@@ -194,7 +194,7 @@ def held_by(optimizer: Optimizer) -> dict[Held, Tensor]:
 SMOOTHED = 10
 """Steps over which the loss is smoothed."""
 MARGIN = 1.0
-"""Nats by which the smoothed loss is above its lowest."""
+"""Nats by which the smoothed loss is above its lowest, or a study's above that of a guess."""
 PATIENCE = 20
 """Steps in a row for which it is; more than SMOOTHED, so that a single spike is not enough."""
 

@@ -25,7 +25,7 @@ from unitsphere.studies.core.progress import display
 from unitsphere.studies.core.slurm import SlurmExecutor
 from unitsphere.studies.core.spec import Execution
 from unitsphere.training.folder import ENVIRONMENT
-from unitsphere.training.guard import divergence
+from unitsphere.training.guard import MARGIN, divergence
 from unitsphere.training.log import read_metrics
 from unitsphere.training.resolve import input_of, last_data
 from unitsphere.training.result import result
@@ -198,6 +198,9 @@ def _read_record(run: Planned, error: str | None) -> Record:
         return Record(run, "failed", error=why, environment=environment)
     if not math.isfinite(last.val_loss):
         why = "the validation loss is NaN or infinite"
+        return Record(run, "diverged", error=why, environment=environment)
+    if last.val_loss > (guess := math.log(run.config.model.vocab_size)) + MARGIN:
+        why = f"the validation loss is {last.val_loss:.3g}, and {guess:.3g} for a uniform guess"
         return Record(run, "diverged", error=why, environment=environment)
     rates = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
     return Record(
