@@ -122,7 +122,7 @@ def check_settings(out: Path, settings: dict[str, Any]) -> None:
     odd = [key for key in settings if key not in TOLD and saved.get(key) != settings[key]]
     if odd:
         raise UserError(
-            f"{out} holds a fine-tuning with other settings ({', '.join(odd)}): repeat its own settings to "
+            f"{out} holds a fine-tuning with other settings ({', '.join(odd)}): repeat its own to "
             "resume it, or give another --out"
         )
 
