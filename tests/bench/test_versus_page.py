@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "versus.md").read_text()
 BIGRAMS = read_json(RESULTS / "versus" / "bigrams.json")["runs"]
 IN_BF16 = read_json(RESULTS / "versus" / "bf16.json")["runs"]
-RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"] | BIGRAMS
+RUNS = read_json(RESULTS / "versus" / "wiki.json")["runs"] | BIGRAMS | IN_BF16
 OURS = [
     "gpt-plus-offset-2470-0.004-decay-1.4",
     "gpt-plus-offset-4300-0.004-decay-0.95",
@@ -64,6 +64,20 @@ def test_the_ratios_between_two_runs_are_on_the_page(names, rate):
     seconds = between(names, run["loss"], "cpu")
     said = f"| {seconds:.0f} s | {run['cpu']:.0f} s | {seconds / run['cpu']:.2f} |"
     assert said in PAGE
+
+
+@pytest.mark.parametrize(
+    ("names", "who"),
+    [
+        ([OURS[-1], "gpt-plus-offset-13250-0.004-decay-0.45"], "ours"),
+        ([PERI[-1], "gpt-plus-peri-13000-0.004-decay-0.45"], "with Peri-LN's norms"),
+    ],
+)
+def test_the_times_for_the_loss_after_30_minutes_are_on_the_page(names, who):
+    run = RUNS["nanochat-kept-memory-11050-0.115"]
+    seconds = between(names, run["loss"], "cpu")
+    said = f"{seconds:,.0f} s | {run['cpu']:,.0f} s | {seconds / run['cpu']:.2f} |"
+    assert f"| {who}, nanochat's loss after 30 minutes | between two runs | {said}" in PAGE
 
 
 @pytest.mark.parametrize(
