@@ -192,6 +192,57 @@ def test_the_published_rows_are_the_repositorys_entries_and_the_pages_table():
     assert markdown_table(table.columns, table.rows) in page
 
 
+DESIGNS = {
+    "Peri-LN": "peri-ln",
+    "GPT+": "gpt-plus",
+    "anGPT": "angpt",
+    "nGPT": "ngpt",
+    "LN-scaling": "lnscaling",
+    "DyT": "dyt",
+    "GPT": "gpt",
+    "ReZero": "rezero",
+    "Post-LN": "post-ln",
+    "Pre-LN": "pre-ln",
+    "NormFormer": "normformer",
+}
+OPTIMIZERS = {
+    "Adam or AdamW": ("adamw", "adam"),
+    "Muon": ("muon",),
+    "NorMuon": ("normuon",),
+    "SOAP": ("soap",),
+    "SOAP-Muon": ("soap-muon",),
+    "Gated AdamW": ("gated-adamw",),
+    "MuonH": ("muonh",),
+    "AdamH": ("adamh",),
+}
+
+
+def designs_by_optimizers(rows: dict[str, float]) -> str:
+    """The losses of the entries that are one design with one optimizer and nothing else."""
+    cells = [
+        [
+            next((f"{rows[f'{key}-{end}']:.3f}" for end in ends if f"{key}-{end}" in rows), "")
+            for ends in OPTIMIZERS.values()
+        ]
+        for key in DESIGNS.values()
+    ]
+    lines = [["design", *OPTIMIZERS], ["---", *["---:"] * len(OPTIMIZERS)]]
+    lines += [[name, *row] for name, row in zip(DESIGNS, cells, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |".replace("  ", " ") for line in lines)
+
+
+def test_the_page_s_designs_by_optimizers_are_the_published_rows():
+    rows = {row["name"]: row["loss"] for row in module.published_standings()["rows"]}
+    page = (ROOT / "docs/results/league.md").read_text()
+    assert designs_by_optimizers(rows) in page
+    pairs = sum(
+        cell.strip() != ""
+        for line in designs_by_optimizers(rows).splitlines()[2:]
+        for cell in line.split("|")[2:-1]
+    )
+    assert f"of the {len(DESIGNS) * len(OPTIMIZERS)} pairs of this table {pairs} are there" in page
+
+
 def test_the_entries_of_the_repository_follow_the_rules(monkeypatch):
     monkeypatch.chdir(ROOT)
     configs = module.checked(league_study([ROOT / "benchmarks/league/entries.toml"]))
