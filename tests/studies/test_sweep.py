@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
-from unitsphere.report.kinds.sweep import findings, reported
+from unitsphere.report.kinds.sweep import answer, findings, reported
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.text import terminal
 from unitsphere.studies.core.execute import execute
@@ -99,6 +99,15 @@ def test_a_best_point_that_is_the_recipe_is_not_trained_again(recipe, tmp_path):
     arm = document(study, {"ngpt": swept})["arms"]["ngpt"]
     assert arm["reported"]["difference"] is None
     assert not any("best − recipe" in line for line in findings("ngpt", arm))
+    assert answer("ngpt", arm) == "ngpt does best with optim.lr = 0.02, as its recipe is."
+
+
+def test_a_best_point_of_which_no_runsrun_finished_is_not_called_the_recipe(case):
+    arm = case.document["arms"]["ngpt"]
+    best = {seed: run | {"status": "failed"} for seed, run in arm["reported"]["best"].items()}
+    runs = arm["reported"] | {"best": best, "difference": None}
+    said = answer("ngpt", arm | {"reported": runs})
+    assert said.endswith("; no seed of which both it and the recipe finished, nothing can be said.")
 
 
 def test_the_document_says_what_was_found(case):

@@ -148,10 +148,12 @@ def answer(name: str, arm: Json) -> str:
     """What the best trial gains over the recipe, with the interval over seeds."""
     if arm["best"] is None:
         return f"{name}: no trial is finished."
-    gap = arm["reported"]["difference"]
-    best = f"{name} does best with {best_params(arm)}"
+    runs, best = arm["reported"], f"{name} does best with {best_params(arm)}"
+    gap = runs["difference"]
+    if gap is None and runs["best"] == runs["as_is"]:
+        return f"{best}, as its recipe is."
     if gap is None:
-        return f"{best}; not reported against the recipe yet."
+        return f"{best}; no seed of which both it and the recipe finished, nothing can be said."
     return f"{best}: {gap['mean']:+.4f} {unit(arm)} against its recipe ({interval(gap)})."
 
 
