@@ -18,7 +18,15 @@ from unitsphere.report.render.text import markdown_table
 from unitsphere.studies import league as module
 from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.spec import toml_text
-from unitsphere.studies.league import KIND, LeagueStudy, league_study, places, standings
+from unitsphere.studies.core.tune import Tuned
+from unitsphere.studies.league import (
+    KIND,
+    Entries,
+    LeagueStudy,
+    league_study,
+    places,
+    standings,
+)
 
 ROOT = Path(__file__).parents[2]
 RULES = """
@@ -120,6 +128,14 @@ def test_an_entry_is_trained_and_ranked_with_the_published(entries, tmp_path):
     run_study(KIND, study, out, InProcess(stop=0))
     page = page_of(out)
     assert "theirs has the lowest loss of 2 entries" in page.answer
+
+
+def test_an_entry_whose_rates_all_diverged_has_no_best_rate_at_an_edge(entries):
+    study = league_study([entries])
+    rate = Tuned(None, study.tokens, {0.01: None, 0.02: None}, at_edge=True)
+    found = Entries(module.checked(study), {"mine": rate}, {"mine": {}}, "a")
+    flags = standings([module.row(study, found, "mine")], "a")["flags"]
+    assert [flag["name"] for flag in flags] == ["no-rank"]
 
 
 def test_the_fingerprint_covers_both_splits_and_the_rules(entries):

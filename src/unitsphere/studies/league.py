@@ -195,7 +195,7 @@ def row(study: LeagueStudy, found: Entries, arm: str) -> dict[str, Any]:
         "optimizer": config.optim.name,
         **dataclasses.asdict(size_of(config)),
         "lr": rate.lr,
-        "at_edge": rate.at_edge,
+        "at_edge": rate.lr is not None and rate.at_edge,
         "rates": {f"{lr:g}": loss for lr, loss in rate.rates.items()},
         "losses": {str(seed): record.loss for seed, record in done.items()},
         "unfinished": {
