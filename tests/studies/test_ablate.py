@@ -156,6 +156,18 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert about in said
 
 
+def test_only_the_intervals_that_there_are_may_miss():
+    """A row that is not finished, or that one seed finished, has none."""
+    known = {"mean": 1.0, "low": 0.5, "high": 1.5, "seeds": 2}
+    lone = known | {"low": None, "high": None, "seeds": 1}
+    row = {"against": "first", "paper": {"seconds_a_step": None}, "seconds_a_step": None}
+    told = {"measure": "loss", "seeds": [0, 1], "protocol": "", "about": "", "tokens": 64}
+    told |= {"rates": {"how": "given", "tuned_on": "first"}, "timing": ""}
+    told["rows"] = [row | {"change": change} for change in (None, known, known, lone)]
+    said = [line for line in notes(told) if "expected to miss" in line]
+    assert said == ["Of 2 intervals of 95%, 0.1 are expected to miss by chance."]
+
+
 def test_learned_scales_stand_beside_the_paper_s(toy, tmp_path):
     settings = toy | {"model.n_heads": 1, "model.n_layers": 2}
     study = ablation_study(

@@ -155,10 +155,9 @@ def notes(found: Json) -> list[str]:
         f"Ours: {found['about']}; {found['tokens']:,} tokens; {rates}; "
         + (f"{seeds} seeds, compared pair by pair." if seeds > 1 else "one seed, so no spread."),
     ]
-    compared = sum(row["against"] is not None for row in found["rows"])
-    if seeds > 1:
+    if intervals := sum(bool(interval(row["change"])) for row in found["rows"]):
         lines.append(
-            f"Of {compared} intervals of 95%, {compared / 20:.1f} are expected to miss by chance."
+            f"Of {intervals} intervals of 95%, {intervals / 20:.1f} are expected to miss by chance."
         )
     return [*lines, *times(found)]
 
