@@ -295,7 +295,7 @@ def test_the_report_s_page_has_the_answer_curves_and_settings(finished):
     _, out, found, _ = finished
     page = page_of(out)
     assert page.kind == "Comparison"
-    assert page.answer.startswith(("ngpt needs ", "ngpt against gpt "))
+    assert page.answer.startswith(("ngpt needs ", "ngpt against gpt ", "ngpt reaches gpt's loss "))
     assert [s.name for s in page.sections][:3] == ["results", "rates", "curves"]
     figures = {figure.name: figure for figure in page.figures()}
     assert [line.name for line in figures["loss"].series] == [

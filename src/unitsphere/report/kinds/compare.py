@@ -162,7 +162,8 @@ def answer(found: Json) -> str:
     """The best speedup with its interval, and whether the seeds explain it.
 
     The bootstrap's interval of few seeds is too narrow, so the test of the losses at the largest
-    budget stands beside it. If no arm has a speedup, only the first arm's test.
+    budget stands beside it. If no arm has a speedup, only the first arm's test. An arm that is
+    there before its smallest budget comes first: its speedup is larger than any that is known.
     """
     best = min(
         (row for row in found["speedups"] if row["tokens"]["median"] is not None),
@@ -171,10 +172,20 @@ def answer(found: Json) -> str:
     )
     last = found["budgets"][-1]
     said = {row["arm"]: row["statement"] for row in found["differences"] if row["budget"] == last}
+    early = next((row["arm"] for row in found["speedups"] if is_early(row)), None)
+    if early is not None:
+        reached = f"{early} reaches {found['baseline']}'s loss before its smallest budget"
+        return f"{reached}, so how many times fewer tokens it needs is not known. {said[early]}."
     if best is not None:
         return f"{speedup(best)} {said[best['arm']]}."
     first = next(iter(said.values()), "No arm but the baseline finished: nothing can be said")
     return f"{first}."
+
+
+def is_early(row: Json) -> bool:
+    """Whether an arm comes to the baseline's loss before its smallest budget."""
+    reason = row["tokens"].get("reason", "")
+    return row["tokens"]["median"] is None and "before the smallest budget" in reason
 
 
 def speedup(row: Json) -> str:
