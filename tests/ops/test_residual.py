@@ -33,6 +33,12 @@ def test_alpha_one_gives_the_sublayer(rule):
     torch.testing.assert_close(rule(h, x, 1.0), unit_norm(x))
 
 
+def test_a_constant_alpha_is_as_exact_as_h():
+    h, x = pair()
+    expected = unit_norm(h + 0.3 * (unit_norm(x) - h))
+    torch.testing.assert_close(lerp_norm(h, x, 0.3), expected, rtol=1e-14, atol=1e-14)
+
+
 def test_add_norm_moves_less_by_what_is_shorter():
     h, x = pair()
     alpha = torch.linspace(0.1, 0.9, 64, dtype=torch.float64)

@@ -25,10 +25,12 @@ from unitsphere.ops.norm import cast, inner, length, reciprocal_length, unit_nor
 
 def lerp_norm(h: Tensor, x: Tensor, alpha: Tensor | float) -> Tensor:
     """Step from h towards Norm(x) by α, back onto the sphere (nGPT eq. 10)."""
-    step = alpha if isinstance(alpha, Tensor) else torch.full((), alpha, device=h.device)
+    if not isinstance(alpha, Tensor):
+        wide = torch.promote_types(h.dtype, torch.float32)
+        alpha = torch.full((), alpha, dtype=wide, device=h.device)
     if not torch.is_grad_enabled():  # `apply` costs time for each token in decoding
-        return LerpNorm.forward(h, x, step)
-    return LerpNorm.apply(h, x, step)  # pyright: ignore[reportReturnType]
+        return LerpNorm.forward(h, x, alpha)
+    return LerpNorm.apply(h, x, alpha)  # pyright: ignore[reportReturnType]
 
 
 class LerpNorm(torch.autograd.Function):
