@@ -239,6 +239,12 @@ def test_counts_and_operations_are_those_of_the_experts_used():
     assert flops_per_token(model, 8) - flops_per_token(dense, 8) == 6 * more
 
 
+def test_operations_leave_out_the_matrices_of_idle_experts_not_their_biases():
+    dense, model = (build("normformer", **sizes, device="meta") for sizes in (SIZES, EXPERTS))
+    more = 2 * (K * 2 * D * D_FF + E * D)  # of two layers
+    assert flops_per_token(model, 8) - flops_per_token(dense, 8) == 6 * more
+
+
 def test_the_router_stays_in_fp32_where_all_else_is_bf16():
     model = build("ngpt", **EXPERTS)
     layer = model.blocks[0].mlp

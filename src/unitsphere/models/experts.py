@@ -26,7 +26,7 @@ routed experts, as in the published hybrid nGPT (arXiv 2605.06067, its code).
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -178,8 +178,16 @@ class Experts(nn.Module):
     @property
     def idle(self) -> int:
         """How many of its parameters a token does not use."""
+        return self._unused(p for m in self.matrices for p in m.parameters())
+
+    @property
+    def idle_weights(self) -> int:
+        """The same of its matrices, without their biases."""
+        return self._unused(m.weight for m in self.matrices)
+
+    def _unused(self, stacks: Iterable[Tensor]) -> int:
         E, k = len(self.tokens_per_expert), self.router.top_k
-        return sum(p.numel() for m in self.matrices for p in m.parameters()) // E * (E - k)
+        return sum(stack.numel() for stack in stacks) // E * (E - k)
 
 
 def count_again_(experts: Experts, odd_keys: object) -> None:

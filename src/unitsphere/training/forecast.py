@@ -57,7 +57,7 @@ def flops_per_token(model: Transformer, context: int) -> int:
     weights = sum(p.numel() for name, p in model.named_parameters() if role[name] in multiplied)
     if "head" not in role.values():  # tied; other embeddings are only looked up
         weights += model.config.vocab_size * model.config.d_model
-    idle = sum(experts.idle for experts in experts_of(model))
+    idle = sum(experts.idle_weights for experts in experts_of(model))  # biases are not counted
     return 6 * (weights - idle) + round(model.mixing_flops(context))
 
 
