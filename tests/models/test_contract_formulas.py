@@ -68,3 +68,20 @@ def test_counts_of_the_switches_that_add_parameters():
         assert count(design, bigram_rows=10, bigram_dim=3) - count(design) == 10 * 3 + d * 3 + d
         assert count(design, key_offset=True, rotary_fraction=0.5) == count(design)
     assert count("dyt", beta=True) - count("dyt") == (2 * L + 1) * d
+    # encoder and decoder, across and of the memory
+    assert count("dyt", "seq2seq", beta=True) - count("dyt", "seq2seq") == (5 * L + 2) * d
+
+
+MATRICES = {"normformer": 2 * d * f + f + d}
+"""Of the MLP, with their biases."""
+
+
+@pytest.mark.parametrize("design", ["gpt", "ngpt", "angpt", "normformer", "lnscaling"])
+@pytest.mark.parametrize("shared", [0, 2])
+def test_counts_of_experts(design, shared):
+    E, mlp = 4, MATRICES.get(design, 3 * d * f)
+    more = count(design, n_experts=E, shared_experts=shared) - count(design)
+    hidden = {"ngpt": 2, "normformer": 2}.get(design, 0) * f  # s_u and s_ν, or LN_f
+    wide = shared * (mlp + hidden) - (d * (shared - 1) if design == "normformer" else 0)
+    router = E * d + {"ngpt": 1, "angpt": 1, "normformer": E}.get(design, 0)
+    assert more == L * ((E - 1) * mlp + router + (wide if shared else 0))
