@@ -147,6 +147,19 @@ def test_optuna_s_points_are_kept_and_come_back(finished):
     assert len(PointSearch(out, study, "gpt", 384).next(turn=9)) == 2
 
 
+def test_optuna_draws_between_the_points_of_a_range(tmp_path):
+    """`points` are of a grid: what is drawn is not on it, has no neighbours, and has its edges."""
+    ranged = {"low": 5e-3, "high": 2e-2, "log": True, "points": 3}
+    keys = {arm: {"optim.lr": ranged, "optim.rates.*": [1.0, 2.0]} for arm in KEYS}
+    study = toy(tmp_path, budgets=[192])
+    study = replace(study, tune=replace(study.tune, keys=keys, trials=2, method="optuna"))
+    found = run_study(KIND, study, tmp_path / "out", InProcess()).document
+    for arm in KEYS:
+        tuned = found["arms"][arm]["budgets"][0]["tuned"]
+        assert {near["key"] for near in tuned["neighbours"]} == {"optim.rates.*"}
+        assert tuned["best"]["at_edge"] == ["optim.lr"], "it is one of the two that were drawn"
+
+
 def test_a_tuned_rate_takes_adam_s_own_with_it(tmp_path):
     muon = {"optim.name": "muon", "optim.adam_lr": 0.03}
     study = toy(

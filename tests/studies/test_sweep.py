@@ -250,6 +250,15 @@ def test_more_or_fewer_trials_of_the_same_search_reuse_its_runs(recipe, tmp_path
         sweep(other, tmp_path / "out", InProcess())
 
 
+def test_points_of_a_range_are_of_a_grid_only(recipe):
+    """Else the ends of what was drawn would be no edges: the range's own are never drawn."""
+    search = {"optim.lr": {"low": 1e-3, "high": 1e-1, "log": True, "points": 3}}
+    grid = study_of(recipe, search=search)
+    assert [choice.points for choice in grid.space.values()] == [3]
+    drawn = study_of(recipe, search=search, method="random", trials=2)
+    assert [choice.points for choice in drawn.space.values()] == [None]
+
+
 def write(run: Path, figure: float) -> None:
     """Three evaluations."""
     run.mkdir(parents=True)

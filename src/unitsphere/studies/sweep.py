@@ -38,6 +38,7 @@ from unitsphere.studies.core.space import (
     grid_points,
     random_points,
     space_of,
+    without_grid,
 )
 from unitsphere.studies.core.spec import Study, Tune, toml_text
 from unitsphere.studies.core.tune import tuning_data
@@ -111,7 +112,8 @@ class SweepStudy(Study):
     @property
     def space(self) -> Space:
         """What may be chosen from."""
-        return space_of(self.search)
+        space = space_of(self.search)
+        return space if self.method == "grid" else without_grid(space)
 
 
 def sweep(study: SweepStudy, out: Path, executor: Executor | None = None) -> dict[str, Swept]:

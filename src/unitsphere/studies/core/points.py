@@ -51,6 +51,7 @@ from unitsphere.studies.core.space import (
     next_coordinates,
     own_point,
     space_of,
+    without_grid,
 )
 from unitsphere.studies.core.spec import OWN_KEYS, ArmSpec, Study
 from unitsphere.studies.core.tune import Point, Tuned, mean_loss, nearest, tuning_data
@@ -68,10 +69,11 @@ def arm_space(study: Study, arm: str) -> Space:
     space = space_of(study.tune.keys[arm], where)
     if not space:
         raise UserError(f"'{where}' names no key: give it a list of values, or a range")
-    if study.tune.method == "coordinate":
-        grid_values(space, where)
-        if count_points(space) > MOST_POINTS:
-            raise UserError(f"'{where}' has more than {MOST_POINTS} points: use fewer values")
+    if study.tune.method == "optuna":
+        return without_grid(space)
+    grid_values(space, where)
+    if count_points(space) > MOST_POINTS:
+        raise UserError(f"'{where}' has more than {MOST_POINTS} points: use fewer values")
     return space
 
 

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,6 +143,14 @@ def grid_values(space: Space, where: str = "search") -> list[list[Value]]:
         if isinstance(choice, Range) and choice.points is None:
             raise UserError(f"a grid needs '{where}.{key}.points', or a list of values")
     return [choice.grid() for choice in space.values()]
+
+
+def without_grid(space: Space) -> Space:
+    """The space as points are drawn from it: the `points` of a range are of a grid only."""
+    return {
+        key: replace(choice, points=None) if isinstance(choice, Range) else choice
+        for key, choice in space.items()
+    }
 
 
 def count_points(space: Space) -> int:
