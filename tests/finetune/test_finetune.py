@@ -191,9 +191,9 @@ def test_dropped_weights_come_back_the_same(objective, runs, files, tmp_path):
 
 def test_other_settings_are_refused_in_the_same_folder(run, files, tmp_path):
     finetune(config(run, files), tmp_path / "out")
-    with pytest.raises(UserError, match="another epochs:"):
+    with pytest.raises(UserError, match=r"other settings \(epochs\): repeat"):
         finetune(config(run, files, epochs=2), tmp_path / "out")
-    with pytest.raises(UserError, match="another start"):
+    with pytest.raises(UserError, match=r"other settings \(start\)"):
         finetune(config(run, files, scratch=True), tmp_path / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
