@@ -302,7 +302,7 @@ def test_the_page_s_snippets_run(capsys):
         (optim.Soap, {"beta2": 0.5}, "beta2"),
         (optim.SoapMuon, {"momentum": 0.9}, "momentum"),
         (optim.Soap, {"every": 0}, "every must be 1 or more"),
-        (optim.SoapMuon, {"adjust_lr": "match_rms"}, "must be one of match_rms_adamw"),
+        (optim.SoapMuon, {"adjust_lr": "match_rms"}, "adjusted by match_rms_adamw"),
         (optim.SoapMuon, {"betas": (0.9, 1.5)}, "beta2 must be from 0"),
         (optim.GatedAdamW, {"eps_gate": -1.0}, "eps_gate must be a number above 0"),
         (optim.GatedAdamW, {"betas": (2.0, 0.9)}, "betas must be from 0"),

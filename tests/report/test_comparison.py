@@ -79,11 +79,12 @@ def test_the_answer_says_whether_the_seeds_explain_the_speedup(found, tmp_path):
 
 def test_the_answer_does_not_pass_over_an_arm_that_is_there_before_its_smallest_budget(tmp_path):
     """Else the second best would be named: of the best no speedup is known."""
-    found = played(tmp_path, {"gpt-plus": 1.0, "second": 1.5, "best": 9.0})
+    found = played(tmp_path, {"gpt-plus": 1.0, "third": 1.5, "second": 8.0, "best": 9.0})
     answer = compare_page(found, tmp_path).answer
     assert answer.startswith("best reaches gpt-plus's loss before its smallest budget, so how ")
     assert "best against gpt-plus at 1,536 tokens: loss lower by" in answer
     assert "second" not in answer
+    assert "third" not in answer
 
 
 def test_markdown_has_answer_command_tables_picture_and_rates(found, tmp_path):

@@ -1,5 +1,6 @@
 """The page of a comparison: losses at equal tokens, and speedups to equal loss."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,16 +164,20 @@ def answer(found: Json) -> str:
 
     The bootstrap's interval of few seeds is too narrow, so the test of the losses at the largest
     budget stands beside it. If no arm has a speedup, only the first arm's test. An arm that is
-    there before its smallest budget comes first: its speedup is larger than any that is known.
+    there before its smallest budget comes first: its speedup is larger than any that is known. Of
+    several the one with the lowest loss at the largest budget is named.
     """
     best = min(
         (row for row in found["speedups"] if row["tokens"]["median"] is not None),
         key=lambda row: -row["tokens"]["median"],
         default=None,
     )
-    last = found["budgets"][-1]
-    said = {row["arm"]: row["statement"] for row in found["differences"] if row["budget"] == last}
-    early = next((row["arm"] for row in found["speedups"] if is_early(row)), None)
+    last = {r["arm"]: r for r in found["differences"] if r["budget"] == found["budgets"][-1]}
+    said = {arm: row["statement"] for arm, row in last.items()}
+    loss = {arm: row["loss"]["mean"] if row["loss"] else math.inf for arm, row in last.items()}
+    early = min(
+        (r["arm"] for r in found["speedups"] if is_early(r)), key=loss.__getitem__, default=None
+    )
     if early is not None:
         reached = f"{early} reaches {found['baseline']}'s loss before its smallest budget"
         return f"{reached}, so how many times fewer tokens it needs is not known. {said[early]}."

@@ -121,7 +121,6 @@ class Muon(Eager, torch.optim.Muon):
 
     def __init__(self, params: Any, **numbers: Any) -> None:
         own = {key: numbers.pop(key, value) for key, value in self.own.items()}
-        from_dict(self.section, own)  # refuses what cannot be
         super().__init__([torch.empty(1, 1)], **numbers)  # checks numbers; it refuses stacks
         Optimizer.__init__(self, params, self.defaults | own)
 

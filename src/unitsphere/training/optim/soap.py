@@ -49,8 +49,6 @@ from unitsphere.training.optim.orthogonal import check_momentum, orthogonalise
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
-ADJUST = ("match_rms_adamw", "original")
-"""The values of `optim.adjust_lr`."""
 SHORTEST = 1e-8
 """No step of `outward` makes a matrix shorter than this."""
 
@@ -219,8 +217,7 @@ class SoapMuon(Soap):
     def __init__(
         self, params: Any, ns_steps: int = 5, adjust_lr: str = "match_rms_adamw", **numbers: Any
     ) -> None:
-        if adjust_lr not in ADJUST:
-            raise UserError(f"adjust_lr must be one of {', '.join(ADJUST)}: {adjust_lr!r}")
+        shape_rate(adjust_lr, torch.Size((1, 1)))  # refuses another word
         plain: dict[str, Any] = asdict(SoapMuonConfig())
         plain["betas"] = plain.pop("beta1"), plain.pop("beta2")
         super().__init__(params, **(plain | numbers))
