@@ -12,6 +12,7 @@ from unitsphere.bench.arms import RandomBatches
 from unitsphere.bench.measure import peak_of
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.models.config import RecurrenceConfig
 from unitsphere.models.registry import build, build_from
 from unitsphere.ops.chunked_loss import CHUNK_BYTES
 from unitsphere.ops.loss import linear_cross_entropy
@@ -194,6 +195,14 @@ def test_sizes_that_do_not_fit_are_refused(tiny):
         laid_out(partial(tiny, model={"bigram_rows": 50}), 2, tp=2)
     with pytest.raises(UserError, match="64 sequences an update, which 96 processes"):
         laid_out(tiny, 384, tp=4)
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "gla", "mamba2"])
+def test_heads_of_a_recurrent_mixer_that_tp_does_not_divide_are_refused(mixer, tiny):
+    """In GLA with an even width no matrix is that small, so only the heads say it."""
+    model = {"mixers": mixer, "recurrence": RecurrenceConfig(n_heads=3, d_key=8, d_value=8)}
+    with pytest.raises(UserError, match="tp 2 does not divide the 3 heads of a recurrent mixer"):
+        laid_out(partial(tiny, model=model), 2, tp=2)
 
 
 def test_a_constraint_that_does_not_fit_the_layout_is_refused(tiny):

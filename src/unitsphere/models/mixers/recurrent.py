@@ -188,6 +188,8 @@ class RecurrentMixer(nn.Module, ABC):
     """
 
     bidirectional: ClassVar[bool] = False
+    n_heads: int
+    """of all ranks"""
 
     @abstractmethod
     def log_decay(self, x: Tensor) -> Tensor:

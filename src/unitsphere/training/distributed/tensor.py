@@ -24,6 +24,7 @@ from torch.distributed.tensor import (
 from unitsphere.errors import UserError
 from unitsphere.models.experts import experts_of
 from unitsphere.models.mixers.attention import AttentionMixer
+from unitsphere.models.mixers.recurrent import RecurrentMixer
 from unitsphere.models.parts import Embedding, Linear, Scale
 from unitsphere.models.plans import Shard as PlannedShard
 from unitsphere.models.plans import tp_plan
@@ -51,6 +52,11 @@ def share_matrices(model: Transformer, layout: Layout) -> None:
     for module in list(model.modules()):
         if isinstance(module, AttentionMixer):
             check_heads(module, mesh.size())
+        if isinstance(module, RecurrentMixer) and module.n_heads % mesh.size():
+            raise UserError(
+                f"parallel.tp {mesh.size()} does not divide the {module.n_heads} heads of a "
+                "recurrent mixer: take another parallel.tp or model.recurrence.n_heads"
+            )
         for name, cut in tp_plan(module).items():
             part = getattr(module, name, None)
             if part is None or isinstance(part, nn.Identity):
