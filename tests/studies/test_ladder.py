@@ -224,6 +224,12 @@ def test_what_makes_no_ladder_is_refused_by_name(changes, said):
         study_from(LadderStudy, table)
 
 
+def test_a_mistake_in_the_keys_of_a_size_names_arm_and_size(tmp_path):
+    study = study_in(tmp_path, sizes=SIZES | {"wrong": {"model": {"d_modl": 16}}})
+    with pytest.raises(UserError, match=r"^arm gpt\.wrong\.96: unknown key 'model\.d_modl'"):
+        ladder(study, tmp_path / "out", InProcess())
+
+
 def test_sizes_that_are_not_alike_are_refused_by_name_unless_allowed(tmp_path, monkeypatch):
     name = list(SIZES)[-1]
     sizes = SIZES | {name: {**SIZES[name], "data.context": 32}}

@@ -169,7 +169,7 @@ def ladder_findings(study: LadderStudy, rungs: Sequence[Rung]) -> list[Finding]:
 
 def rung_of(study: LadderStudy, arm: str, size: str) -> Rung:
     """An arm at a size, before anything is trained; UserError for a mistake in its keys."""
-    specs = {str(batch): study.rung(arm, size, batch) for batch in study.batches}
+    specs = {f"{arm}.{size}.{batch}": study.rung(arm, size, batch) for batch in study.batches}
     configs = [resolve(arm_config(study.study(specs), name), None) for name in specs]
     parameters = size_of(configs[0]).parameters
     tokens = round(study.tokens_per_parameter * parameters)
