@@ -75,6 +75,17 @@ def test_a_value_of_the_wrong_type_names_its_key(data, key):
         from_dict(Outer, data)
 
 
+@dataclass(frozen=True)
+class Named:
+    tables: dict[str, dict[str, object]]
+
+
+@pytest.mark.parametrize(("value", "key"), [([1], "tables"), ({"a": "x"}, "tables.a")])
+def test_what_must_be_a_table_is_called_so(value, key):
+    with pytest.raises(UserError, match=rf"^'{key}' must be a table, not "):
+        from_dict(Named, {"tables": value})
+
+
 def test_an_integer_serves_as_a_float():
     rate = from_dict(Outer, {"inner": {"rate": 2}}).inner.rate
     assert rate == 2.0

@@ -22,7 +22,8 @@ from unitsphere.errors import UserError
 from unitsphere.files import read_text
 
 T = TypeVar("T")
-NAMES = {float: "a number", int: "an integer", str: "a text", bool: "true or false", list: "a list"}
+NAMES = {float: "a number", int: "an integer", str: "a text", bool: "true or false"}
+NAMES |= {list: "a list", dict: "a table"}
 """What a user calls a type."""
 
 
