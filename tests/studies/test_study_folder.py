@@ -33,6 +33,19 @@ def test_another_study_is_refused_by_the_key_that_differs(tmp_path):
         pytest.fail("it was let in")
 
 
+def test_a_mistake_before_any_run_leaves_no_record_and_the_corrected_study_is_let_in(tmp_path):
+    """A missing data.source is found when the folder is already held."""
+    with pytest.raises(UserError, match="no such file"), study_folder(tmp_path / "study", STUDY):
+        raise UserError("no such file: wiki.jsonl")
+    other = dataclasses.replace(STUDY, set={"data.source": "wiki.txt"})
+    with study_folder(tmp_path / "study", other):
+        (tmp_path / "study/runs").mkdir()
+    with pytest.raises(UserError, match="disk"), study_folder(tmp_path / "study", other):
+        raise UserError("the disk is full")
+    with pytest.raises(UserError, match="holds another"), study_folder(tmp_path / "study", STUDY):
+        pytest.fail("it was let in")
+
+
 def test_without_its_record_a_study_s_runs_serve_another(tmp_path):
     (tmp_path / "runs").mkdir()
     with study_folder(tmp_path, STUDY):

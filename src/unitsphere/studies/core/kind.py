@@ -149,6 +149,10 @@ def study_folder(out: Path, study: Study, executor: Executor | None = None) -> I
             yield executor or executor_of(study.run, out)
         except Interrupted as stopped:
             raise Preempted(f"{out}: {stopped}") from None
+        except UserError:  # such as of a missing source: the corrected study is another one
+            if not (out / RUNS).exists():
+                (out / RECORD).unlink(missing_ok=True)
+            raise
 
 
 def write_record(out: Path, study: Study) -> None:
