@@ -154,6 +154,7 @@ def test_a_failed_row_is_shown_and_ends_no_other(toy, tmp_path):
     assert "one seed, so no spread" in said
     about = "Ours: 2 layers of 64: to try the command, not to draw conclusions; α starts at 0.05"
     assert about in said
+    assert "as in the paper; not the size's: model.d_model " in said
 
 
 def test_only_the_intervals_that_there_are_may_miss():

@@ -27,6 +27,7 @@ from unitsphere.studies.tables import (
     PaperTable,
     Rates,
     Row,
+    TableSize,
     agreement,
     change_of,
     figures,
@@ -209,7 +210,7 @@ def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
         "protocol": table.protocol,
         "measure": table.measure,
         "size": study.size,
-        "about": f"{size.about}; {table.smaller}" if size else "the paper's",
+        "about": f"{size.about}; {table.smaller}{changed(study, size)}" if size else "the paper's",
         "tokens": study.tokens,
         "seeds": study.seeds,
         "rates": {"how": study.rates, "tuned_on": table.tuned_on},
@@ -218,6 +219,13 @@ def document(study: AblationStudy, found: Ablation) -> dict[str, Any]:
         "rows": [row_document(study, table, row, found) for row in table.rows],
         "provenance": provenance(records),
     }
+
+
+def changed(study: AblationStudy, size: TableSize) -> str:
+    """What the study sets in place of the size's width, layers, heads, context or batch."""
+    given = study.keys(study.paper_table.rows[0].name)
+    own = [f"{key} {given[key]}" for key, value in size.set.items() if given.get(key) != value]
+    return f"; not the size's: {', '.join(own)}" if own else ""
 
 
 def row_document(
