@@ -30,14 +30,18 @@ def best_rate(width: int, depth: int, tokens: int) -> float:
     return 1e-2 * math.prod((n / BASE[k]) ** EXPONENTS[k] for k, n in sizes.items())
 
 
-def made_up(planned, broken: str = "nothing") -> Record:
-    """What a run would come to: a parabola about the best rate of its size."""
+def made_up(planned, broken: str = "nothing", newer: str = "nothing") -> Record:
+    """What a run would come to: a parabola about the best rate of its size.
+
+    newer: part of the names of runs that another commit trained.
+    """
     if broken in planned.name:
         return Record(planned, "failed", error="no disk")
     model, train = planned.config.model, planned.config.train
     best = best_rate(model.d_model, model.n_layers, train.steps * train.batch_tokens)
     off = math.log2(planned.lr / best)
-    return Record(planned, "finished", loss=3 + 0.1 * off**2)
+    made = {"commit": "b" if newer in planned.name else "a"}
+    return Record(planned, "finished", loss=3 + 0.1 * off**2, environment=made)
 
 
 def study_in(folder: Path, **changes) -> TransferStudy:
@@ -105,6 +109,16 @@ def test_runs_that_fail_and_best_rates_at_an_edge_are_flagged(tmp_path, monkeypa
     assert cell["loss"] is cell["gap"] is cell["best_lr"] is None
     assert len(outcome.failures) == 3
     assert found["arms"]["ngpt"]["exponents"] == []
+
+
+def test_runs_of_different_code_are_flagged(tmp_path, monkeypatch):
+    study = study_in(tmp_path)
+    _, found = found_in(study, tmp_path, monkeypatch)
+    assert {flag["name"] for flag in found["flags"]} == {"one-seed"}
+    _, found = found_in(study, tmp_path, monkeypatch, newer="ngpt.d32-l1 640 ")
+    told = {flag["name"]: flag["text"] for flag in found["flags"]}
+    assert told.keys() == {"one-seed", "versions"}
+    assert told["versions"] == "runs differ in commit: a and b"
 
 
 def test_an_interval_holds_the_true_exponent_95_times_of_100():

@@ -34,6 +34,7 @@ from scipy import stats
 from unitsphere.errors import UserError
 from unitsphere.report.numbers import short
 from unitsphere.studies.core.execute import Executor, failure_lines
+from unitsphere.studies.core.fairness import version_flags
 from unitsphere.studies.core.kind import Kind, Part, provenance, searched, study_folder
 from unitsphere.studies.core.plan import arm_config, at_budget, own_rate
 from unitsphere.studies.core.spec import SEEDS, ArmSpec, Study, check_numbers
@@ -235,7 +236,10 @@ def document(study: TransferStudy, cells: Sequence[Cell]) -> dict[str, Any]:
             }
             for arm, own in arms.items()
         },
-        "flags": flags(study, cells),
+        "flags": [
+            *flags(study, cells),
+            *(dataclasses.asdict(flag) for flag in version_flags(records)),
+        ],
         "provenance": provenance(records),
     }
 
