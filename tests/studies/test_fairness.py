@@ -135,6 +135,21 @@ def test_arms_that_are_alike_are_fair(recipe):
     assert check_fair(pair(recipe, least), "arm-0", []) == []
 
 
+@pytest.mark.parametrize("name", ["context", "un-annealed", "start", "tied-rates"])
+def test_the_advice_is_to_make_arms_alike_only_where_they_must_be(recipe, name):
+    others = [other for other in REFUSALS if other != name]
+    with pytest.raises(UserError) as error:
+        check_fair(pair(recipe, UNFAIR[name]), "arm-0", others, tuned=NOT_TUNED)
+    assert ("make the arms alike" in str(error.value)) == (name == "context")
+    assert ("change that" in str(error.value)) == (name != "context")
+
+
+def test_arms_that_are_alike_and_unfair_are_not_to_be_made_alike(recipe):
+    both = pair(recipe, {}, {"schedule.kind": "constant"})
+    with pytest.raises(UserError, match=r'arm-1: .* is "constant": change that$'):
+        check_fair(both, "arm-0", None)
+
+
 def test_rates_that_climb_are_no_refusal_where_none_is_annealed(recipe):
     configs = pair(recipe, {}, {"schedule.kind": "ramp"})
     assert check_fair(configs, "arm-0", [], annealed=False) == []

@@ -87,7 +87,8 @@ SCHEDULE += ("schedule.fall", "schedule.power", "schedule.rho")
 SPIKES = ("train.on_spike", "train.spike_sigma")
 SPEED = ("train.compile", "train.kernels", "train.micro_batch", "train.recompute", "train.device")
 SPEED += ("inspect.", "parallel.")
-REFUSALS = (*SAME, "weights", "un-annealed", "start", "tied-rates")
+EACH = ("un-annealed", "start", "tied-rates")  # of one arm, also if the others are like it
+REFUSALS = (*SAME, "weights", *EACH)
 MUON = ("muon", "normuon")
 """Optimizers whose step has the same size in all directions of a matrix."""
 ADAM = ("adam", "adamw")
@@ -135,12 +136,12 @@ def check_fair(
             found += mis_set(arm, config, tuned[arm], is_baseline=arm == baseline)
     refused = [finding for finding in found if finding.name not in (allow or ())]
     if refused:
-        names = ", ".join(f'"{name}"' for name in dict.fromkeys(f.name for f in refused))
-        advice = f", or set allow = [{names}] to have it flagged instead"
-        raise UserError(
-            f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: make the arms alike"
-            f"{'' if allow is None else advice}"
-        )
+        known = dict.fromkeys(finding.name for finding in refused)
+        todo = "change that" if known.keys() <= set(EACH) else "make the arms alike"
+        if allow is not None:
+            names = ", ".join(f'"{name}"' for name in known)
+            todo += f", or set allow = [{names}] to have it flagged instead"
+        raise UserError(f"unfair: {'; '.join(f'{f.name}: {f.text}' for f in refused)}: {todo}")
     check_lossless(configs)
     return found
 
