@@ -150,6 +150,13 @@ def test_arms_that_are_alike_and_unfair_are_not_to_be_made_alike(recipe):
         check_fair(both, "arm-0", None)
 
 
+def test_a_tuned_rate_of_the_router_leaves_the_other_roles_tied(recipe):
+    for key, tied in {"optim.rates.router": True, "optim.rates.scale": False}.items():
+        tuned = NOT_TUNED | {"arm-0": ("optim.lr", key)}
+        flags = check_fair(pair(recipe, {}), "arm-0", ["tied-rates"], tuned=tuned)
+        assert [flag.name for flag in flags] == ["tied-rates"] * tied
+
+
 def test_rates_that_climb_are_no_refusal_where_none_is_annealed(recipe):
     configs = pair(recipe, {}, {"schedule.kind": "ramp"})
     assert check_fair(configs, "arm-0", [], annealed=False) == []

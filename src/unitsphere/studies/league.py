@@ -173,7 +173,7 @@ def document(study: LeagueStudy, found: Entries) -> dict[str, Any]:
     ]
     records = [record for by_seed in found.records.values() for record in by_seed.values()]
     ranked = standings([*others, *own], found.text)
-    made = made_on(next(iter(found.configs.values())), [study.tokens], records)
+    made = made_on(found.configs, [study.tokens], records)
     flags = (*unscored_averages(found.configs), *made)
     ranked["flags"] += [dataclasses.asdict(flag) for flag in flags]
     return {**ranked, "rules": rules(), "provenance": provenance(records)}

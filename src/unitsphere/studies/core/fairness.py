@@ -207,7 +207,7 @@ def tied_rates(arm: str, config: RunConfig, tuned: Iterable[str]) -> Iterator[Fi
     optim = config.optim
     tied = {optim.rates.embedding, optim.rates.head, optim.rates.scale} == {1.0}
     tied = tied and optim.adam_lr in (None, optim.lr)
-    if tied and not any(key.startswith(RATES) for key in tuned):
+    if tied and not any(key.startswith(RATES) for key in tuned if key != "optim.rates.router"):
         text = f"{arm} trains embedding, head and scales at the rate of its matrices"
         yield Finding("tied-rates", f"{text}: optim.rates of 2.5 to 4 are known to be better")
 
