@@ -19,7 +19,7 @@ from unitsphere.studies.core.fairness import (
 from unitsphere.studies.core.plan import wanted, with_overrides
 from unitsphere.studies.core.tune import Tuned
 from unitsphere.training.config import RunConfig
-from unitsphere.training.corpus import open_corpus
+from unitsphere.training.corpus import epoch_tokens, open_corpus
 from unitsphere.training.forecast import size_of
 from unitsphere.training.recipes import load_recipe
 from unitsphere.training.resolve import resolve
@@ -246,6 +246,19 @@ def test_what_is_flagged_of_runs(recipe):
     assert names(recipe, budgets=(64, 64_000)) == ["repeated"]
 
 
+def test_a_budget_that_only_one_arm_repeats_is_flagged_with_its_name(recipe):
+    """With another tokenizer, which `allow` lets through, the split has another size."""
+    configs = pair(recipe, {"data.tokenizer": "bpe:300"})
+    sizes = {arm: epoch_tokens(config) for arm, config in configs.items()}
+    assert sizes["arm-1"] < sizes["arm-0"]
+    budget = sizes["arm-1"] + 1
+    place = dataclasses.replace(TUNED, tokens=budget)
+    rates = {(arm, budget): place for arm in configs}
+    (flag,) = run_flags(configs, [budget], [0, 1], rates, {})
+    assert flag.name == "repeated"
+    assert flag.text.startswith(f"arm-1: {budget:,} tokens go 1.0 times over ")
+
+
 def test_pairs_are_repeated_when_there_are_more_than_the_split_has(recipe, tmp_path):
     """A pair counts as data.context tokens of a budget, however short its texts are."""
     source = tmp_path / "pairs.jsonl"
@@ -254,8 +267,8 @@ def test_pairs_are_repeated_when_there_are_more_than_the_split_has(recipe, tmp_p
     config = resolve(with_overrides(load_recipe(recipe), keys), None)
     pairs = open_corpus(config).epoch
     size = pairs * config.data.context
-    assert list(made_on(config, [size], [])) == []
-    (flag,) = made_on(config, [size + 1], [])
+    assert list(made_on({"arm-0": config}, [size], [])) == []
+    (flag,) = made_on({"arm-0": config}, [size + 1], [])
     assert flag.name == "repeated"
     assert f"over {size:,} training tokens" in flag.text
 

@@ -289,7 +289,7 @@ def run_flags(
     for (arm, tokens, seed), record in records.items():
         if record.status != "finished":
             yield Finding(record.status, f"{arm} at {tokens:,} tokens, seed {seed}: {record.error}")
-    yield from made_on(next(iter(configs.values())), budgets, list(records.values()))
+    yield from made_on(configs, budgets, list(records.values()))
 
 
 def rate_flags(rates: Mapping[tuple[str, int], Tuned]) -> Iterator[Finding]:
@@ -327,14 +327,16 @@ def untried(rate: Tuned, point: Point) -> list[str]:
 
 
 def made_on(
-    config: RunConfig, budgets: Sequence[int], records: Sequence[Record]
+    configs: Mapping[str, RunConfig], budgets: Sequence[int], records: Sequence[Record]
 ) -> Iterator[Finding]:
     """Budgets that go over the training split more than once, and runs of different machines."""
-    size = epoch_tokens(config)
+    splits = {(config.data, config.objective): arm for arm, config in configs.items()}
+    sizes = {arm: epoch_tokens(configs[arm]) for arm in splits.values()}  # `allow` permits several
     for tokens in budgets:
-        if tokens > size:
-            times = f"{tokens / size:.1f} times over {size:,} training tokens"
-            yield Finding("repeated", f"{tokens:,} tokens go {times}")
+        for arm, size in sizes.items():
+            if (times := tokens / size) > 1:
+                text = f"{tokens:,} tokens go {times:.1f} times over {size:,} training tokens"
+                yield Finding("repeated", f"{arm}: {text}" if len(sizes) > 1 else text)
     if why := timing(records):
         yield Finding("hardware", why)
     yield from version_flags(records)
