@@ -30,6 +30,8 @@ from unitsphere.training.resolve import resolve
 
 LEAST_POINTS = 3
 """The least batches, and rates of each, for an optimum between them."""
+MOST = 1e30
+"""The most tokens per parameter and operations: more than was ever trained, and no overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,10 @@ class LadderStudy(Comparing):
             raise UserError("tune.budgets is not for a ladder: leave it out")
         if not self.sizes:
             raise UserError("'sizes' must name at least one size")
-        if not all(0 < number < math.inf for number in (self.tokens_per_parameter, *self.computes)):
-            raise UserError("'tokens_per_parameter' and 'computes' must be finite and above 0")
+        if not all(0 < number <= MOST for number in (self.tokens_per_parameter, *self.computes)):
+            raise UserError(
+                f"'tokens_per_parameter' and 'computes' must be above 0 and at most {MOST:g}"
+            )
         if len(set(self.computes)) < len(self.computes):
             raise UserError(f"'computes' must be different numbers, not {self.computes}")
         if self.next:
