@@ -48,16 +48,6 @@ def test_a_batch_beyond_the_grid_is_an_edge(best_batch, edge):
     assert found.batch == pytest.approx(BATCHES[0] if edge == "low" else BATCHES[-1])
 
 
-@pytest.mark.parametrize(
-    ("losses", "at", "edge"), [([3.0, 2.6, 2.5], 256, "high"), ([2.5, 2.6, 3.0], 64, "low")]
-)
-def test_a_lowest_point_at_the_end_is_an_edge_though_the_curve_falls_lower_beside_it(
-    losses, at, edge
-):
-    found = lowest([64, 128, 256], losses)
-    assert (found.at, found.value, found.edge) == (pytest.approx(at), 2.5, edge)
-
-
 def test_runs_that_diverged_are_left_out_and_the_last_rate_below_them_is_an_edge():
     diverged = {
         batch: {lr: math.nan if lr > 3e-3 else loss for lr, loss in row.items()}

@@ -57,24 +57,25 @@ class Optimum:
 def lowest(xs: Sequence[float], ys: Sequence[float]) -> Lowest:
     """The lowest point of the Akima interpolant of `ys` over log `xs`, within the given points.
 
-    Points whose y is not finite are left out. If the lowest of the others is the first or the last,
-    it is taken as it is: the curve may fall lower beside it, but the optimum may lie beyond it.
+    Points whose y is not finite are left out; of fewer than three the lowest is taken as it is.
     Raises ValueError if no finite one is left.
     """
     points = sorted((math.log(x), y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y))
     if not points:
         raise ValueError("there is no finite value to find the lowest of")
     x, y = (np.array(column) for column in zip(*points, strict=True))
-    place = int(np.argmin(y))
-    if place in (0, len(points) - 1):
-        edge: Edge = "single" if len(points) == 1 else "high" if place else "low"
-        return Lowest(float(np.exp(x[place])), float(y[place]), edge)
-    curve = Akima1DInterpolator(x, y)
-    level = curve.derivative().roots(extrapolate=False)
-    level = level[np.isfinite(level)]  # an interval that is level throughout gives NaN
-    found_x, found_y = np.append(x, level), np.append(y, curve(level))
+    if len(points) >= 3:
+        curve = Akima1DInterpolator(x, y)
+        level = curve.derivative().roots(extrapolate=False)
+        level = level[np.isfinite(level)]  # an interval that is level throughout gives NaN
+        found_x, found_y = np.append(x, level), np.append(y, curve(level))
+    else:
+        found_x, found_y = x, y
     place = int(np.argmin(found_y))
-    return Lowest(float(np.exp(found_x[place])), float(found_y[place]), None)
+    edge: Edge | None = "low" if found_x[place] == x[0] else None
+    edge = "high" if found_x[place] == x[-1] else edge
+    edge = "single" if len(points) == 1 else edge
+    return Lowest(float(np.exp(found_x[place])), float(found_y[place]), edge)
 
 
 def optimum(grid: Mapping[float, Mapping[float, float]]) -> Optimum:
