@@ -14,7 +14,7 @@ from unitsphere.report.kinds.quickstart import limits, validation_figures
 from unitsphere.report.numbers import compact
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import apart, colour_of, draw_ticks, plain_ticks
-from unitsphere.report.render.picture import draw, picture, write_picture
+from unitsphere.report.render.picture import draw, picture, write_picture, write_pictures
 
 
 def curve(name: str, last: float, colour: int) -> Series:
@@ -34,6 +34,14 @@ def test_a_quickstart_s_curves_are_over_steps_and_over_time(tmp_path):
     path = tmp_path / "deep" / "curves.png"
     write_picture(curves.figures, [path], title="Two arms")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_names_that_differ_in_a_sign_only_are_pictures_of_their_own(tmp_path):
+    line = Series("ngpt", {"step": [1, 2]}, [2.5, 2.0])
+    figures = [Figure(name, name, "bits", {"step": "steps"}, [line]) for name in ("a b", "a:b")]
+    paths = write_pictures(figures, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["a-b-2.svg", "a-b.svg"]
+    assert paths["a:b"]["svg"] == str(tmp_path / "a-b-2.svg")
 
 
 def test_the_first_steps_do_not_set_the_scale():

@@ -44,6 +44,8 @@ from unitsphere.studies.laws import Lowest, lowest
 from unitsphere.training.transfer import is_open
 
 SIZES = ("width", "depth", "tokens")
+SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")
+"""Keys that the cells and head_size set."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class TransferStudy(Study):
             raise UserError("'cells' must name at least one table of width, depth and tokens")
         if self.tune.points < 3 or self.tune.budgets:
             raise UserError("tune.points must be at least 3, and tune.budgets left out")
+        sets = {"set": self.set, **{f"arms.{name}.set": arm.set for name, arm in self.arms.items()}}
+        for where, key in itertools.product(sets, SIZE_KEYS):
+            if key in sets[where]:
+                raise UserError(f"'{where}.{key}' cannot be set: the cells and head_size decide it")
         for name, cells in self.cells.items():
             odd = [width for width in cells.width if self.head_size < 1 or width % self.head_size]
             if odd:
@@ -94,11 +100,7 @@ class TransferStudy(Study):
     def cell(self, arm: str, width: int, depth: int) -> tuple[str, Study]:
         """The name of an arm at a size, and the study of it."""
         spec, name = self.arms[arm], f"{arm}.d{width}-l{depth}"
-        sizes: dict[str, object] = {
-            "model.d_model": width,
-            "model.n_layers": depth,
-            "model.n_heads": width // self.head_size,
-        }
+        sizes = dict(zip(SIZE_KEYS, (width, depth, width // self.head_size), strict=True))
         arms = {name: ArmSpec(spec.recipe, {**spec.set, **sizes}, spec.lr)}
         return name, Study(arms=arms, set=self.set, seeds=self.seeds, tune=self.tune, run=self.run)
 
@@ -152,7 +154,7 @@ def parts(study: TransferStudy) -> list[Part]:
     """What would be trained; a UserError for an arm without a law or with a rate of its own."""
     if study.seeds != SEEDS:
         raise UserError("'seeds' is not for a transfer, whose runs have tune.seeds: leave it out")
-    found = []
+    found: dict[tuple[str, int], Part] = {}
     for arm, spec in study.arms.items():
         if spec.lr is not None:
             raise UserError(f"arms.{arm}: 'lr' is not for a transfer: optim.base.lr is the rate")
@@ -165,9 +167,13 @@ def parts(study: TransferStudy) -> list[Part]:
                 raise UserError(
                     f"arms.{arm}: {spec.recipe} sets optim.lr itself, so no law does: leave it out"
                 )
-            at = f"{name} {short(tokens)}"
-            found.append(searched(study, at, at_budget(one, name, tokens)))
-    return found
+            config = at_budget(one, name, tokens)
+            steps, batch = config.train.steps, config.train.batch_tokens
+            if (name, steps) in found:
+                same = f"{steps:,} steps of {batch:,} tokens"
+                raise UserError(f"cells: two horizons of {name} have {same}: leave one out")
+            found[name, steps] = searched(study, f"{name} {short(tokens)}", config)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

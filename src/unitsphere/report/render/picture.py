@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +26,18 @@ PER_SECOND = 4
 
 
 def write_pictures(figures: Sequence[Figure], folder: Path) -> dict[str, dict[str, str]]:
-    """Draw each figure as FOLDER/NAME.svg and .png; returns the paths by name."""
+    """Draw each figure as FOLDER/NAME.svg and .png; returns the paths by name.
+
+    Names that become the same name of a file are numbered: "a b" is a-b, "a:b" then a-b-2.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths: dict[str, dict[str, str]] = {}
+    seen: Counter[str] = Counter()
     for figure in figures:
-        files = [folder / f"{file_name(figure)}.{form}" for form in ("svg", "png")]
+        name = file_name(figure)
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        files = [folder / f"{name}.{form}" for form in ("svg", "png")]
         write_picture([figure], files)
         paths[figure.name] = {path.suffix[1:]: str(path) for path in files}
     return paths
