@@ -151,7 +151,11 @@ def cell_of(study: TransferStudy, out: Path, arm: str, width: int, depth: int, t
 
 
 def parts(study: TransferStudy) -> list[Part]:
-    """What would be trained; a UserError for an arm without a law or with a rate of its own."""
+    """What would be trained.
+
+    Raises UserError for an arm without a law or with a rate of its own, and for horizons of equal
+    steps.
+    """
     if study.seeds != SEEDS:
         raise UserError("'seeds' is not for a transfer, whose runs have tune.seeds: leave it out")
     found: dict[tuple[str, int], Part] = {}
