@@ -9,6 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typed import printed, refused
 
 from unitsphere.cli import main
+from unitsphere.data.config import DataConfig
+from unitsphere.data.prepare import source_text_lost
 from unitsphere.data.shards import read_manifest
 from unitsphere.data.tokenizer import ByteTokenizer, load_tokenizer, text_lost
 
@@ -57,6 +59,19 @@ def test_prepared_data_say_so(capsys):
     assert main(["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "kept"]) == 0
     assert "loses text" not in capsys.readouterr().err
     assert read_manifest(Path("kept")).text_lost == 0
+
+
+def test_a_validation_file_that_is_lost_has_no_bits_per_byte(capsys):
+    """Its bytes are those that are counted, however well the tokenizer knows the source."""
+    Path("known.txt").write_text("the cat " * 400)
+    Path("unknown.txt").write_text("another language " * 50)
+    data = {"tokenizer": "lossy.json", "source": "known.txt", "validation": "unknown.txt"}
+    config = DataConfig(**data, cache="cache")
+    assert source_text_lost(config) == 1
+    Path("apart.toml").write_text(tiny_recipe("gpt", data=data))
+    assert main(["train", "apart.toml", "--out", "apart"]) == 0
+    capsys.readouterr()
+    assert printed(capsys, "eval", "apart")["bits_per_byte"] is None
 
 
 @pytest.mark.parametrize("more", [(), ("--data", "text.txt"), ("--by-position", "--context", "4")])

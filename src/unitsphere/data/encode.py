@@ -27,7 +27,7 @@ from unitsphere.data.shards import (
     TokenizerEntry,
     manifest_text,
 )
-from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, text_lost, train_bpe
+from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from unitsphere.data.writer import SplitWriter, write_file
 from unitsphere.errors import UserError
 
@@ -53,7 +53,7 @@ def write_shards(job: ShardsJob, fingerprint: str, folder: Path, progress: bool)
     """Fill an empty folder with all that a prepared folder holds, the manifest last."""
     size, cut = job.whole_size(), place_to_cut(job)
     tokenizer = _tokenizer(job, cut, progress)
-    lost = text_lost(tokenizer, (piece.text for piece in job.pieces(cut)))
+    lost = job.text_lost(tokenizer)
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     train = _Split(job, SplitWriter(folder, "train", dtype, tokenizer.separator))
     val = _Split(job, SplitWriter(folder, "val", dtype, tokenizer.separator))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unitsphere.data.documents import PairFields, Piece, read_documents, read_pairs
 from unitsphere.data.shards import VERSION
 from unitsphere.data.sources import content_fingerprint
-from unitsphere.data.tokenizer import is_name, load_tokenizer
+from unitsphere.data.tokenizer import Tokenizer, is_name, load_tokenizer, text_lost
 from unitsphere.errors import UserError
 from unitsphere.files import open_given
 
@@ -82,6 +82,11 @@ class ShardsJob:
     ) -> Iterator[Piece]:
         """The text of the files that are the validation split."""
         return self._read(self.validation, on_bytes)
+
+    def text_lost(self, tokenizer: Tokenizer) -> float:
+        """`tokenizer.text_lost` of the source or of the validation files, the larger of the two."""
+        both = self.pieces(), self.validation_pieces()
+        return max(text_lost(tokenizer, (piece.text for piece in pieces)) for pieces in both)
 
     @property
     def pairs(self) -> bool:

@@ -22,7 +22,7 @@ from unitsphere.data.shards import (
     read_manifest,
 )
 from unitsphere.data.sources import STANDARD_INPUT, find_files, source_files
-from unitsphere.data.tokenizer import is_name, load_tokenizer, text_lost
+from unitsphere.data.tokenizer import is_name, load_tokenizer
 from unitsphere.data.writer import publish, workspace
 from unitsphere.errors import UserError
 
@@ -175,13 +175,13 @@ def _job(config: DataConfig, pairs: bool) -> ShardsJob:
 
 
 def source_text_lost(config: DataConfig, pairs: bool = False) -> float:
-    """`tokenizer.text_lost` of the tokenizer and the source of a config."""
+    """`ShardsJob.text_lost` of the tokenizer and the text of a config."""
     if is_prepared(config.source):
         return read_manifest(Path(expanduser(config.source))).text_lost or 0.0
     if is_name(tokenizer_spec(config)):  # bytes, and BPE that begins with all of them
         return 0.0
     job = _job(config, pairs)
-    return text_lost(load_tokenizer(job.tokenizer), (piece.text for piece in job.pieces()))
+    return job.text_lost(load_tokenizer(job.tokenizer))
 
 
 def scored_split(data: str | None, config: DataConfig, pairs: bool = False) -> Shards | None:

@@ -100,7 +100,7 @@ class Manifest:
     val: Counts
     pairs: bool = False
     text_lost: float | None = None
-    """`tokenizer.text_lost` of the source; None in older manifests"""
+    """`ShardsJob.text_lost` of what the shards are made from; None in older manifests"""
     files: tuple[FileEntry, ...] = ()
 
     def counts(self, split: Split) -> Counts:
