@@ -73,6 +73,26 @@ def test_a_run_made_here_needs_no_data_wherever_it_lies(trained, tmp_path, monke
     assert printed(capsys, "replay", "run", "--step", "1")["rows"]
 
 
+def answer(capsys, *argv: str) -> str:
+    """What a verb says, refused or not: `inspect` still looks at what needs no data."""
+    return str(printed(capsys, *argv)) if argv[0] == "inspect" else refused(capsys, *argv)
+
+
+@pytest.mark.parametrize("argv", [*ASKING, ("replay", "run", "--step", "1")])
+def test_data_that_were_changed_are_not_those_of_the_run(trained, monkeypatch, capsys, argv):
+    """Its validation split would be another, perhaps with documents that it is trained on."""
+    monkeypatch.chdir(trained)
+    source = Path("text.txt")
+    before = source.read_text()
+    source.write_text("Something new. " + before)
+    capsys.readouterr()
+    try:
+        said = answer(capsys, *argv, "--device", "cpu")
+    finally:
+        source.write_text(before)
+    assert "were changed since it read them: restore them" in said
+
+
 def test_a_signature_is_of_the_data_settings_alone(place, trained, monkeypatch, capsys):
     """Somebody who has got a run of mine cannot make another of it that reads what they like."""
     monkeypatch.undo()

@@ -121,6 +121,7 @@ def run(argv: list[str]) -> int:
     from unitsphere.models.plans import fold_
     from unitsphere.training.folder import check_own_data
     from unitsphere.training.load import load_run
+    from unitsphere.training.resolve import check_same_data
 
     named = [getattr(args, option) for option in FIELDS.values()]
     check_scored(args.data, () if args.tasks else named)  # a task has fields of its own
@@ -136,6 +137,7 @@ def run(argv: list[str]) -> int:
         fold_(loaded.model)
     if args.data is None and not args.tasks:
         check_own_data(args.run, loaded.config)
+        check_same_data(args.run, loaded.config)
     found = {} if args.tasks and args.data is None else evaluations(args, loaded)
     tasks = on_tasks(args, loaded, state) if args.tasks else {}
     if args.json:

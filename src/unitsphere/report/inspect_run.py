@@ -33,6 +33,7 @@ from unitsphere.training.log import read_metrics
 from unitsphere.training.optim import build_optimizer
 from unitsphere.training.optim.state import first_moment_keys
 from unitsphere.training.recipes import load_recipe, no_run
+from unitsphere.training.resolve import check_same_data
 
 TOKENS = 2048
 """About how many tokens of the validation data the probes look at, at least a row."""
@@ -234,6 +235,7 @@ def probed_batch(
         return given_rows(config, load_tokenizer(run / TOKENIZER, run), data, rows).to(device), ""
     check_own_data(run, config)
     try:
+        check_same_data(run, config)
         corpus = open_corpus(config)
     except UserError as error:
         return None, f"it needs data, and the run's data cannot be read: {error}"

@@ -17,7 +17,7 @@ from unitsphere.training.by_position import (
 )
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.resolve import same_data
+from unitsphere.training.resolve import check_same_data, same_data
 
 DOUBLINGS = 5
 """Unless told otherwise, contexts up to 2^5 times the training's are scored."""
@@ -55,6 +55,7 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
     first = load_run(whose, study.device)
     if study.data is None:
         check_own_data(whose, first.config)
+        check_same_data(whose, first.config)
     contexts = tuple(study.contexts) or doubled(first.config.data.context)
     check_contexts(contexts)
     for path in others:

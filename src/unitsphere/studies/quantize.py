@@ -17,7 +17,7 @@ from unitsphere.studies.core.kind import Kind, check_results, provenance
 from unitsphere.training.evaluate.text import Scorer, scorers
 from unitsphere.training.folder import check_own_data
 from unitsphere.training.load import LoadedRun, load_run
-from unitsphere.training.resolve import same_data
+from unitsphere.training.resolve import check_same_data, same_data
 
 FORMATS = (
     *("int8", "int6", "int5", "int4", "int3"),
@@ -96,6 +96,7 @@ def check_run(path: Path, study: QuantizationStudy) -> LoadedRun:
         raise UserError(f"{path} has objective {run.config.objective}: quantize takes clm runs")
     if study.data is None:
         check_own_data(path, run.config)
+        check_same_data(path, run.config)
     for name in study.formats:
         try:
             check_group(run.model, read_format(name), roles_of(study))

@@ -24,6 +24,7 @@ from unitsphere.data.shards import Shards, is_prepared
 from unitsphere.data.sources import source_files
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.training.checkpoint.store import load_state
 from unitsphere.training.config import RunConfig
 from unitsphere.training.evaluate.pairs import cut_batch, evaluate_pair_split, text_pairs
 from unitsphere.training.evaluate.text import (
@@ -34,8 +35,8 @@ from unitsphere.training.evaluate.text import (
     stream_windows,
     window_form,
 )
-from unitsphere.training.folder import check_own_data
-from unitsphere.training.load import load_run
+from unitsphere.training.folder import check_own_data, run_and_checkpoint
+from unitsphere.training.load import load_run, pinned
 
 Found = TypeVar("Found")
 
@@ -258,11 +259,19 @@ def replay(run: Path | str, step: int, device: str = "auto") -> list[Row]:
     The losses are those of the run's newest complete checkpoint, without dropout. Raises UserError
     for a step that the run does not have, or if its data cannot be read.
     """
-    model, tokenizer, config = load_run(run, device)
+    path = pinned(Path(run))
+    model, tokenizer, config = load_run(path, device)
     if not 1 <= step <= config.train.steps:
         raise UserError(f"{run} has no step {step}: give one from 1 to {config.train.steps}")
     check_own_data(Path(run), config, "replay only runs that you have trained or resumed")
-    batch = open_corpus(config).batches.batch(step - 1)
+    corpus = open_corpus(config)
+    _, checkpoint = run_and_checkpoint(path)
+    if checkpoint is not None and load_state(checkpoint).data != corpus.fingerprint:
+        raise UserError(
+            f"the data of {run} ({config.data.source}) were changed since it read them: restore "
+            "them"
+        )
+    batch = corpus.batches.batch(step - 1)
     rows = []
     with evaluating(model):
         for index, row in enumerate(batch.split(1)):

@@ -287,6 +287,20 @@ def last_data(out: Path) -> str | None:
     return fingerprint if isinstance(fingerprint, str) else None
 
 
+def check_same_data(run: Path, config: RunConfig) -> None:
+    """Raise UserError if the data are not those that `run` (or its checkpoint) has read.
+
+    Its validation split would be another, perhaps of documents that it is trained on.
+    """
+    run, _ = run_and_checkpoint(run)
+    recorded = last_data(run)
+    if recorded is not None and recorded != input_of(config):
+        raise UserError(
+            f"the data of {run} ({config.data.source}) were changed since it read them: restore "
+            "them, or say which text to read with --data"
+        )
+
+
 SPLIT_KEYS = ("source", "validation", "val_fraction", "field")
 """Keys of [data] that decide which text a run is trained on, and which it is validated on."""
 
