@@ -184,6 +184,19 @@ def test_other_mistakes(ready: Path, jsonl: Path, tmp_path: Path) -> None:
         prepare(str(jsonl), "bytes", tmp_path / "file" / "out", progress=False)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_refused_before_the_work(
+    jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """At the end nothing could be moved there, and all would be lost."""
+    monkeypatch.setattr(encode, "_encoded", lambda *_: pytest.fail("it has started"))
+    if there:
+        (tmp_path / "scratch").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "scratch")
+    with pytest.raises(UserError, match="out is a link"):
+        prepare(str(jsonl), "bytes", tmp_path / "out", progress=False)
+
+
 def test_a_source_that_changes_is_noticed(
     jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

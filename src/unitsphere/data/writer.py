@@ -162,6 +162,7 @@ def workspace(out: Path) -> Iterator[Path]:
     partial = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        refuse_link(out)  # a folder cannot be renamed over it
         refuse_link(partial)
         lock = _lock(partial)
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
