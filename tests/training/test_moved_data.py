@@ -109,6 +109,20 @@ def test_other_bytes_of_the_same_size_are_another_run(config, broken):
         train(config, broken)
 
 
+@pytest.mark.parametrize("key", ["source", "validation"])
+def test_a_run_writes_nothing_into_the_folder_that_it_reads(config, tmp_path, key):
+    """What it wrote would be text, and so it could not be resumed or evaluated."""
+    (tmp_path / "texts").mkdir()
+    shutil.move("a.jsonl" if key == "source" else "held-out.jsonl", "texts")
+    config = on(config, **{key: "texts"})
+    with pytest.raises(UserError, match=r"run is inside the source .*: choose another --out"):
+        train(config, "texts/run")
+    with pytest.raises(UserError, match=r"choose another --data\.cache"):
+        train(on(config, cache="texts/cache"), "run")
+    assert len(list(Path("texts").iterdir())) == 1
+    assert train(config, "run", sampler=lambda *_: "").trained
+
+
 def test_a_moved_prepared_folder_brings_its_tokenizer(config, tmp_path):
     prepare("a.jsonl", "bpe:300", "shards", progress=False)
     config = on(config, source="shards", validation=None, tokenizer=None)

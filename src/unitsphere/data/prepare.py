@@ -55,11 +55,9 @@ def prepare(
     if is_prepared(source):
         raise UserError(f"{source} is prepared already: train on it as it is")
     out = Path(expanduser(out))
-    folder = Path(expanduser(source))
     if "\0" in str(out):
         raise UserError("the name of --out holds a NUL character")
-    if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
-        raise UserError(f"{out} is inside the source {source}: choose another --out")
+    check_apart(out, source, "--out")
     with source_files(source) as files:
         job = ShardsJob(
             source, files, field, tokenizer, val_fraction, _validation_files(validation)
@@ -72,6 +70,18 @@ def prepare(
         state = "prepared" if made else "nothing to do, it holds this input already"
         print(f"{out}: {state}\n{summary(read_manifest(out))}", file=sys.stderr)
     return out
+
+
+def check_apart(out: Path, source: str | None, option: str) -> None:
+    """Raise UserError if `out` is inside a folder of text: it would be read as text the next time.
+
+    option: what names `out`.
+    """
+    if source is None or source == "stdlib" or is_prepared(source):
+        return
+    folder = expanduser(source)
+    if isdir(folder) and Path(realpath(out)).is_relative_to(realpath(folder)):
+        raise UserError(f"{out} is inside the source {source}: choose another {option}")
 
 
 def summary(manifest: Manifest) -> str:
@@ -150,6 +160,8 @@ def prepared(config: DataConfig, progress: bool = True, pairs: bool = False) -> 
     if is_prepared(folder):
         _check_prepared_for(folder, config, pairs)
         return folder
+    for source in (config.source, config.validation):
+        check_apart(Path(expanduser(config.cache)), source, "--data.cache")
     job = _job(config, pairs)
     wanted = job.fingerprint()
     # A name has at most 255 bytes, a character up to 4 of them.

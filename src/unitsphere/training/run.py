@@ -13,6 +13,7 @@ import torch
 
 from unitsphere.config import from_dict, to_dict
 from unitsphere.data.batches import Prefetch
+from unitsphere.data.prepare import check_apart
 from unitsphere.errors import RunFailed, UserError
 from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint.saver import Saver
@@ -101,6 +102,8 @@ def train(
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
         if state is not None:
             on_all_ranks(layout, partial(check_there, out, config))
+        for source in (config.data.source, config.data.validation):
+            on_all_ranks(layout, partial(check_apart, out, source, "--out"))
         corpus = local_first(patient, partial(open_corpus, config))
         check_alike(layout, "data", {"fingerprint": corpus.fingerprint})
         start = None
