@@ -179,6 +179,12 @@ def test_prepare_refuses_options_that_it_would_not_use(capsys, options, message)
     assert message in refused(capsys, *command, *options)
 
 
+@pytest.mark.parametrize("source", ["text.txt", "stdlib", "-"])
+def test_prepare_refuses_a_field_where_no_line_is_json(capsys, source):
+    command = ["prepare", source, "--tokenizer", "bytes", "--out", "unused", "--field", "body"]
+    assert f"'body' is of a line of JSON, and {source} holds no" in refused(capsys, *command)
+
+
 REFERENCES = ["the cat sat on the mat .", "there is a dog in the big house ."]
 
 

@@ -52,11 +52,14 @@ class Prepare:
 def run(argv: list[str]) -> int:
     """Prepare; `prepare` itself says on stderr what there is."""
     args = parse(Prepare, argv, "prepare")
-    check_used(args.pairs, given_options(Prepare, argv, "prepare"))
+    given = given_options(Prepare, argv, "prepare")
+    check_used(args.pairs, given)
     from unitsphere.data.documents import PairFields
-    from unitsphere.data.prepare import prepare
+    from unitsphere.data.prepare import check_scored, prepare
     from unitsphere.data.shards import read_manifest
 
+    if "field" in given and args.validation is None:
+        check_scored(args.source, [args.field])
     fields = PairFields(args.source_field, args.target_field)
     folder = prepare(
         args.source,
