@@ -164,6 +164,43 @@ def test_a_missing_field_is_an_error_with_file_and_line(field):
     assert "line 1 of items.jsonl" in refused(CHOICE, less, ITEM)
 
 
+def test_the_name_of_a_field_that_no_item_has_is_not_a_prompt():
+    less = {key: value for key, value in ITEM.items() if key != "question"}
+    task = CHOICE.replace('"{{question}}"', "question")
+    assert "no item has the field 'question' of doc_to_text" in refused(task, less, less)
+    word = CHOICE.replace('"{{question}}"', "\"{{'question'}}\"")
+    Path("mine.yaml").write_text(word)
+    assert figures(run_tasks(Rehearsal(), ["mine.yaml"]))["mine"]["items"] == 2
+    write_items({"question": "Who?", "choices": {"text": ["a", "b"], "label": "AB"}})
+    with pytest.raises(UserError, match="no item has the field 'question_stem'"):
+        run_tasks(Rehearsal(), ["openbookqa"], data="items.jsonl")
+
+
+class Heard(Rehearsal):
+    """Keeps the texts that it is asked for, and writes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def loglikelihood_rolling(self, requests):
+        self.heard = [request.args[0] for request in requests]
+        return super().loglikelihood_rolling(requests)
+
+    def generate_until(self, requests):
+        return ["[1, 2]" for _ in requests]
+
+
+def test_a_text_that_looks_like_a_list_is_a_text():
+    lists = ["[1, 2]", "['a']", "[7]"]
+    write_items(*({"text": text} for text in lists))
+    run_tasks(lm := Heard(), ["text"], data="items.jsonl")
+    assert lm.heard == lists
+    write_items(*({"source": f"s{n}", "target": "[1, 2]"} for n in range(8)))
+    found = figures(run_tasks(Heard(), ["translation"], data="items.jsonl"))
+    assert found["translation"]["metrics"]["bleu"]["value"] == pytest.approx(100)
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -287,7 +324,7 @@ BAD_FILES = {
     "a template that divides by 0": (CHOICE.replace("{{question}}", "{{1 / 0}}"), "ZeroDivision"),
     "choices that are no list": (CHOICE.replace(": choices", ": '{{question}}'"), "line 1 of"),
     "an unknown field": (CHOICE.replace("{{question}}", "{{questoin}}"), "'questoin'"),
-    "an unknown field as label": (CHOICE.replace(": label", ": lable"), "its label 'lable'"),
+    "an unknown field as label": (CHOICE.replace(": label", ": lable"), "the field 'lable'"),
 }
 
 

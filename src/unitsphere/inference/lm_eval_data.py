@@ -263,9 +263,18 @@ def check_items(task: Task, limit: int | None) -> None:
     items: Any = task.eval_docs
     if not len(items):
         raise UserError("it has no items")
+    check_names(task)
     for document in itertools.islice(items, limit):
         with in_one_line(place(document)):
             CHECKS[str(task.OUTPUT_TYPE)](task, document)
+
+
+def check_names(task: Any) -> None:
+    """Refuse the name of a field that no item has: the harness would take it for a text."""
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        name = getattr(task.config, key)
+        if isinstance(name, str) and name.isidentifier() and name not in task.features:
+            raise UserError(f"no item has the field '{name}' of {key}")
 
 
 def check_choice(task: Any, document: Document) -> None:
