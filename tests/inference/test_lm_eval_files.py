@@ -201,6 +201,17 @@ def test_a_text_that_looks_like_a_list_is_a_text():
     assert found["translation"]["metrics"]["bleu"]["value"] == pytest.approx(100)
 
 
+def test_another_field_is_not_scored_for_the_one_that_is_asked_for():
+    write_items({"body": "a", "text": "b"}, {"text": "b"})
+    with pytest.raises(UserError, match=r"line 2 of items\.jsonl has no field 'body'"):
+        run_tasks(Rehearsal(), ["text"], data="items.jsonl", rename={"text": "body"})
+    run_tasks(lm := Heard(), ["text"], data="items.jsonl", rename={"text": "text"})
+    assert lm.heard == ["b", "b"]
+    write_items({"body": "a", "text": "b"})
+    run_tasks(lm, ["text"], data="items.jsonl", rename={"text": "body"})
+    assert lm.heard == ["a"]
+
+
 @pytest.mark.parametrize(
     "template",
     [

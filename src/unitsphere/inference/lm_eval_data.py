@@ -50,7 +50,7 @@ def local(
     `data`, or without it next to the task file `config_source`; where `data` is a file, that is it.
     `rename` maps a field that the task uses to the field of the line that holds it. Everything
     but `file` comes from the harness's metadata. Raises UserError if there is no such file, or
-    more than one.
+    more than one, and for a line that has only the field that is renamed.
     """
     path = find_file(file, config_source, data)
     if data is None:  # next to the task file, in a folder that may be somebody else's
@@ -60,7 +60,7 @@ def local(
     for record in json_records(path):
         row = dict(record.values)
         for to, name in fields.items():
-            if name in record.values:
+            if name in record.values or to in record.values:  # never the field `to` silently
                 row[to] = record.text(name)
         rows.append(row | {WHERE: record.where})
     if not rows:
