@@ -140,6 +140,9 @@ BAD_ITEMS = {
     "an empty text": (ROLLING, {"text": " "}, "the text to score is ' '"),
     "a null target": (WRITTEN, {"answer": None}, "'answer' is undefined (missing, or null)"),
     "an empty target": (WRITTEN, {"answer": ""}, "the target is ''"),
+    "a NUL in a prompt": (CHOICE, {"question": "a\0b"}, "field 'question' holds a NUL character"),
+    "a NUL in a choice": (CHOICE, {"choices": ["a", "\0b"]}, "field 'choices.1' holds a NUL"),
+    "half a pair": (ROLLING, {"text": "\ud800"}, "field 'text' holds half a surrogate pair"),
     "another type": (CHOICE, {"label": "one"}, "field 'label' is of another type"),
 }
 

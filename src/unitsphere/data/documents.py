@@ -202,6 +202,15 @@ def checked_text(value: Any, field: str, where: str) -> str:
     return value
 
 
+def check_texts(value: Any, where: str, field: str = "") -> None:
+    """Raise UserError for text that no tokenizer can take, in lists and tables too."""
+    if isinstance(value, str):
+        checked_text(value, field, where)
+    elif isinstance(value, list | dict):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            check_texts(one, where, f"{field}.{key}" if field else str(key))
+
+
 def json_records(
     path: Path, on_bytes: Callable[[int], object] = lambda n: None, example: str = '{"text": "..."}'
 ) -> Iterator[Record]:

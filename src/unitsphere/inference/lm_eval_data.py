@@ -22,7 +22,7 @@ from datasets import Dataset
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.task import ConfigurableTask, Task
 
-from unitsphere.data.documents import json_records
+from unitsphere.data.documents import check_texts, json_records
 from unitsphere.data.tasks import marked_pronoun
 from unitsphere.errors import UserError
 from unitsphere.files import check_given
@@ -62,6 +62,7 @@ def local(
         for to, name in fields.items():
             if name in record.values or to in record.values:  # never the field `to` silently
                 row[to] = record.text(name)
+        check_texts(row, record.where)
         rows.append(row | {WHERE: record.where})
     if not rows:
         raise UserError(f"{path} is empty: there is nothing to evaluate")
