@@ -186,3 +186,16 @@ def test_neox() -> None:
     neox = load_tokenizer(path)
     assert neox.separator == 0
     assert neox.separator not in neox.encode("a<|endoftext|>b<|padding|>")
+
+
+@pytest.mark.parametrize("text", ["words", "สวัสดีชาวโลก 你好", "🏳️\u200d🌈 e\u0301", "\ufffd b"])
+def test_the_sizes_of_parts_are_that_of_the_whole(text: str) -> None:
+    """A part may begin and end within a character."""
+    merges = train_bpe([text] * 5, 270)
+    for tokenizer in (load_tokenizer("bytes"), train_bpe(["other"], 257), merges):
+        ids = tokenizer.encode(text)
+        assert tokenizer.size(ids) == len(text.encode())
+        for width in (1, 2, 3):
+            parts = (ids[begin : begin + width] for begin in range(0, len(ids), width))
+            assert sum(map(tokenizer.size, parts)) == len(text.encode())
+        assert tokenizer.size([tokenizer.separator]) == 0

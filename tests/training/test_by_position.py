@@ -136,6 +136,14 @@ def test_a_uniform_model_scores_8_bits_a_byte_at_every_position():
         assert {f"{span.perplexity:.3f}" for span in one.by_position} == {"256.000"}
 
 
+@pytest.mark.parametrize("text", ["สวัสดีชาวโลก", "你好🙂", "e\u0301🏳️\u200d🌈"])
+@pytest.mark.parametrize("length", [4, 5, 7])
+def test_characters_that_a_stretch_cuts_count_with_all_their_bytes(text, length):
+    found = losses_by_position(Uniform(), documents(text * 20), 0, [length])[length]
+    assert found.bytes == found.tokens
+    assert found.bits_per_byte == pytest.approx(8)
+
+
 def test_bytes_are_those_of_the_scored_tokens_not_a_mean_over_all_documents():
     """Only the long document is scored, and its tokens have fewer bytes than the others' have."""
     prose = "a merge of letters " * 3

@@ -58,6 +58,10 @@ class Tokenizer(Protocol):
         """The text of `ids` without separators; bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    def size(self, ids: Sequence[int]) -> int:
+        """UTF-8 bytes of the text of `ids`, those of characters that its ends cut included."""
+        ...
+
     def save(self, path: Path) -> None:
         """Write `json` to a file."""
         ...
@@ -81,6 +85,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i != self.separator).decode(errors="replace")
+
+    def size(self, ids: Sequence[int]) -> int:
+        return sum(i != self.separator for i in ids)
 
     def save(self, path: Path) -> None:
         write_text(path, self.json)
@@ -148,6 +155,17 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         with self._failing("decode tokens"):
             return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def size(self, ids: Sequence[int]) -> int:
+        from tokenizers import decoders
+
+        if isinstance(self._backend.decoder, decoders.ByteLevel):  # its pieces spell each byte
+            spelled, added = self._backend.id_to_token, self._backend.get_added_tokens_decoder()
+            parts = (self.decode([i]).encode() if i in added else spelled(i) or "" for i in ids)
+            return sum(map(len, parts))
+        text = self.decode(ids)
+        whole = text.strip(UNFINISHED)
+        return len(whole.encode()) + len(text) - len(whole)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:

@@ -22,7 +22,6 @@ from unitsphere.data.batches import DocumentTokens, ShardTokens, TextTokens, str
 from unitsphere.data.documents import read_documents
 from unitsphere.data.prepare import scored_split
 from unitsphere.data.sources import scored_files
-from unitsphere.data.tokenizer import UNFINISHED, Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.training.evaluate.text import evaluating, perplexity
@@ -101,7 +100,7 @@ def losses_by_position(
             for context, total in sums.items():
                 total += sum_by_position(model, tokens, context, chunk)
             scored += longest
-            size += text_size(documents.tokenizer, stretch[1:])
+            size += documents.tokenizer.size(stretch[1:].tolist())
             after(scored)
     if not scored:
         raise UserError(
@@ -110,13 +109,6 @@ def losses_by_position(
         )
     lost = documents.text_lost
     return {context: summarised(total, scored, size, lost) for context, total in sums.items()}
-
-
-def text_size(tokenizer: Tokenizer, tokens: np.ndarray) -> int:
-    """UTF-8 bytes of the text of some tokens; of a character that their ends cut, one or two."""
-    text = tokenizer.decode(tokens.tolist())
-    whole = text.strip(UNFINISHED)
-    return len(whole.encode()) + len(text) - len(whole)
 
 
 def within(per_document: int | None) -> str:
