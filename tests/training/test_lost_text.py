@@ -61,6 +61,18 @@ def test_prepared_data_say_so(capsys):
     assert read_manifest(Path("kept")).text_lost == 0
 
 
+def test_texts_that_come_late_are_examined_too(capsys):
+    lines = ["the cat"] * 100 + ["another language"] * 300
+    Path("late.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    assert main(["prepare", "late.jsonl", "--tokenizer", "lossy.json", "--out", "late"]) == 0
+    assert read_manifest(Path("late")).text_lost > 0.5
+    capsys.readouterr()
+    for more in ((), ("--by-position", "--context", "2")):
+        found = printed(capsys, "eval", "lossy", "--data", "late.jsonl", *more)
+        assert found["text_lost"] > 0.5
+        assert found["bits_per_byte"] is None
+
+
 def test_a_validation_file_that_is_lost_has_no_bits_per_byte(capsys):
     """Its bytes are those that are counted, however well the tokenizer knows the source."""
     Path("known.txt").write_text("the cat " * 400)

@@ -142,7 +142,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
     from unitsphere.data.pairs import Pairs
     from unitsphere.data.prepare import scored_split
     from unitsphere.data.sources import scored_files
-    from unitsphere.data.tokenizer import text_lost
+    from unitsphere.data.tokenizer import Sample, text_lost
     from unitsphere.training.evaluate.pairs import text_pairs
 
     shards = scored_split(data, run.config.data, pairs=True)
@@ -155,10 +155,11 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         return
     assert data is not None  # that means a split
     with scored_files(data, "there are no pairs") as files:
+        sample = Sample(pair.target for pair in read_text_pairs(files, fields))
         yield PairSource(
             lambda: text_pairs(read_text_pairs(files, fields), run.tokenizer),
             lambda: (pair.target for pair in read_text_pairs(files, fields)),
-            text_lost(run.tokenizer, (pair.target for pair in read_text_pairs(files, fields))),
+            text_lost(run.tokenizer, sample.texts),
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from unitsphere.data.batch import Batch, Form, Window, count_windows
 from unitsphere.data.documents import Piece
 from unitsphere.data.shards import Shards
-from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
+from unitsphere.data.tokenizer import Sample, Tokenizer, text_lost
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,20 +133,19 @@ class TextTokens:
 
     def __init__(self, pieces: Iterable[Piece], tokenizer: Tokenizer) -> None:
         self.pieces, self.tokenizer = pieces, tokenizer
-        self.sample: list[str] = []
+        self.sample = Sample()
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         import numpy as np
 
         for piece in self.pieces:
             tokens = np.asarray(self.tokenizer.encode(piece.text), np.int64)
-            if len(self.sample) < SAMPLED:
-                self.sample.append(piece.text[: STRETCH * STRETCHES])
+            self.sample.add(piece.text)
             yield piece.document, tokens
 
     @property
     def text_lost(self) -> float:
-        return text_lost(self.tokenizer, self.sample)
+        return text_lost(self.tokenizer, self.sample.texts)
 
 
 class ShardTokens:

@@ -27,7 +27,14 @@ from unitsphere.data.shards import (
     TokenizerEntry,
     manifest_text,
 )
-from unitsphere.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
+from unitsphere.data.tokenizer import (
+    Sample,
+    Tokenizer,
+    bpe_size,
+    load_tokenizer,
+    text_lost,
+    train_bpe,
+)
 from unitsphere.data.writer import SplitWriter, write_file
 from unitsphere.errors import UserError
 
@@ -53,7 +60,6 @@ def write_shards(job: ShardsJob, fingerprint: str, folder: Path, progress: bool)
     """Fill an empty folder with all that a prepared folder holds, the manifest last."""
     size, cut = job.whole_size(), place_to_cut(job)
     tokenizer = _tokenizer(job, cut, progress)
-    lost = job.text_lost(tokenizer)
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     train = _Split(job, SplitWriter(folder, "train", dtype, tokenizer.separator))
     val = _Split(job, SplitWriter(folder, "val", dtype, tokenizer.separator))
@@ -78,7 +84,7 @@ def write_shards(job: ShardsJob, fingerprint: str, folder: Path, progress: bool)
         train=train_counts,
         val=val_counts,
         pairs=job.pairs,
-        text_lost=lost,
+        text_lost=max(text_lost(tokenizer, split.sample.texts) for split in (train, val)),
         files=(saved.entry("tokenizer", "all"), *train_files, *val_files),
     )
     write_file(folder / NAME, manifest_text(manifest).encode())
@@ -91,11 +97,13 @@ class _Split:
         self._job, self._writer = job, writer
         self._last = -1
         self._target_bytes = 0
+        self.sample = Sample()
 
     def write(self, piece: Piece, tokens: np.ndarray) -> None:
         if piece.document != self._last:
             self._writer.begin_document()
             self._last = piece.document
+        self.sample.add(piece.text)
         size = len(piece.text.encode())
         self._writer.write(tokens, size)
         if self._job.pairs and piece.document % 2:

@@ -84,7 +84,7 @@ class ShardsJob:
         return self._read(self.validation, on_bytes)
 
     def text_lost(self, tokenizer: Tokenizer) -> float:
-        """`tokenizer.text_lost` of the source or of the validation files, the larger of the two."""
+        """`tokenizer.text_lost` of how the source and the validation begin, the larger one."""
         both = self.pieces(), self.validation_pieces()
         return max(text_lost(tokenizer, (piece.text for piece in pieces)) for pieces in both)
 

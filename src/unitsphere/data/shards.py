@@ -100,7 +100,7 @@ class Manifest:
     val: Counts
     pairs: bool = False
     text_lost: float | None = None
-    """`ShardsJob.text_lost` of what the shards are made from; None in older manifests"""
+    """`tokenizer.text_lost` of the split that loses more; None in older manifests"""
     files: tuple[FileEntry, ...] = ()
 
     def counts(self, split: Split) -> Counts:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from os.path import expanduser  # unlike Path's, it leaves an unknown ~user as it is
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import normalize
 
@@ -204,6 +205,24 @@ def text_lost(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     """
     found = [lost for text in islice(texts, SAMPLED) for lost in stretches_lost(tokenizer, text)]
     return sum(found) / len(found) if found else 0.0
+
+
+class Sample:
+    """SAMPLED of the texts that are added, drawn evenly; equal texts give an equal sample."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts: list[str] = []
+        self._seen, self._random = 0, Random(0)
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: str) -> None:
+        """Take in a text; of more than SAMPLED each is kept with the same probability."""
+        self._seen += 1
+        if len(self.texts) < SAMPLED:
+            self.texts.append(text)
+        elif (place := self._random.randrange(self._seen)) < SAMPLED:
+            self.texts[place] = text
 
 
 def stretches_lost(tokenizer: Tokenizer, text: str) -> Iterator[bool]:

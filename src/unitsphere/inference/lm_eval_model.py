@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from unitsphere.data.prepare import lost_share
-from unitsphere.data.tokenizer import Tokenizer, text_lost
+from unitsphere.data.tokenizer import Sample, Tokenizer, text_lost
 from unitsphere.errors import UserError
 from unitsphere.inference.decode import check_sampling
 from unitsphere.inference.generate import generate
@@ -74,7 +74,8 @@ class HarnessLM(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """The log-likelihood of each whole text, in windows of the context's length."""
-        if lost := text_lost(self.text, (arguments(request)[0] for request in requests)):
+        sample = Sample(arguments(request)[0] for request in requests)
+        if lost := text_lost(self.text, sample.texts):
             raise UserError(f"the run's tokenizer loses text: {lost_share(lost)}")
         windows: list[Scored] = []
         owners: list[int] = []

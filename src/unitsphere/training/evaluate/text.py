@@ -38,7 +38,7 @@ from unitsphere.data.documents import Piece, read_documents
 from unitsphere.data.prepare import scored_split
 from unitsphere.data.shards import Shards, is_prepared
 from unitsphere.data.sources import scored_files
-from unitsphere.data.tokenizer import SAMPLED, STRETCH, STRETCHES, Tokenizer, text_lost
+from unitsphere.data.tokenizer import STRETCH, STRETCHES, Sample, Tokenizer, text_lost
 from unitsphere.errors import UserError
 from unitsphere.models.trunk import Transformer
 from unitsphere.ops.loss import cross_entropy
@@ -101,15 +101,14 @@ def evaluate(
     that a document of any size is never held as a whole. Raises UserError if there is no text.
     """
     size = 0
-    sample: list[str] = []
+    sample = Sample()
 
     def counted() -> Iterator[str | Piece]:
         nonlocal size
         for document in documents:
             text = document if isinstance(document, str) else document.text
             size += len(text.encode("utf-8"))
-            if len(sample) < SAMPLED:
-                sample.append(text[: STRETCH * STRETCHES])
+            sample.add(text[: STRETCH * STRETCHES])
             yield document
 
     windows = stream_windows(counted(), tokenizer, form)
@@ -117,7 +116,7 @@ def evaluate(
     form = fitting(form, first, model)
     batches = map(form.batch, in_groups(chain(first, windows), rows))
     totals = score(model, batches, form.likelihood, precision)
-    return summary(totals, size, form.likelihood, text_lost(tokenizer, sample))
+    return summary(totals, size, form.likelihood, text_lost(tokenizer, sample.texts))
 
 
 def fitting(form: Form, first: Sequence[Window], model: Transformer) -> Form:
