@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny_recipe import tiny_recipe
@@ -9,8 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typed import printed, refused
 
 from unitsphere.cli import main
+from unitsphere.cli.scores import pair_source
 from unitsphere.data.config import DataConfig
-from unitsphere.data.prepare import source_text_lost
+from unitsphere.data.documents import PairFields
+from unitsphere.data.prepare import prepare, source_text_lost
 from unitsphere.data.shards import read_manifest
 from unitsphere.data.tokenizer import ByteTokenizer, load_tokenizer, text_lost
 
@@ -71,6 +75,19 @@ def test_texts_that_come_late_are_examined_too(capsys):
         found = printed(capsys, "eval", "lossy", "--data", "late.jsonl", *more)
         assert found["text_lost"] > 0.5
         assert found["bits_per_byte"] is None
+
+
+def test_pairs_are_lost_alike_as_lines_and_prepared():
+    """What is lost of their sources counts in both: the model is not given it."""
+    pairs = [{"source": "another language", "target": "the cat"}] * 40
+    Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    fields = PairFields("source", "target")
+    prepare("pairs.jsonl", "lossy.json", "pairs", fields, val_fraction=1.0, progress=False)
+    config = SimpleNamespace(data=DataConfig())
+    run: Any = SimpleNamespace(tokenizer=load_tokenizer("lossy.json"), config=config)
+    for data in ("pairs.jsonl", "pairs"):
+        with pair_source(run, data, fields) as source:
+            assert source.lost == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_validation_file_that_is_lost_has_no_bits_per_byte(capsys):

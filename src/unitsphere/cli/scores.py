@@ -155,7 +155,7 @@ def pair_source(run: "LoadedRun", data: str | None, fields: "PairFields") -> Ite
         return
     assert data is not None  # that means a split
     with scored_files(data, "there are no pairs") as files:
-        sample = Sample(pair.target for pair in read_text_pairs(files, fields))
+        sample = Sample(text for pair in read_text_pairs(files, fields) for text in pair)
         yield PairSource(
             lambda: text_pairs(read_text_pairs(files, fields), run.tokenizer),
             lambda: (pair.target for pair in read_text_pairs(files, fields)),
