@@ -44,6 +44,8 @@ from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.base import Eager, check_real, closure_loss
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.orthogonal import (
+    COEFFICIENTS,
+    NO_LENGTH,
     OrthogonalConfig,
     check_steps,
     orthogonalise,
@@ -52,6 +54,8 @@ from unitsphere.training.optim.orthogonal import (
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
+TORCHS = COEFFICIENTS["quintic"][0], NO_LENGTH
+"""torch's defaults of numbers that only its own Newton–Schulz reads."""
 LEAST = 1e-10
 """NorMuon: second moments below this count as this."""
 
@@ -112,8 +116,8 @@ def shape_rate(kind: str | None, shape: torch.Size) -> float:
 class Muon(Eager, torch.optim.Muon):
     """torch's Muon, its groups and state, with `orthogonalise` in the place of torch's.
 
-    Takes torch's numbers and the keys of `MuonConfig`; UserError for one of these that cannot be.
-    It also steps stacks of matrices [E, out, in], each matrix on its own.
+    Takes torch's numbers but `ns_coefficients` and `eps`, and the keys of `MuonConfig`; UserError
+    for one that cannot be. It also steps stacks of matrices [E, out, in], each matrix on its own.
     """
 
     section: ClassVar[type[MuonConfig]] = MuonConfig
@@ -132,6 +136,11 @@ class Muon(Eager, torch.optim.Muon):
         check_real(self, group["params"])
         own = from_dict(self.section, {key: group[key] for key in self.own if key in group})
         check_steps(own.coefficients, group["ns_steps"])
+        if (tuple(group["ns_coefficients"]), group["eps"]) != TORCHS:
+            raise UserError(
+                "Muon reads `coefficients`, the name of its polynomials, in the place of torch's "
+                "numbers: leave out ns_coefficients and eps"
+            )
         shape_rate(group["adjust_lr_fn"], torch.Size((1, 1)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -137,7 +137,9 @@ def check_momentum(config: Any) -> None:
 
 
 def check_steps(coefficients: str, steps: int) -> None:
-    """Raise UserError for a number of steps that minimax has no polynomials for."""
+    """Raise UserError for no steps, or as many as minimax has no polynomials for."""
+    if steps < 1:
+        raise UserError(f"optim.ns_steps must be at least 1: {steps}")
     if coefficients == "minimax" and steps not in MINIMAX:
         raise UserError(f"minimax has 2 to {max(MINIMAX)} steps: optim.ns_steps is {steps}")
 

@@ -45,7 +45,7 @@ from unitsphere.training.optim.adam import with_adam
 from unitsphere.training.optim.base import ByWeight
 from unitsphere.training.optim.config import OptimConfig
 from unitsphere.training.optim.muon import check_floor, lengthening, shape_rate, warm_momentum
-from unitsphere.training.optim.orthogonal import check_momentum, orthogonalise
+from unitsphere.training.optim.orthogonal import check_momentum, check_steps, orthogonalise
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
@@ -218,6 +218,7 @@ class SoapMuon(Soap):
         self, params: Any, ns_steps: int = 5, adjust_lr: str = "match_rms_adamw", **numbers: Any
     ) -> None:
         shape_rate(adjust_lr, torch.Size((1, 1)))  # refuses another word
+        check_steps("quintic", ns_steps)
         plain: dict[str, Any] = asdict(SoapMuonConfig())
         plain["betas"] = plain.pop("beta1"), plain.pop("beta2")
         super().__init__(params, **(plain | numbers))
