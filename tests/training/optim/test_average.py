@@ -183,6 +183,24 @@ def test_a_stop_in_its_validation_saves_the_weights_of_the_step(tiny, tmp_path, 
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
+@pytest.mark.parametrize("combined", [False, True])
+def test_an_average_has_the_norms_that_the_optimizer_itself_keeps(combined):
+    """MuonH and AdamH need no `constrain`, so nobody tells `averaged` of their norms."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Linear(8, 3, bias=not combined))
+    last = optim.AdamH([model[1].weight], lr=0.3)
+    optimizer = optim.Combined(optim.MuonH([model[0].weight], lr=0.3), last) if combined else last
+    before = [layer.weight.norm().item() for layer in model]
+    optim.average(optimizer, None)
+    for _ in range(6):
+        model(torch.randn(5, 6)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with optim.averaged(model, optimizer):
+        found = [layer.weight.norm().item() for layer in model]
+    assert found == pytest.approx(before, rel=1e-5)
+
+
 def test_a_second_average_of_an_optimizer_is_refused():
     """Both wrote one tensor, so that neither average was right."""
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())

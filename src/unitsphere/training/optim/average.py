@@ -39,6 +39,7 @@ from unitsphere.training.optim.constraint import (
     innermost,
     remembered_roles,
 )
+from unitsphere.training.optim.projection import Frobenius
 from unitsphere.training.optim.state import (
     COUNT,
     Slot,
@@ -230,11 +231,29 @@ def averaged(
     own = {name: model.get_parameter(name).detach().clone() for name in averages}
     try:
         load_averages_(model, averages, constraint)
+        if constraint.kind not in FROBENIUS:
+            keep_norms_(model, optimizer, own)
         yield
     finally:
         reshard(model)
         for name, tensor in own.items():
             local(model.get_parameter(name).detach()).copy_(local(tensor))
+
+
+def keep_norms_(model: nn.Module, optimizer: Optimizer, own: Mapping[str, Tensor]) -> None:
+    """Give each matrix whose norm the optimizer keeps that of its own weights, by parameter name.
+
+    MuonH and AdamH do so by themselves, whatever `constrain` was given.
+    """
+    optimizer = innermost(optimizer)
+    hooks = [
+        hook for part in (optimizer, *getattr(optimizer, "parts", ())) for hook in attached(part)
+    ]
+    kept = {id(w) for hook in hooks if isinstance(hook, Frobenius) for w in hook.weights}
+    for name, before in own.items():
+        weight = model.get_parameter(name)
+        if id(weight) in kept:
+            project_sphere_(weight, WHOLE, length(before, WHOLE))
 
 
 def reshard(model: nn.Module) -> None:
