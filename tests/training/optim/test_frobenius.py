@@ -10,6 +10,7 @@ from unitsphere.errors import UserError
 from unitsphere.models.constraint import roles
 from unitsphere.models.registry import build
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
+from unitsphere.training.optim.cpr import CPRConfig
 from unitsphere.training.optim.projection import Frobenius, Hyperball
 from unitsphere.training.optim.state import attach
 
@@ -137,8 +138,10 @@ def test_a_loaded_run_keeps_its_own_radius():
         saved = [model.state_dict(), optimizer.state_dict(), norm]
 
 
-@pytest.mark.parametrize("kind", ["frobenius", "hyperball"])
-def test_torch_s_loader_leaves_the_weights_that_were_loaded_before(kind):
+@pytest.mark.parametrize(
+    ("kind", "key"), [("frobenius", "radius"), ("hyperball", "radius"), ("cpr", "lambda")]
+)
+def test_torch_s_loader_leaves_the_weights_that_were_loaded_before(kind, key):
     """It makes a step of rate 0 for the names of the state, when the radius is another start's."""
     from torch.distributed.checkpoint.state_dict import (
         get_optimizer_state_dict,
@@ -148,7 +151,8 @@ def test_torch_s_loader_leaves_the_weights_that_were_loaded_before(kind):
     def made(seed):
         model = build("gpt", **SMALL, seed=seed)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        constrain(model, optimizer, config=ConstraintConfig(kind=kind))
+        cpr = CPRConfig("Kappa-K", value=0.1)
+        constrain(model, optimizer, config=ConstraintConfig(kind=kind, cpr=cpr))
         return model, optimizer
 
     (trained, optimizer), (model, loaded) = made(0), made(1)
@@ -159,5 +163,5 @@ def test_torch_s_loader_leaves_the_weights_that_were_loaded_before(kind):
     set_optimizer_state_dict(model, loaded, get_optimizer_state_dict(trained, optimizer))
     for name, weight in model.named_parameters():
         assert torch.equal(weight, trained.get_parameter(name)), name
-        own = optimizer.state[trained.get_parameter(name)].get("radius")
-        assert loaded.state[weight].get("radius") == own
+        own = optimizer.state[trained.get_parameter(name)].get(key)
+        assert loaded.state[weight].get(key) == own

@@ -30,6 +30,7 @@ from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length
+from unitsphere.training.optim.projection import rates
 from unitsphere.training.optim.state import Slot, StateSpec, StepHook, skipped
 
 
@@ -91,15 +92,21 @@ class CPR(StepHook):
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> None:
-        """λ, then W; nothing in a step that the gradient scaler made the optimizer skip."""
+        """λ, then W; nothing in a step that the gradient scaler made the optimizer skip.
+
+        Nor at rate 0, with which torch steps before it loads a state (see `Frobenius`).
+        """
         if skipped(optimizer):
             return
+        rate = rates(optimizer)
         for weight, start in zip(self.weights, self.start, strict=True):
             if weight.grad is None:
                 continue
             state = optimizer.state[weight]
             if "lambda" not in state:
                 state |= self.first(start)
+            if rate[id(weight)] == 0:
+                continue
             R = square(weight)
             state["cpr_steps"] += 1
             if self.config.kappa == "Kappa-WS":
