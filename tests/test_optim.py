@@ -240,6 +240,13 @@ def test_a_schedule_needs_a_step():
         optim.scheduler(optimizer, optim.Schedule(kind="wsd"), steps=0)
 
 
+def test_a_cool_down_needs_a_schedule_that_has_one():
+    """As in a run, which refuses it: no rate would follow it."""
+    optimizer = optim.build(build("gpt", **SMALL), "adam", roles={"head": {"cooldown": 0.4}})
+    with pytest.raises(UserError, match="a group's cooldown is for a schedule of kind wsd, not"):
+        optim.scheduler(optimizer, optim.Schedule(kind="linear"), steps=10)
+
+
 def test_the_weights_of_a_checkpoint_are_not_projected_again():
     """In the last bits a resumed run would differ from one that was not interrupted."""
     model = build("ngpt", **SMALL)

@@ -196,11 +196,18 @@ def scheduler(optimizer: Optimizer, schedule: Schedule, steps: int) -> LambdaLR:
     """A scheduler of torch's that follows `schedule` through a run of `steps` updates.
 
     Call its `step` after each of the optimizer's. Rates of the groups are the peaks; a group with a
-    "cooldown" has that share of the run for its decay. UserError for fewer than one update.
+    "cooldown" has that share of the run for its decay. UserError for fewer than one update, and for
+    a cooldown under a schedule of another kind than wsd.
     """
     if steps < 1:
         raise UserError(f"steps, the updates of the run, must be at least 1: {steps}")
-    forms = [with_decay(schedule, group.get("cooldown")) for group in optimizer.param_groups]
+    cooldowns = [group.get("cooldown") for group in optimizer.param_groups]
+    if schedule.kind != "wsd" and any(cooldowns):
+        raise UserError(
+            f"a group's cooldown is for a schedule of kind wsd, not {schedule.kind}: set that, "
+            "with decay 1 for a linear schedule"
+        )
+    forms = [with_decay(schedule, share) for share in cooldowns]
     return LambdaLR(optimizer, [partial(_factor, form, steps) for form in forms])
 
 
