@@ -337,7 +337,9 @@ def test_soap_muon_has_the_numbers_of_train():
     assert own == {key: trained[key] for key in own} | {"weight_decay": own["weight_decay"]}
 
 
-@pytest.mark.parametrize("numbers", [{"decay": 1.5}, {"decay": None, "start": -1}])
+@pytest.mark.parametrize(
+    "numbers", [{"decay": 1.5}, {"decay": None, "start": -1}, {"decay": None, "start": 0.8}]
+)
 def test_an_average_that_cannot_be_is_refused(numbers):
     optimizer = optim.AdamW([nn.Parameter(torch.ones(3))])
     with pytest.raises(UserError, match=r"optim\.average\.(decay|start) must be"):

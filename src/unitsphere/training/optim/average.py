@@ -164,6 +164,11 @@ def average(
     ...     evaluate(model)
     """
     AverageConfig(decay=0.5 if decay is None else decay, start=start)  # refuses what cannot be
+    if start != int(start):
+        raise UserError(
+            "optim.average.start must be a whole number of steps where the length of the training "
+            f"is not known: {start}"
+        )
     optimizer = innermost(optimizer)
     if any(isinstance(hook, Averages) for hook in attached(optimizer)):
         raise UserError(
