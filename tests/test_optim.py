@@ -247,6 +247,13 @@ def test_a_cool_down_needs_a_schedule_that_has_one():
         optim.scheduler(optimizer, optim.Schedule(kind="linear"), steps=10)
 
 
+@pytest.mark.parametrize("kind", ["head", "router"])
+def test_numbers_of_parameters_that_the_model_does_not_have_are_refused(kind):
+    model = build("gpt", tied=True, **SMALL)
+    with pytest.raises(UserError, match=f"optim.roles.{kind} is for a model with such parameters"):
+        optim.build(model, "adam", roles={kind: {"beta1": 0.5}})
+
+
 def test_the_weights_of_a_checkpoint_are_not_projected_again():
     """In the last bits a resumed run would differ from one that was not interrupted."""
     model = build("ngpt", **SMALL)

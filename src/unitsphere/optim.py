@@ -45,6 +45,7 @@ from unitsphere.training.optim.config import build_optimizer, optim_config_type
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
 from unitsphere.training.optim.muon import Muon, NorMuon, cool_momentum
 from unitsphere.training.optim.projection import Hyperball
+from unitsphere.training.optim.roles import OTHERS, RoleConfig, kind_of
 from unitsphere.training.optim.schedule import ScheduleConfig as Schedule
 from unitsphere.training.optim.schedule import area, factor, with_decay
 from unitsphere.training.optim.soap import Soap, SoapMuon
@@ -178,8 +179,8 @@ def build(
 
     `settings` are the keys of `optim.*`, sections as dicts; `warmup` is the schedule's, for CPR.
     `now=False`: the weights are a checkpoint's, and are not projected again. Each group has its
-    peak rate as "initial_lr". UserError for a name, key or value that cannot be, and for the keys
-    that are the loop's.
+    peak rate as "initial_lr". UserError for a name, key or value that cannot be, for the keys that
+    are the loop's, and for numbers in `roles` of what the model does not have.
 
     >>> optim.build(model, "muon", lr=0.01, adam_lr=0.003, muon={"cautious": True})
     """
@@ -187,6 +188,13 @@ def build(
         if key in settings:
             raise UserError(f"optim.{key} is the training loop's work: {OF_THE_LOOP[key]}")
     config = from_dict(optim_config_type(), {"name": name, **settings}, "optim.")
+    held = {kind_of(role) for role in roles(model).values()}
+    for kind in OTHERS:
+        if kind not in held and getattr(config.roles, kind) != RoleConfig():
+            raise UserError(
+                f"optim.roles.{kind} is for a model with such parameters, and this one has none (a "
+                "tied head is an embedding): leave it out"
+            )
     optimizer = build_optimizer(model, config)
     constrain(model, optimizer, config=config.constrained, warmup=warmup, now=now)
     return optimizer

@@ -22,6 +22,14 @@ def config(**keys: object) -> RunConfig:
             "optim.rates.router 4.0 is for model.n_experts: it is not used",
         ),
         (
+            {"optim.roles.router.beta1": 0.5},
+            "optim.roles.router.beta1 0.5 is for model.n_experts: it is not used",
+        ),
+        (
+            {"model.tied": True, "optim.rates.head": 4.0},
+            "optim.rates.head 4.0 is for model.tied false: it is not used",
+        ),
+        (
             {"model.recurrence.conv": 3},
             "model.recurrence.conv 3 is for recurrent model.mixers: it is not used",
         ),
@@ -39,6 +47,7 @@ def test_a_number_that_nothing_reads_is_said(keys, said):
     "keys",
     [
         {"model.n_experts": 4, "model.top_k": 3, "optim.rates.router": 4.0},
+        {"model.n_experts": 4, "optim.roles.router.beta1": 0.5, "optim.rates.head": 4.0},
         {"model.bigram_rows": 64, "model.bigram_dim": 4},
         {"model.mixers": "gdn attention", "model.recurrence.conv": 3},
         {"objective": "mlm", "data.mask.fraction": 0.5},

@@ -227,12 +227,15 @@ class RunConfig:
         """
         model = self.model
         held = {"model": model, "data": self.data, "optim.rates": self.optim.rates}
+        held["optim.roles.router"] = self.optim.roles.router
         keys = flatten({name: to_dict(part) for name, part in held.items()})
         plain = flatten({name: to_dict(type(part)()) for name, part in held.items()})
-        experts = ("model.top_k", "model.shared_experts", "model.balance", "optim.rates.router")
+        experts = ("model.top_k", "model.shared_experts", "model.balance")
+        router = ("optim.rates.router", "optim.roles.router.")
         recurrent = set(mixer_names(model)) != {ATTENTION}
         parts = [
-            (experts, model.n_experts, "model.n_experts"),
+            (experts + router, model.n_experts, "model.n_experts"),
+            (("optim.rates.head",), not model.tied, "model.tied false"),
             (("model.bigram_dim",), keys.get("model.bigram_rows"), "model.bigram_rows"),
             (("model.recurrence.",), recurrent, "recurrent model.mixers"),
             (("data.mask.",), self.objective == "mlm", "objective mlm"),
