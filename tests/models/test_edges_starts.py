@@ -151,6 +151,15 @@ def test_a_key_offset_needs_dimensions_that_rope_leaves_and_some_that_it_rotates
         build("ngpt", key_offset=True, rotary_fraction=fraction, **sizes)
 
 
+@pytest.mark.parametrize("d_k", [2, 3])
+def test_a_key_offset_in_small_heads_is_refused_with_advice_that_helps(d_k):
+    """It said "set model.rotary_fraction to 0.5, instead of 0.5"."""
+    sizes = {"vocab_size": 8, "d_model": 12, "n_layers": 1, "rotary_fraction": 0.5}
+    with pytest.raises(UserError, match=r"smaller model\.n_heads, for heads of at least 4"):
+        build("gpt", **sizes, n_heads=12 // d_k, key_offset=True)
+    build("gpt", **sizes, n_heads=3, key_offset=True)
+
+
 def test_a_key_offset_needs_attention():
     sizes = {"vocab_size": 24, "d_model": 16, "n_layers": 2, "n_heads": 2}
     sizes |= {"key_offset": True, "rotary_fraction": 0.5}

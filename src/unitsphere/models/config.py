@@ -118,6 +118,11 @@ def offset_start(d_k: int, fraction: float) -> int:
     Raises UserError where RoPE rotates all of them, or none.
     """
     d_rot = rotary_size(d_k, fraction)
+    if not 0 < d_rot < d_k and d_k < 4:
+        raise UserError(
+            f"model.key_offset does not fit heads of {d_k}, of which RoPE cannot rotate half: set "
+            "a smaller model.n_heads, for heads of at least 4"
+        )
     if not 0 < d_rot < d_k:
         raise UserError(
             "model.key_offset moves the dimensions of a head that RoPE does not rotate: "
