@@ -105,6 +105,18 @@ def test_one_document_is_no_document_and_a_number_may_come_back():
     equal(back, model(x, mask=(even == even[:, None]).tril()))
 
 
+@pytest.mark.parametrize(
+    "switch", [{"token_shift": True}, {"bigram_rows": 50}, {"key_offset": True}]
+)
+@pytest.mark.parametrize("design", ["gpt", "angpt"])
+def test_a_source_s_first_token_takes_nothing_of_padding_before_it(design, switch):
+    model, x = packed(design, "seq2seq", rotary_fraction=0.5, **switch), tokens(2, TIME)
+    real = (torch.arange(TIME + 3) >= 3).expand(2, TIME + 3)
+    for number in (5, 6):
+        padded = torch.cat([torch.full((2, 3), number), x], dim=1)
+        equal(model.encode(padded, real).h[:, 3:], model.encode(x).h)
+
+
 def test_left_padding_stays_hidden():
     model, x = packed("gpt"), tokens(1, TIME)
     padded = torch.cat([tokens(1, 2, seed=9), x], 1)

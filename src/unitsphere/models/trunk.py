@@ -249,7 +249,8 @@ class Transformer(nn.Module, ABC):
             )
         mask = None if source_mask is None else source_mask[:, None, None, :]
         context = self._context(source, None, None, mask, causal=False)
-        h = self.start(source, context.positions)
+        context = replace(context, real=source_mask)  # padding is before no token
+        h = self.start(source, context.positions, documents=source_mask)
         for block in self.encoder:
             h = block(h, context)
         return Memory(self.norm_memory(h), mask)
