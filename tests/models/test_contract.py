@@ -169,3 +169,20 @@ def test_a_model_without_width_layers_or_heads_is_refused(name, key):
     sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2}
     with pytest.raises(UserError, match=rf"model\.{key} must be at least 1: 0"):
         build(name, vocab_size=50, **sizes | {key: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gpt", "init_std", -1.0),
+        ("rezero", "embed_std", float("nan")),
+        ("normformer", "norm_eps", -1e-5),
+        ("ngpt", "rope_base", 0.0),
+        ("angpt", "rope_base", float("inf")),
+    ],
+)
+def test_numbers_that_would_make_nan_of_a_model_are_refused(name, key, value):
+    """It was torch's error, or a loss that is NaN and advice on the learning rate."""
+    said = rf"model\.{key} must be a number (above 0|from 0 on): {value}"
+    with pytest.raises(UserError, match=said):
+        build(name, vocab_size=8, **{key: value})

@@ -60,10 +60,16 @@ class ModelConfig:
 
 
 def check_shape(config: ModelConfig) -> None:
-    """Raise UserError for a width, a depth or a number of heads below 1."""
+    """Raise UserError for a width, a depth or a number of heads below 1, and for numbers with which
+    no start can be drawn or all is NaN."""
     for key in ("d_model", "n_layers", "n_heads"):
         if (value := getattr(config, key)) < 1:
             raise UserError(f"model.{key} must be at least 1: {value}")
+    for key in ("init_std", "embed_std", "norm_eps"):
+        if not 0 <= (value := getattr(config, key, 0.0)) < math.inf:
+            raise UserError(f"model.{key} must be a number from 0 on: {value}")
+    if not 0 < (value := getattr(config, "rope_base", 1.0)) < math.inf:
+        raise UserError(f"model.rope_base must be a number above 0: {value}")
 
 
 def head_size(d_model: int, n_heads: int) -> int:
