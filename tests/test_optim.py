@@ -381,6 +381,17 @@ def test_mistakes_are_one_line():
         optim.MuonH([torch.nn.Parameter(torch.ones(4, 4))], turns=2)
 
 
+@pytest.mark.parametrize("limit", [{"kind": "hyperball"}, {"kind": "sphere", "angle_cap": 1.0}])
+def test_turns_are_refused_where_a_step_has_the_rate_s_length(limit):
+    """As in a run: a matrix would move every second step by one rate, not by two."""
+    model = build("gpt", **SMALL)
+    held = optim.by_role(model)
+    muon = optim.Muon(held.pop("matrix"), lr=0.1, turns=2, weight_decay=0.0)
+    rest = optim.Adam([p for some in held.values() for p in some])
+    with pytest.raises(UserError, match="limits a step by the rate, and turns 2 makes it 2 times"):
+        optim.constrain(model, muon, rest, config=optim.ConstraintConfig(**limit))
+
+
 @pytest.mark.parametrize("name", ["muon", "normuon", "muonh", "soap", "soap-muon", "gated-adamw"])
 def test_a_model_of_matrices_only_needs_no_adam(name):
     model = nn.Sequential(unit.UnitLinear(8, 16), unit.UnitLinear(16, 4, dim=0))

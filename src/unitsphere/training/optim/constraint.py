@@ -111,13 +111,15 @@ def constrain(
 
     Raises TypeError for a model or an optimizer that is not torch's, ValueError if a parameter is
     declared neither constrained nor free, or if a trainable constrained one is in none of the
-    optimizers (a copy of it may be), UserError for a config that does not fit the model.
+    optimizers (a copy of it may be), UserError for a config that does not fit the model, or Muon's
+    `turns`.
 
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     >>> unitsphere.constrain(model, optimizer)
     """
     optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
     check_types(model, optimizers)
+    check_turns(optimizers, config)
     bounds = {c.parameter: c for c in bounds_of(model, config.kind)}
     remembered = remembered_roles(config)
     capped = capped_axes(model, bounds) if config.angle_cap else {}
@@ -219,6 +221,20 @@ def hooks_for(
     if config.riemannian:
         found.insert(0, Tangent([(w, axes[name]) for name, w in weights.items() if name in axes]))
     return found
+
+
+def check_turns(optimizers: Sequence[Optimizer], config: ConstraintConfig) -> None:
+    """Raise UserError for Muon's turns, each by several times a rate that limits the step."""
+    if config.kind != "hyperball" and not config.angle_cap:
+        return
+    limit = "angle_cap" if config.angle_cap else "constraint 'hyperball'"
+    for optimizer in optimizers:
+        for turns in (group.get("turns", 1) for group in optimizer.param_groups):
+            if turns > 1:
+                raise UserError(
+                    f"{limit} limits a step by the rate, and turns {turns} makes it {turns} times "
+                    "that: leave one of them out"
+                )
 
 
 def check_held(weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
