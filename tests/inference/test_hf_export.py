@@ -334,6 +334,24 @@ def test_trainer_learns_on_and_what_it_saves_comes_back(folder, tmp_path, name):
         assert torch.allclose(back.model(tokens), model(tokens).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["ngpt", "masked"])
+@torch.no_grad()
+def test_trainer_passes_on_which_tokens_are_padding(folder, tmp_path, name):
+    """It drops the fields of a row that the model's `forward` does not name."""
+    from transformers import Trainer, TrainingArguments
+
+    auto = AutoModelForMaskedLM if name == "masked" else AutoModelForCausalLM
+    model, tokenizer = loaded(folder / f"hf-{name}", auto)
+    batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    expected = model(**batch, labels=labels).loss.item()
+    assert model(batch["input_ids"], labels=labels).loss.item() != pytest.approx(expected, rel=1e-4)
+    rows = [{**{k: v[i] for k, v in batch.items()}, "labels": labels[i]} for i in range(2)]
+    arguments = TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True, use_cpu=True)
+    found = Trainer(model, arguments, eval_dataset=rows).evaluate()
+    assert found["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_loss_of_labels_is_that_of_the_run(folder):
     run = unitsphere.load(folder / "run-ngpt", "cpu")
     model, _ = loaded(folder / "hf-ngpt")

@@ -201,6 +201,20 @@ def test_new_ids_for_a_cache_of_an_earlier_text_still_need_the_token_before():
         made.generate(tokens(1, 4), **settings)
 
 
+@pytest.mark.parametrize("switch", ["tied", "key_offset", "token_shift"])
+@torch.no_grad()
+def test_a_text_and_its_cache_are_continued_as_the_text(switch):
+    """No mask was given: the whole text was read again after what the cache holds."""
+    made, *_ = exported("gpt+", fold_(scattered(make("gpt+", **{switch: True})).float()))
+    settings = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    whole = made.generate(tokens(1, 6), max_new_tokens=9, **settings)
+    first = made.generate(tokens(1, 6), max_new_tokens=4, **settings)
+    cache = first.past_key_values
+    found = made.generate(first.sequences, past_key_values=cache, max_new_tokens=5, **settings)
+    assert torch.equal(found.sequences, whole.sequences)
+    assert found.past_key_values.get_seq_length() == 6 + 9 - 1
+
+
 @torch.no_grad()
 def test_padding_fed_token_by_token_leaves_no_offset_key():
     model = scattered(make("gpt+", key_offset=True)).float()

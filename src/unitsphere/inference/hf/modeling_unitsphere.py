@@ -1022,12 +1022,13 @@ class UnitsphereForCausalLM(UnitspherePreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: Tensor | None = None,
+        attention_mask: Any = None,  # `generate` and Trainer give only what is named here
+        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
-        position_ids: Tensor | None = None,  # named, so that `generate` gives them
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        out = self.model(input_ids, position_ids=position_ids, **kwargs)
+        out = self.model(input_ids, attention_mask, position_ids, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
@@ -1051,9 +1052,14 @@ class UnitsphereForMaskedLM(UnitspherePreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,  # Trainer gives only what is named here
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> MaskedLMOutput:
-        out = self.model(input_ids, **kwargs)
+        out = self.model(input_ids, attention_mask, position_ids, **kwargs)
         logits = self.lm_head(out.last_hidden_state)
         loss = None
         if labels is not None:
