@@ -300,6 +300,19 @@ def test_the_exported_form_drops_attention_weights_only_in_training(kernel):
     assert not torch.equal(made(x).logits, made(x).logits)
 
 
+def test_the_exported_form_drops_a_share_of_the_start_too_in_training():
+    model = scattered(make("normformer", dropout=0.5)).float()
+    made, *_ = exported("normformer", fold_(model))
+    starts = []
+    made.model.layers[0].register_forward_pre_hook(lambda block, inputs: starts.append(inputs[0]))
+    for training in (False, True):
+        made.train(training)(tokens(2, 7))
+    whole, dropped = starts
+    assert 0.2 < (dropped == 0).float().mean() < 0.8
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+
+
 def test_an_encoder_decoder_is_refused():
     with pytest.raises(UserError, match="seq2seq"):
         exported_tensors("ngpt", make("ngpt", "seq2seq"))

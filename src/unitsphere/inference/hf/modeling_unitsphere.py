@@ -832,6 +832,7 @@ class UnitsphereModel(UnitspherePreTrainedModel):
         if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_shift = TokenShift(config) if config.token_shift else None
+        self.dropout = nn.Dropout(config.dropout)
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(BLOCKS[config.block](config, layer) for layer in layers)
         last = config.block != "step" and not config.post_norm
@@ -872,7 +873,7 @@ class UnitsphereModel(UnitspherePreTrainedModel):
                 [self.last_before(h, previous_ids, past_key_values), h[:, :-1]], dim=1
             )
             h = self.token_shift(h, before, position_ids)
-        h = self.with_positions(h * self.config.embedding_scale, position_ids)
+        h = self.dropout(self.with_positions(h * self.config.embedding_scale, position_ids))
         rotation = rope_table(position_ids, self.config.rotary_dim, self.config.rope_theta)
         for layer, kind in zip(self.layers, self.config.layer_types or (), strict=True):
             mixed = kind in ("linear_attention", "hybrid")
