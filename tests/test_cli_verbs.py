@@ -18,9 +18,10 @@ from tiny_recipe import tiny_recipe
 from typed import printed, refused
 
 from unitsphere.cli import main
-from unitsphere.cli.chat import fitting
+from unitsphere.cli.chat import Chat, fitting, turn
 from unitsphere.data.shards import Shards
 from unitsphere.data.tokenizer import ByteTokenizer
+from unitsphere.models.registry import build
 from unitsphere.training.corpus import open_corpus
 from unitsphere.training.load import load_run
 from unitsphere.training.recipes import recipe_names
@@ -454,6 +455,21 @@ def test_a_chat_longer_than_the_context_begins_with_a_whole_character():
         found = fitting(loaded, text, 8)
         assert text.endswith(found)
         assert 20 < len(found.encode()) <= 32 - 8 - 1
+
+
+def test_a_turn_of_a_chat_ends_where_learned_positions_do(capsys):
+    """It ended the chat with an error, after it had written as many tokens."""
+    sizes = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2}
+    model = build("normformer", **sizes, positions="learned", max_positions=16)
+    with torch.no_grad():
+        model.E.weight[ord("a")] *= 9  # so that it writes letters
+    data = SimpleNamespace(context=16)
+    loaded: Any = SimpleNamespace(
+        model=model, tokenizer=ByteTokenizer(), config=SimpleNamespace(data=data)
+    )
+    text = turn(Chat(Path("run"), max_tokens=64, temperature=0), loaded, "aaa", 0)
+    assert text == "a" * 16
+    assert capsys.readouterr().out == "a" * 13 + "\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
