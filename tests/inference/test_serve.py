@@ -17,10 +17,10 @@ from tokenizers.models import BPE, Unigram, WordLevel
 
 import unitsphere
 from unitsphere.cli import main
-from unitsphere.cli.serve import check_causal, default_cache, exported
+from unitsphere.cli.serve import Serve, check_causal, default_cache, engine_of, exported
 from unitsphere.errors import UserError
 from unitsphere.inference.generate import generate_text
-from unitsphere.inference.hf.engine import Ended, Engine, Work
+from unitsphere.inference.hf.engine import Ended, Engine, Work, longest_text
 from unitsphere.inference.hf.requests import CompletionAsked, Refused
 from unitsphere.training.archive import pack
 
@@ -243,6 +243,29 @@ def test_a_run_is_exported_again_only_when_it_has_changed(folder, monkeypatch):
     second = exported(run, cache)
     assert second != first
     assert len(list(cache.iterdir())) == 3
+
+
+def test_a_text_ends_at_the_training_context_though_positions_are_learned_for_more(
+    folder, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    recipe = Path("learned.toml")
+    recipe.write_text('architecture = "normformer"\n')
+    more = {"model.positions": "learned", "model.max_positions": 64, "train.steps": 2}
+    flags = [word for pair in (SETTINGS | more).items() for word in (f"--{pair[0]}", str(pair[1]))]
+    assert main(["train", str(recipe), "--out", "runs/learned", *flags]) == 0
+    for trust in (False, True):
+        run = Serve(Path("runs/learned"), cache=Path("c"), device="cpu", trust_remote_code=trust)
+        engine = engine_of(run)
+        assert engine.model.config.max_position_embeddings == 64
+        assert engine.context == 32
+
+
+@pytest.mark.parametrize("settings", [None, "x", {}, {"data": 3}, {"data": {"context": "9"}}])
+def test_a_folder_without_its_training_context_has_the_model_s(settings):
+    config = SimpleNamespace(max_position_embeddings=64, unitsphere=settings)
+    assert longest_text(config) == 64
+    assert longest_text(SimpleNamespace(max_position_embeddings=64)) == 64
 
 
 def test_refusals_are_one_line(folder, monkeypatch, capsys):

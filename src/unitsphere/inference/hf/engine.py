@@ -66,6 +66,7 @@ def load_own(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Any, Backend]
     settings = generation_config(text.separator, text.vocab_size, model.config.vocab_size)
     model.generation_config = settings
     model.config.bos_token_id = text.separator
+    model.config.unitsphere = fields.get("unitsphere")
     return model, Backend.from_str(text.json)
 
 
@@ -106,6 +107,17 @@ def own_model(folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Ten
             f"({' '.join(line.strip() for line in lines)[:200]}): export the run again"
         ) from error
     return model.float().eval().requires_grad_(False)
+
+
+def longest_text(config: Any) -> int:
+    """Most tokens of a text: the training context, though a model may have learned positions for
+    more."""
+    positions = config.max_position_embeddings
+    try:
+        context = config.unitsphere["data"]["context"]
+    except (AttributeError, LookupError, TypeError):  # someone else's folder
+        return positions
+    return min(context, positions) if isinstance(context, int) else positions
 
 
 class Ended(Exception):
@@ -238,7 +250,7 @@ class Engine:
         self.backend.no_padding()
         # The model of a Unigram tokenizer knows "</s>" all the same; this one splits it.
         self.tokenizer = JsonTokenizer(self.backend.to_str(), f"of {name}")
-        self.context: int = model.config.max_position_embeddings
+        self.context = longest_text(model.config)
         self.vocab_size: int = model.config.vocab_size
         self.longest = max(16, *map(len, self.backend.get_vocab()))
         self.reader = ThreadPoolExecutor(1, "read")
