@@ -375,6 +375,21 @@ def test_nothing_of_a_token_comes_after_a_stop_string_within_it():
     assert (work.text, work.finish_reason) == (" The s", "stop")
 
 
+@pytest.mark.parametrize("last", [[], [0]])
+def test_a_stop_string_in_a_last_token_that_ends_within_a_character_ends_the_text(last):
+    backend = Tokenizer(WordLevel({"</s>": 0, "xæ": 1}, unk_token="</s>"))
+    backend.decoder = decoders.ByteLevel()  # of token 1: "x" and the first byte of another
+    backend.add_special_tokens(["</s>"])
+    pieces = []
+    work = Work(CompletionAsked(stop=["x"]), [0], 1 + len(last), backend)
+    work.loop = SimpleNamespace(call_soon_threadsafe=lambda put, piece: pieces.append(piece))
+    for token in [1, *last]:
+        work.put(torch.tensor([token]))
+    work.close()
+    assert pieces == ["x", None]
+    assert (work.text, work.finish_reason) == ("x", "stop")
+
+
 def test_a_separator_in_a_prompt_is_text_to_a_unigram_tokenizer_too():
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((c, -9.0) for c in "▁abs<>/")]
     backend = Tokenizer(Unigram(pieces, unk_id=0))

@@ -210,7 +210,7 @@ class Work:
         """Give the bytes of an incomplete character, and mark the end, if anybody listens."""
         if not self.left.is_set():
             if not self.stopped and (rest := self.rest()):
-                self.give(rest)
+                self.give(self.up_to_stop(rest))
             self.loop.call_soon_threadsafe(self.queue.put_nowait, None)
 
     async def pieces(self) -> AsyncIterator[str]:
