@@ -226,4 +226,6 @@ def test_odd_requests():
     for search in (greedy, beam_search):
         with pytest.raises(UserError, match="max_tokens must be 1 or more"):
             search(table, [[1]], 0, 0)
+        with pytest.raises(UserError, match="max_tokens must be at most 1,048,576, not 10,000,000"):
+            search(table, [[1]], 10**7, 0)  # memory for all of them is taken at once
     assert beam_search(table, [[]], 4, 0, 2)[0].log_probability < 0

@@ -25,6 +25,7 @@ from torch import Tensor
 from unitsphere.data.pairs import source_batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
+from unitsphere.inference.generate import check_length
 from unitsphere.models.context import Cache, Memory
 from unitsphere.models.trunk import Transformer
 
@@ -52,7 +53,7 @@ def greedy(
     A target ends at the separator, or after `max_tokens` tokens. Ids from `vocab_size` up
     are never written (a model's vocabulary is padded).
     """
-    check_decoding(max_tokens)
+    check_length(max_tokens)
     if not sources:
         return []
     memory = encode(model, sources, separator)
@@ -76,12 +77,6 @@ def greedy(
         if not running:
             break
     return [Hypothesis(*found) for found in zip(tokens, totals, strict=True)]
-
-
-def check_decoding(max_tokens: int) -> None:
-    """Raise a `UserError` if targets may have no token."""
-    if max_tokens < 1:
-        raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
 
 
 def encode(model: Transformer, sources: Sequence[Sequence[int]], separator: int) -> Memory:
@@ -119,7 +114,7 @@ def beam_search(
     `max_tokens` tokens. Ids from `vocab_size` up are never written. Raises UserError for settings
     out of range.
     """
-    check_decoding(max_tokens)
+    check_length(max_tokens)
     if beam < 1 or not 0 <= alpha < float("inf"):
         raise UserError(f"beam must be 1 or more, and length_penalty 0 or more: {beam} and {alpha}")
     if not sources:
