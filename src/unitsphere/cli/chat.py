@@ -53,7 +53,7 @@ class Chat:
     )
     """end a turn before this text (\\n: a line's end); may be given several times"""
     seed: int = 0
-    """turn number i draws with seed + i"""
+    """the answer to line i (from 0, commands included) draws with seed + i"""
     weights: Literal["last", "average"] = "last"
     """last: of the last step; average: averaged as the run's optim.average says, and projected"""
     device: str = "auto"
