@@ -14,7 +14,7 @@ from unitsphere.cli import main
 from unitsphere.errors import UserError
 from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table
 from unitsphere.report.kinds.compare import budget_figure
-from unitsphere.report.numbers import sort_value
+from unitsphere.report.numbers import known, sort_value, within
 from unitsphere.report.registry import page_of
 from unitsphere.report.render.axes import smoothed
 from unitsphere.report.render.html import figure_json, figure_rows, html, series_json
@@ -333,6 +333,20 @@ def test_a_diverged_run_is_not_the_lowest(several, tmp_path):
     assert page_of([run, again]).answer == "2 runs, all of which diverged."
 
 
+def test_a_huge_loss_has_three_digits(several, tmp_path):
+    run = shutil.copytree(several["ngpt-rate"], tmp_path / "wild")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "loss": 2e28, "val_loss": 1.25e30, "val_bits_per_byte": 7e29}\n')
+    facts = dict(page_of(run).facts)
+    assert (facts["validation loss"], facts["bits per byte"]) == ("1.25e+30", "7e+29")
+    assert page_of(run).answer == (
+        "wild reached 7e+29 bits per byte of text that it was not trained on, after 40 steps."
+    )
+    runs = page_of([run, several["ngpt-s0"]]).sections[0].blocks[0]
+    assert runs.rows[0][3:6] == ["2e+28", "1.25e+30", "7e+29"]
+    assert runs.numeric(4)
+
+
 def test_the_tokens_of_a_validation_are_those_it_was_made_after(several, tmp_path):
     run = shutil.copytree(several["ngpt-s0"], tmp_path / "run")
     before = [page_of(run).answer, page_of([run, several["gpt"]]).answer]
@@ -481,6 +495,24 @@ def test_smoothing_has_no_bias_at_its_start():
         pytest.approx(3.0),
     ]
     assert smoothed([1.0, 2.0], 0.5)[1] == pytest.approx((0.25 * 1 + 0.5 * 2) / 0.75)
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (2.27449, ".4f", "2.2745"),
+        (0.25, "+.2f", "+0.25"),
+        (1234567.25, ".4f", "1234567.2500"),
+        (12345678.25, ".4f", "1.23e+07"),
+        (-1.25e30, "+.2f", "-1.25e+30"),
+        (8.5e43, ",.0f", "8.5e+43"),
+        (134_217_728, ",.0f", "134,217,728"),
+    ],
+)
+def test_a_figure_is_never_longer_than_a_column(value, form, text):
+    assert known(value, form) == text
+    assert within(value, None, form) == text
+    assert within(value, (value, value), form) == f"{text} [{text}, {text}]"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,14 @@ def test_the_table_fits_80_columns_and_shows_every_arm():
     assert "waiting" in text
 
 
+def test_the_table_fits_where_a_loss_diverges():
+    console = Console(file=io.StringIO(), width=200)
+    console.print(picture([*arms(), state("wild", step=9, loss=1.5e30)], None))
+    text = console.file.getvalue()
+    assert "1.5e+30" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_nothing_is_cut_off_where_all_figures_are_wide():
     name = "gpt-plus-muon+embedding-4.0 491520 #12"
     wide = {"loss": 12.345, "tokens_per_second": 1234567.0, "seconds_left": 4e4}

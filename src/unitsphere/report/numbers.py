@@ -9,6 +9,8 @@ SPELLED = 1e4
 """Numbers below it are written out."""
 BEYOND = 1e15
 """Numbers from it on, as a compute in operations, are a power of ten: no unit is large enough."""
+LONGEST = 12
+"""Characters of a figure in a table: the loss of a run that diverged may have thirty digits."""
 
 
 def compact(value: float, digits: int = 6) -> str:
@@ -42,22 +44,32 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02}m"
 
 
+def figure(value: float, form: str) -> str:
+    """A number in a form, or its first three digits where that is longer than LONGEST.
+
+    >>> figure(2.74449, ".4f"), figure(1.2345e30, ".4f"), figure(-3e9, "+.2f")
+    ('2.7445', '1.23e+30', '-3e+09')
+    """
+    text, sign = format(value, form), "+" * form.startswith("+")
+    return text if len(text) <= LONGEST else format(value, f"{sign}.3g")
+
+
 def known(value: float | None, form: str) -> str:
     """A figure, or a dash where there is none."""
-    return "–" if value is None else format(value, form)
+    return "–" if value is None else figure(value, form)
 
 
 def within(value: float, interval: Sequence[float] | None, form: str) -> str:
     """A figure with its interval in brackets, if there is one."""
     if interval is None:
-        return format(value, form)
-    return f"{value:{form}} [{interval[0]:{form}}, {interval[1]:{form}}]"
+        return figure(value, form)
+    return f"{figure(value, form)} [{', '.join(figure(end, form) for end in interval)}]"
 
 
 def half_range(values: Sequence[float], form: str) -> str:
     """Half of the distance from the lowest to the highest, as ` ± 0.1`; empty if there is none."""
     half = (max(values) - min(values)) / 2
-    return f" ± {half:{form}}" if half else ""
+    return f" ± {figure(half, form)}" if half else ""
 
 
 def round_off(value: float | None) -> float | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Table, Text, banded
+from unitsphere.report.numbers import figure
 from unitsphere.report.runs import Json, Run, data_facts, runs_below
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
@@ -91,14 +92,14 @@ def changes_table(found: Json) -> Table:
 
 def signed(percent: float | None) -> str:
     """A change such as +0.33; empty if there is none."""
-    return "" if percent is None else f"{percent:+.2f}"
+    return "" if percent is None else figure(percent, "+.2f")
 
 
 def interval(change: Mapping[str, Any] | None) -> str:
     """A 95% interval such as -0.10 … +0.41; empty if there is none."""
     if change is None or change["low"] is None:
         return ""
-    return f"{change['low']:+.2f} … {change['high']:+.2f}"
+    return f"{signed(change['low'])} … {signed(change['high'])}"
 
 
 def ours(row: Mapping[str, Any], measure: str) -> str:
@@ -114,9 +115,9 @@ def theirs(row: Mapping[str, Any], measure: str) -> str:
     return printed(paper[measure]) if row["against"] is None else signed(paper["change"])
 
 
-def printed(figure: float | None) -> str:
+def printed(value: float | None) -> str:
     """A loss or a perplexity."""
-    return "" if figure is None else f"{figure:.3f}"
+    return "" if value is None else figure(value, ".3f")
 
 
 def mean_and_seeds(row: Mapping[str, Any], measure: str) -> str:
@@ -209,7 +210,7 @@ def answer(found: Json) -> str:
         between = interval(most["change"])
         between = f"95% interval {between}" if between else "one seed, no interval"
         line += (
-            f" The largest change: {most['label']}, {most['change']['mean']:+.2f}% of the "
+            f" The largest change: {most['label']}, {signed(most['change']['mean'])}% of the "
             f"{found['measure']} ({between})."
         )
     return line

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table, banded
-from unitsphere.report.numbers import half_range
+from unitsphere.report.numbers import figure, half_range
 from unitsphere.report.runs import Json
 from unitsphere.report.sections.settings import study_command, study_details
 from unitsphere.training.evaluate.text import perplexity
@@ -46,8 +46,10 @@ def answer(found: Json) -> str:
     for name, arm in found["arms"].items():
         at = {int(x): mean for x, mean, _, _ in by_context(arm, found["contexts"])}
         start = at.get(arm["trained"])
-        before = "" if start is None else f" from {start:,.2f} at {arm['trained']:,} (trained)"
-        said.append(f"{name} goes{before} to {at[longest]:,.2f} at {longest:,} tokens of context")
+        at_start = "" if start is None else figure(start, ",.2f")
+        before = at_start and f" from {at_start} at {arm['trained']:,} (trained)"
+        end = figure(at[longest], ",.2f")
+        said.append(f"{name} goes{before} to {end} at {longest:,} tokens of context")
     return f"Perplexity: {'; '.join(said)}."
 
 
@@ -61,7 +63,9 @@ def rows(found: Json) -> list[list[str]]:
     cells = []
     for name, arm in found["arms"].items():
         points = by_context(arm, found["contexts"])
-        figures = [f"{mean:,.2f}{half_range([low, high], ',.2f')}" for _, mean, low, high in points]
+        figures = [
+            figure(mean, ",.2f") + half_range([low, high], ",.2f") for _, mean, low, high in points
+        ]
         cells.append([name, f"{arm['trained']:,}", *figures])
     return cells
 

@@ -127,7 +127,7 @@ def results(found: Json) -> list[Block]:
         [
             str(each["seed"]),
             *(known(each[m], ".3f") for m in METRICS),
-            f"{each['loss']:.4f}",
+            known(each["loss"], ".4f"),
         ]
         for each in found["test"]["seeds"]
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unitsphere.errors import UserError
 from unitsphere.report.document import Page, Section, Table
-from unitsphere.report.numbers import duration, known
+from unitsphere.report.numbers import duration, figure, known
 from unitsphere.report.runs import (
     Run,
     by_arm,
@@ -61,11 +61,11 @@ def run_page(folder: Path) -> Page:
 
 
 REACHED = {
-    "val_bits_per_byte": "{:.3f} bits per byte of text that it was not trained on",
-    "val_loss": "a validation loss of {:.4f} nats per token",
-    "loss": "a training loss of {:.4f} nats per token; it has not been validated yet",
+    "val_bits_per_byte": (".3f", "{} bits per byte of text that it was not trained on"),
+    "val_loss": (".4f", "a validation loss of {} nats per token"),
+    "loss": (".4f", "a training loss of {} nats per token; it has not been validated yet"),
 }
-"""How far a model came, by the first of these keys that is on record."""
+"""How far a model came, by the first of these keys that is on record, in this form."""
 
 
 def answer(run: Run) -> str:
@@ -74,12 +74,13 @@ def answer(run: Run) -> str:
         return f"{run.name} has no record yet: its first step is not finished."
     if run.diverged:
         return f"{run.name} ended at step {run.step:,}: its loss diverged."
-    for key, reached in REACHED.items():
+    for key, (form, reached) in REACHED.items():
         told = run.last_with(key)
         if told:
             tokens, verb = told.get("tokens"), "reached" if run.done else "is at"
             after = f"{tokens:,} training tokens" if tokens else f"{told['step']:,} steps"
-            return f"{run.name} {verb} {reached.format(told[key])}, after {after}."
+            far = reached.format(figure(told[key], form))
+            return f"{run.name} {verb} {far}, after {after}."
     return f"{run.name} is at step {run.step:,}; no loss is on record."
 
 
@@ -111,8 +112,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 FACTS = (
     ("tokens", "training tokens", "{:,.0f}".format),
-    ("val_bits_per_byte", "bits per byte", "{:.4f}".format),
-    ("val_loss", "validation loss", "{:.4f}".format),
+    ("val_bits_per_byte", "bits per byte", lambda value: figure(value, ".4f")),
+    ("val_loss", "validation loss", lambda value: figure(value, ".4f")),
     ("time", "training time", duration),
     ("tokens_per_second", "tokens per second", "{:,.0f}".format),
     ("mfu", "of the device's peak", "{:.1%}".format),
@@ -195,7 +196,8 @@ def lowest(runs: Sequence[Run]) -> str:
             value, best = min(told, key=lambda pair: pair[0])
             after = best.last_with(key).get("tokens")
             tokens = "" if after is None else f" after {after:,.0f} training tokens"
-            return f"Of {len(runs)} runs {best.name} is lowest: {value:.4f} {said}{tokens}."
+            low = figure(value, ".4f")
+            return f"Of {len(runs)} runs {best.name} is lowest: {low} {said}{tokens}."
     return f"{len(runs)} runs; not all of them have been validated yet."
 
 

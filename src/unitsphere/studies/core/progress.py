@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from unitsphere.report.numbers import duration
+from unitsphere.report.numbers import duration, figure
 from unitsphere.studies.core.jobs import Job, State
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _figures(state: State) -> list[str]:
         return ["starting"]
     figures = [f"step {state.step:,}" + (f" of {state.job.steps:,}" if state.job.steps else "")]
     if state.loss is not None:
-        figures.append(f"loss {state.loss:.3f}")
+        figures.append(f"loss {_loss(state)}")
     if state.tokens_per_second is not None:
         figures.append(f"{state.tokens_per_second:,.0f} tokens/s")
     if state.step == state.job.steps:
@@ -271,7 +271,7 @@ def _short(count: int) -> str:
 
 
 def _loss(state: State) -> str:
-    return "" if state.loss is None else f"{state.loss:.3f}"
+    return "" if state.loss is None else figure(state.loss, ".3f")
 
 
 def _speed(state: State) -> str:
