@@ -33,6 +33,17 @@ def test_a_ladder_s_test_names_its_law_and_arms():
     assert "the exponents of rate(N) of gpt and a differ by 0.2500 (p = 0.5)" in said
 
 
+def test_a_ladder_speaks_of_brackets_only_where_there_are_some():
+    two = {"exponent": -0.1, "exponent_interval": None}
+    three = {"exponent": -0.1, "exponent_interval": [-0.2, 0.0]}
+    of_two, both = (
+        ladder_answer({"arms": {n: {"laws": {"lr": law}} for n, law in laws}, "tests": []})
+        for laws in ([("gpt", two)], [("gpt", two), ("ngpt", three)])
+    )
+    assert of_two == "gpt's best rate scales as size to the power -0.100."
+    assert both.endswith("-0.100 [-0.200, 0.000]. Brackets are 95% intervals.")
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [

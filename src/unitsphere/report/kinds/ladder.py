@@ -195,7 +195,8 @@ def answer(found: Json) -> str:
         f"{abs(t['difference']):.4f} (p = {t['p']:.2g})"
         for t in found["tests"]
     ]
-    return f"{'; '.join([*said, *tests[:1]])}. Brackets are 95% intervals."
+    brackets = " Brackets are 95% intervals." if any("[" in each for each in said) else ""
+    return f"{'; '.join([*said, *tests[:1]])}.{brackets}"
 
 
 def law_figure(found: Json, key: str) -> Figure:
