@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -42,6 +43,15 @@ def test_names_that_differ_in_a_sign_only_are_pictures_of_their_own(tmp_path):
     paths = write_pictures(figures, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["a-b-2.svg", "a-b.svg"]
     assert paths["a:b"]["svg"] == str(tmp_path / "a-b-2.svg")
+
+
+@pytest.mark.parametrize("names", [("a b", "a-b-2", "a:b"), ("a b", "a:b", "a-b-2")])
+def test_a_numbered_picture_does_not_overwrite_one_of_that_name(names, tmp_path):
+    line = Series("ngpt", {"step": [1, 2]}, [2.5, 2.0])
+    figures = [Figure(name, name, "bits", {"step": "steps"}, [line]) for name in names]
+    paths = write_pictures(figures, tmp_path)
+    assert len({path["svg"] for path in paths.values()}) == 3
+    assert all(name in Path(paths[name]["svg"]).read_text() for name in names)
 
 
 def test_the_first_steps_do_not_set_the_scale():

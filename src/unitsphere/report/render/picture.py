@@ -4,8 +4,8 @@ import contextlib
 import io
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +28,17 @@ PER_SECOND = 4
 def write_pictures(figures: Sequence[Figure], folder: Path) -> dict[str, dict[str, str]]:
     """Draw each figure as FOLDER/NAME.svg and .png; returns the paths by name.
 
-    Names that become the same name of a file are numbered: "a b" is a-b, "a:b" then a-b-2.
+    Names that become the same name of a file are numbered: "a b" is a-b, "a:b" then a-b-2, or
+    a-b-3 where a figure before it is called a-b-2.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths: dict[str, dict[str, str]] = {}
-    seen: Counter[str] = Counter()
+    taken: set[str] = set()
     for figure in figures:
         name = file_name(figure)
-        seen[name] += 1
-        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        numbered = (f"{name}-{number}" for number in count(2))
+        name = next(each for each in chain([name], numbered) if each not in taken)
+        taken.add(name)
         files = [folder / f"{name}.{form}" for form in ("svg", "png")]
         write_picture([figure], files)
         paths[figure.name] = {path.suffix[1:]: str(path) for path in files}
