@@ -226,7 +226,7 @@ def test_every_figure_has_its_data_as_a_table(quickstart):
         rows = figure_rows(figure)
         assert 2 <= len(rows) <= 26
         assert {len(row) for row in rows} == {1 + len(figure.series)}
-        last = [f"{series.y[-1]:.5g}" for series in figure.series]
+        last = [f"{series.y[-1]:.6g}" for series in figure.series]
         assert rows[-1][1:] == last
 
 
@@ -234,6 +234,18 @@ def lines(count: int) -> Figure:
     """A figure of lines, each with a value at a place that the others lack."""
     series = [Series(f"arm {i}", {"step": [0, i + 1]}, [1.0, 2.0 + i], i) for i in range(count)]
     return Figure("some", "Some", "value", {"step": "steps"}, series)
+
+
+def test_a_figure_is_rounded_once(several, tmp_path):
+    run = shutil.copytree(several["gpt"], tmp_path / "gpt")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "val_bits_per_byte": 4.2135047, "loss": 7.3478487}\n')
+    validation, loss = (
+        next(f for f in page_of(run).figures() if f.name == name)
+        for name in ("val-bits-per-byte", "loss")
+    )
+    assert validation.caption == "Last: gpt 4.214."
+    assert figure_rows(loss)[-1][1] == "7.34785"
 
 
 def test_a_table_under_a_plot_carries_no_value_forward():

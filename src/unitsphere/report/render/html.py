@@ -146,7 +146,7 @@ def figure_rows(figure: Figure) -> list[list[str]]:
     return [
         [
             figure.ticks.get(place, f"{place:,.6g}"),
-            *(f"{line[place]:.5g}" if place in line else "" for line in lines),
+            *(f"{line[place]:.6g}" if place in line else "" for line in lines),
         ]
         for place in sorted(kept | set(places[-1:]))
     ]

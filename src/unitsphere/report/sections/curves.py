@@ -73,7 +73,7 @@ def curves(runs: Sequence[Run], baseline: str | None = None) -> Figures | None:
             y=measure.unit,
             xs={key: label for key, (label, _) in axes.items()},
             series=lines,
-            caption=last_values(lines) + (ARROW.format(baseline) if marks else ""),
+            caption=last_values(runs, measure.key) + (ARROW.format(baseline) if marks else ""),
             marks=marks,
             data=data_command(runs),
         )
@@ -160,18 +160,20 @@ def places_on(axes: Axes, run: Run, records: Sequence[Json]) -> dict[str, list[f
     }
 
 
-def last_values(lines: Sequence[Series]) -> str:
-    """The last value of each line, or the mean of a group's: for readers who cannot see them."""
+def last_values(runs: Sequence[Run], key: str) -> str:
+    """The last value of each line, or the mean of an arm's: for readers who cannot see them.
+
+    Of the records: the lines are rounded already, and rounding twice may change the last digit.
+    """
+    several = len(by_arm(runs)) > 1
     ends: dict[str, list[float]] = {}
-    for line in lines:
-        if (last := line.y[-1]) is not None:
-            ends.setdefault(line.legend, []).append(last)
-    if not ends:
-        return ""
+    for run in runs:
+        if (last := run.last(key)) is not None:
+            ends.setdefault(run.arm if several else run.name, []).append(last)
     told = [f"{name} {statistics.fmean(values):.4g}" for name, values in ends.items()]
     more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-    several = ", means" if any(len(values) > 1 for values in ends.values()) else ""
-    return f"Last{several}: {', '.join(told[:MOST_TOLD])}{more}."
+    means = ", means" if any(len(values) > 1 for values in ends.values()) else ""
+    return f"Last{means}: {', '.join(told[:MOST_TOLD])}{more}."
 
 
 def data_command(runs: Sequence[Run]) -> str:
