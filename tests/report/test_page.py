@@ -377,6 +377,23 @@ def test_losses_on_other_data_are_not_to_be_compared(several, tmp_path):
     alike = [change(run, "data.validation", "held-out.txt") for run in (own, other)]
     assert page_of(alike).answer.startswith("Of 2 runs ")
     assert dict(page.facts)["data"] == "stdlib, books.jsonl"
+    for key, value in (("data.field", "body"), ("train.eval_tokens", 4096)):
+        part = change(shutil.copytree(several["ngpt-s0"], tmp_path / key), key, value)
+        beside = page_of([several["ngpt-s0"], part])
+        assert beside.answer == page.answer
+        assert f"of other text or tokens: {key} differs" in beside.caveats[1]
+
+
+def test_nats_of_different_tokens_are_not_compared(several, tmp_path):
+    runs = []
+    for tokenizer in ("bytes", "bpe:1024"):
+        run = shutil.copytree(several["ngpt-s0"], tmp_path / tokenizer)
+        runs.append(change(run, "data.tokenizer", tokenizer))
+    assert page_of(runs).answer.startswith("Of 2 runs ")
+    for run in runs:  # as of masked models, which have no bits per byte
+        lines = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(lines.replace("val_bits_per_byte", "val_accuracy"))
+    assert page_of(runs).answer == "2 runs, which cannot be compared: their tokenizers differ."
 
 
 def test_a_masked_model_s_loss_is_shown_but_not_compared(several, tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from unitsphere.config import flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.report.document import Page, Section, Table
 from unitsphere.report.numbers import duration, figure, known
@@ -16,6 +17,7 @@ from unitsphere.report.runs import (
     name_in,
     name_of,
     runs_below,
+    tokenizer_of,
 )
 from unitsphere.report.sections.accuracy import accuracy_sections
 from unitsphere.report.sections.curves import curve_sections, unfinished
@@ -32,7 +34,10 @@ MOST_RUNS = 24
 """The most runs whose curves are drawn."""
 KEYS_NAMED = 6
 """The most keys in which runs differ that the first screen names."""
-OTHER_DATA = ("data.source", "data.tokenizer", "data.validation", "data.val_fraction")
+SCORED = ("data.field", "data.source_field", "data.target_field", "train.eval_tokens")
+SCORED += ("data.mask.fraction", "data.mask.masked", "data.mask.random")
+"""Keys of what is scored of a text."""
+OTHER_DATA = ("data.source", "data.tokenizer", "data.validation", "data.val_fraction", *SCORED)
 """Keys of the text on which the loss is measured."""
 OTHER_LENGTH = ("train.steps", "train.batch_tokens")
 
@@ -193,6 +198,8 @@ def lowest(runs: Sequence[Run]) -> str:
     for key, said in (("val_bits_per_byte", "bits per byte"), ("val_loss", "nats per token")):
         told = [(value, run) for run in kept if (value := run.last(key)) is not None]
         if len(told) == len(kept):
+            if key == "val_loss" and len({tokenizer_of(run) for run in kept if run.settings}) > 1:
+                return f"{len(runs)} runs, which cannot be compared: their tokenizers differ."
             value, best = min(told, key=lambda pair: pair[0])
             after = best.last_with(key).get("tokens")
             tokens = "" if after is None else f" after {after:,.0f} training tokens"
@@ -202,10 +209,11 @@ def lowest(runs: Sequence[Run]) -> str:
 
 
 def scored_text(run: Run) -> tuple[object, ...]:
-    """What decides on which text a run is validated: its own source's, or another."""
-    data = run.settings.get("data", {})
-    own = (data.get("source"), data.get("val_fraction"))
-    return (data["validation"],) if data.get("validation") is not None else own
+    """What decides on which text a run is validated: its own source's or another, and how much."""
+    keys = flatten(run.settings if run.config is None else to_dict(run.config))
+    other = keys.get("data.validation") is not None
+    text = ("data.validation",) if other else ("data.source", "data.val_fraction")
+    return tuple(keys.get(key) for key in (*text, *SCORED))
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
