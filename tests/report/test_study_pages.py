@@ -2,10 +2,16 @@
 
 import pytest
 
+from unitsphere.report.document import Figure
 from unitsphere.report.kinds.ladder import answer as ladder_answer
+from unitsphere.report.kinds.ladder import law_lines
 from unitsphere.report.kinds.quantize import bits_figure
 from unitsphere.report.kinds.ramp import diverges
 from unitsphere.report.kinds.transfer import answer as transfer_answer
+from unitsphere.report.render.picture import picture
+from unitsphere.studies.core.statistics import fit
+from unitsphere.studies.ladder_results import law_figures
+from unitsphere.studies.laws import Laws
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,25 @@ def test_a_ladder_speaks_of_brackets_only_where_there_are_some():
     )
     assert of_two == "gpt's best rate scales as size to the power -0.100."
     assert both.endswith("-0.100 [-0.200, 0.000]. Brackets are 95% intervals.")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([1e6, 2e6, 4e6], [8192.0, 12000.0, 16000.0]),
+        ([1_311_880, 1_312_776], [8192.0, 9011.0]),  # an exponent of 140: x^140 is no float
+        ([1_311_880, 1_312_776, 1_318_400], [8192.0, 9e5, 64.0]),
+    ],
+)
+def test_a_law_is_drawn_through_its_points_however_steep(sizes, batches):
+    law = law_figures(Laws(None, fit(sizes, batches), None, None, None))["batch"]
+    points = [(*point, True) for point in zip(sizes, batches, strict=True)]
+    dots, line = law_lines("gpt", points, law, 0)
+    assert dots.y == pytest.approx(batches)
+    assert all(y is not None and y > 0 for y in line.y)
+    x, y = line.x["x"][0], line.y[0]
+    assert y == pytest.approx(fit(sizes, batches).at(x), rel=1e-4)
+    picture(Figure("law", "Law", "y", {"x": "x"}, [dots, line], log_x=True, log_y=True))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ LAWS = {
 }
 """The title of a law's figure, and its vertical axis."""
 WORDS = {"loss": "lowest loss", "lr": "best rate", "batch": "best batch"}
+LARGEST_LOG = 300.0
+"""Of a law in a figure: beyond it neither the law nor its interval is within a float."""
 AHEAD = 4.0
 """How far beyond its last point a law is drawn, as a ratio."""
 
@@ -238,7 +240,11 @@ def law_points(arm: Json, key: str, found: Json) -> list[Point]:
 
 
 def law_lines(name: str, points: Sequence[Point], law: Json | None, colour: int) -> list[Series]:
-    """An arm's points, those that its law leaves out, and the law to beyond the last point."""
+    """An arm's points, those that its law leaves out, and the law to beyond the last point.
+
+    A fitted law goes through the mean of its points' logarithms. Drawn from there it does not need
+    the value at 1, which a float may not hold.
+    """
     lines = []
     styles: dict[bool, Style] = {True: "points", False: "hollow"}
     for kept, style in styles.items():
@@ -251,7 +257,9 @@ def law_lines(name: str, points: Sequence[Point], law: Json | None, colour: int)
     if law is None or not xs:
         return lines
     ends = np.geomspace(min(xs), AHEAD * max(xs), 40).tolist()
-    heights = [law["coefficient"] * x ** law["exponent"] for x in ends]
+    centre = statistics.fmean(math.log(x) for x in xs)
+    height = statistics.fmean(math.log(y) for _, y, rests in points if rests)
+    heights = [bounded_exp(height + law["exponent"] * (math.log(x) - centre)) for x in ends]
     factors = [interval_factor(law, xs, x) for x in ends]
     lows, highs = (
         [None if f is None else y * f**sign for y, f in zip(heights, factors, strict=True)]
@@ -274,7 +282,12 @@ def interval_factor(law: Json, xs: Sequence[float], x: float) -> float | None:
     spread = sum((each - centre) ** 2 for each in logs)
     quantile = (law["exponent_interval"][1] - law["exponent"]) / law["exponent_variance"] ** 0.5
     variance = law["exponent_variance"] * (spread / len(xs) + (math.log(x) - centre) ** 2)
-    return math.exp(quantile * variance**0.5)
+    return bounded_exp(quantile * variance**0.5)
+
+
+def bounded_exp(logarithm: float) -> float:
+    """e to a power, of at most LARGEST_LOG either way."""
+    return math.exp(min(max(logarithm, -LARGEST_LOG), LARGEST_LOG))
 
 
 def grid_figures(found: Json) -> list[Figure]:
