@@ -1,5 +1,6 @@
 """A run trained here, exported, and used through transformers alone."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -447,6 +448,9 @@ def test_the_card_of_a_run_on_python_s_source_knows_its_language(tmp_path):
     config = load_recipe("quickstart/ngpt")
     assert origin(config)["licence of the data"].startswith("PSF-2.0")
     assert origin(config)["language"] == "English and Python"
+    assert origin(config)["held out for validation"] == "2% of it"
+    few = dataclasses.replace(config, data=dataclasses.replace(config.data, val_fraction=4e-4))
+    assert origin(few)["held out for validation"] == "0.04% of it"
     (tmp_path / "samples.txt").write_text("--- step 3\na ```` b\x1b\n\n--- step 9\nlater\n\n")
     assert sample(tmp_path, 5).endswith("`````text\na ```` b\N{REPLACEMENT CHARACTER}\n`````")
     assert "no sample" in sample(tmp_path, 2)

@@ -138,7 +138,8 @@ def origin(config: RunConfig) -> dict[str, str]:
     named, shipped = without_folders(config), config.data.source == STDLIB
     data, start = named.data, named.init
     unknown = "not known: the run does not record it; say it here and in the head of this file"
-    held_out = f"{data.val_fraction:.1%} of it" if data.validation is None else data.validation
+    share = f"{100 * data.val_fraction:.3g}%"
+    held_out = f"{share} of it" if data.validation is None else data.validation
     if is_prepared(config.data.source):
         held_out = "the validation split that it was prepared with"
     return {
