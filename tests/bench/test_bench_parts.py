@@ -87,6 +87,11 @@ def test_generation_is_reported_by_load():
     assert not built("ngpt", TINY, torch.device("cpu")).training
 
 
+def test_an_arm_that_writes_no_text_has_no_generation():
+    with pytest.raises(UserError, match="objective mlm, and writes no text"):
+        built("quickstart/ngpt-mlm", TINY, torch.device("cpu"))
+
+
 def test_tokens_that_take_no_time_have_no_rate():
     times = {"ngpt": Times([2.0, 2.0, 2.0], [-0.1, 0.1, 0.2])}
     check_longer(times, 4)

@@ -253,6 +253,13 @@ def test_sizes_and_arms_are_checked():
         arm_config("gpt3", TINY)
     with pytest.raises(UserError, match="has 32 tokens per step, the others have 16"):
         arm_config("ngpt:train.batch_tokens=32", TINY)
+    with pytest.raises(UserError, match="a context of 5, of which 16 tokens per step is not"):
+        arm_config("ngpt:data.context=5", TINY)  # its steps would have 15
+    for context in (0, -4):
+        with pytest.raises(UserError, match=f"a context of {context}, of which"):
+            arm_config(f"ngpt:data.context={context}", TINY)
+    with pytest.raises(UserError, match="objective seq2seq, and a bench has no pairs"):
+        arm_config("quickstart/ngpt-seq2seq", TINY)
 
 
 def test_an_arm_of_its_own_context_counts_its_own_operations():

@@ -97,8 +97,8 @@ def sizes_for(device: torch.device, changes: Mapping[str, Any]) -> Sizes:
 def arm_config(arm: str, sizes: Sizes) -> RunConfig:
     """The run config of an arm at that size.
 
-    Raises UserError for an unknown arm, and for one whose steps have other tokens: times of
-    different work have no ratio.
+    Raises UserError for an unknown arm, for one whose steps have other tokens (times of different
+    work have no ratio), and for one that learns pairs of texts.
     """
     name, changes = read_arm(arm)
     recipe = load_recipe(RECIPES.get(name, name))
@@ -123,6 +123,13 @@ def arm_config(arm: str, sizes: Sizes) -> RunConfig:
             f"the arm {arm} has {config.train.batch_tokens} tokens per step, the others have "
             f"{sizes.tokens}: leave out train.batch_tokens and give --tokens for all"
         )
+    if config.data.context < 1 or sizes.tokens % config.data.context:
+        raise UserError(
+            f"the arm {arm} has a context of {config.data.context}, of which {sizes.tokens} tokens "
+            "per step is not a multiple: change data.context or give --tokens"
+        )
+    if config.objective == "seq2seq":
+        raise UserError(f"the arm {arm} has the objective seq2seq, and a bench has no pairs")
     return config
 
 

@@ -94,8 +94,10 @@ def writer(name: str, sizes: Sizes, device: torch.device) -> Writer:
 
 
 def built(name: str, sizes: Sizes, device: torch.device) -> Transformer:
-    """An arm's model, folded, as `unitsphere generate` uses it."""
+    """An arm's model, folded, as `unitsphere generate` uses it; UserError if it writes no text."""
     config = arm_config(name, sizes)
+    if config.objective != "clm":
+        raise UserError(f"the arm {name} has the objective {config.objective}, and writes no text")
     return fold_(build_from(config.architecture, config.model, device))
 
 
