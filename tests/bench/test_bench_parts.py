@@ -61,6 +61,11 @@ def test_kernels_are_reported_as_shares_of_a_copy(monkeypatch):
         assert row["share_of_copy"] == pytest.approx(row["bytes"] / 2e-3 / 1e9)
 
 
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(UserError, match="--d_k 128 does not divide --d_model 64"):
+        bench_kernels(dataclasses.replace(SHAPE, d_k=128), rounds=1)
+
+
 def test_the_loss_in_chunks_needs_less_memory_than_the_plain_one():
     head = Head(tokens=8192, d=8, vocab_size=512, bf16=False, device=torch.device("cpu"))
     report = bench_loss(head, rounds=1)

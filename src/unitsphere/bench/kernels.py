@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unitsphere.bench.measure import clock_name, copy_rate, own_time, say, si, take_turns
+from unitsphere.errors import UserError
 from unitsphere.kernels.registry import REGISTRY, Kernel, mode, serves
 from unitsphere.ops.project import AdamSettings, Target
 from unitsphere.ops.rope import rope_table
@@ -82,7 +83,12 @@ CASES: dict[str, Callable[[Shape], Case]] = {
 
 
 def bench_kernels(shape: Shape, rounds: int) -> dict[str, Any]:
-    """Everything that the verb reports, as plain values."""
+    """Everything that the verb reports, as plain values.
+
+    Raises UserError for a width that heads do not divide: a function of no head moves nothing.
+    """
+    if shape.d % shape.d_k:
+        raise UserError(f"--d_k {shape.d_k} does not divide --d_model {shape.d}: change one")
     say("copy")
     copy = copy_rate(shape.device)
     found = []
