@@ -1,6 +1,6 @@
 import pytest
 
-from unitsphere.bench.measure import Interval, interval, is_tie, noise_floor, ratios, rotated
+from unitsphere.bench.measure import Interval, interval, is_tie, noise_floor, ratios, rotated, size
 
 
 def test_ratios_are_taken_round_by_round():
@@ -26,6 +26,19 @@ def test_a_ratio_within_the_noise_of_two_copies_is_a_tie():
     assert is_tie(Interval(1.02, 1.01, 1.05), floor)
     assert not is_tie(Interval(1.04, 0.99, 1.05), floor)
     assert not is_tie(Interval(0.96, 0.9, 1.0), floor)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (240_000, "234 KiB"),
+        (1.5 * 2**20, "1,536 KiB"),
+        (12.4 * 2**20, "12 MiB"),
+        (1.25 * 2**30, "1.25 GiB"),
+    ],
+)
+def test_bytes_are_in_a_unit_that_shows_them(count, said):
+    assert size(count) == said
 
 
 def test_every_arm_is_first_equally_often():

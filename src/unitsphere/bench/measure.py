@@ -302,5 +302,7 @@ def si(rate: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in MiB or GiB."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    """Bytes in KiB, MiB or GiB."""
+    if count >= 2**30:
+        return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**10:,.0f} KiB"
