@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,15 @@ def test_the_report_s_page_has_ours_beside_the_paper_s(case):
     assert figure.series[0].low is not None
     curves = next(f for f in page.figures() if f.name == "loss")
     assert len(curves.series) == sum(len(r["runs"]) for r in case.document["rows"])
+
+
+def test_the_page_leaves_out_what_an_earlier_study_left_in_the_folder(case, tmp_path):
+    out = shutil.copytree(case.out, tmp_path / "out")
+    row = case.document["rows"][0]
+    run = out / "runs" / row["name"] / str(row["tokens"]) / f"lr-{row['lr']:g}-seed-0"
+    for other in (run.with_name("lr-9-seed-0"), run.parents[1] / "64" / run.name):
+        shutil.copytree(run, other)
+    written = write_study(KIND, case.study, case.found, out)
+    curves = next(f for f in written.page.figures() if f.name == "loss")
+    names = [f"{row['name']} {run.name[:-1]}{seed}" for seed in (0, 1)]
+    assert [line.name for line in curves.series if line.legend == row["name"]] == names

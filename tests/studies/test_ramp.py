@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,13 @@ def test_the_report_s_page_has_every_climb(study):
     assert sum(line.style == "line" for line in climb.series) == 6
     assert sum(line.style == "cross" for line in climb.series) == 6
     assert climb.log_x
+
+
+def test_the_page_leaves_out_a_seed_that_is_not_the_study_s(study, tmp_path):
+    settings, out, climbs = study
+    copy = shutil.copytree(out, tmp_path / "out")
+    shutil.copytree(copy / "runs" / "gpt" / "seed-0", copy / "runs" / "gpt" / "seed-9")
+    page = write_study(KIND, settings, climbs, copy).page
+    climb = next(figure for figure in page.figures() if figure.name == "climb")
+    lines = [line.name for line in climb.series if line.style == "line"]
+    assert lines == [f"{arm} #{seed}" for arm in ("gpt", "ngpt") for seed in settings.seeds]

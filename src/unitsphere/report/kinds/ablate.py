@@ -1,12 +1,12 @@
 """The page of an ablation: our change of each row and the paper's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Table, Text, banded
 from unitsphere.report.numbers import figure
-from unitsphere.report.runs import Json, Run, data_facts, runs_below
+from unitsphere.report.runs import Json, Run, data_facts, is_run
 from unitsphere.report.sections.curves import unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 from unitsphere.training.evaluate.text import perplexity
@@ -32,13 +32,7 @@ BRIEF = (0, 1, 2, 3, 4)
 
 def ablate_page(found: Json, folder: Path) -> Page:
     """What an ablation found, with the curves of its rows."""
-    rows = {row["name"] for row in found["rows"]}
-    every = [(path.relative_to(folder).parts, path) for path in runs_below(folder)]
-    runs = [
-        Run(f"{parts[1]} {parts[-1]}", parts[1], path)
-        for parts, path in every
-        if len(parts) > 2 and parts[1] in rows and not any(p.startswith("tune") for p in parts)
-    ]
+    runs = [run for row in found["rows"] for run in runs_of(row, found["seeds"], folder)]
     return Page(
         title=found["title"],
         kind=f"Ablation · {found['paper']}",
@@ -56,6 +50,15 @@ def ablate_page(found: Json, folder: Path) -> Page:
         ],
         provenance=found["provenance"],
     )
+
+
+def runs_of(row: Json, seeds: Sequence[int], folder: Path) -> list[Run]:
+    """A row's runs; the folder may hold others, of the tokens or rates of an earlier study."""
+    name, lr = row["name"], row["lr"]
+    if lr is None:
+        return []
+    places = [folder / "runs" / name / str(row["tokens"]) / f"lr-{lr:g}-seed-{s}" for s in seeds]
+    return [Run(f"{name} {place.name}", name, place) for place in places if is_run(place)]
 
 
 def results(found: Json) -> list[Block]:

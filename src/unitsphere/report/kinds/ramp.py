@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unitsphere.report.document import Block, Figure, Figures, Page, Section, Series, Table, Text
 from unitsphere.report.numbers import known, round_off
-from unitsphere.report.runs import Json, Run, data_facts, is_number, runs_below
+from unitsphere.report.runs import Json, Run, data_facts, is_number, is_run
 from unitsphere.report.sections.curves import LEAST, POINTS, places, unfinished
 from unitsphere.report.sections.settings import flag_lines, study_command, study_details
 from unitsphere.training.guard import smoothed
@@ -22,9 +22,10 @@ DIVERGED = (
 def ramp_page(found: Json, folder: Path) -> Page:
     """What an lr-ramp found, and the climbs themselves."""
     runs = [
-        Run(f"{arm} {path.name.replace('seed-', '#')}", arm, path)
-        for arm in found["arms"]
-        for path in runs_below(folder / "runs" / arm)
+        Run(f"{name} #{seed['seed']}", name, path)
+        for name, arm in found["arms"].items()
+        for seed in arm["seeds"]
+        if is_run(path := folder / "runs" / name / f"seed-{seed['seed']}")
     ]
     figure = climb_figure(runs, found)
     climbs: list[Block] = [Figures([figure], files=["loss.png"])] if figure else []
