@@ -12,7 +12,7 @@ from unitsphere.config import read_json
 from unitsphere.report.document import Commands, Page, Sample, Samples, Section, Table, Text
 from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
 from unitsphere.report.render.picture import picture
-from unitsphere.report.render.text import markdown, terminal
+from unitsphere.report.render.text import markdown, origin, terminal
 from unitsphere.report.write import write_results
 
 
@@ -114,6 +114,12 @@ def test_markdown_shows_names_as_they_are():
     assert f"| {shown.replace('|', '&#124;')} |" in text
     assert "````text\n```\n````" in text
     assert "- again: `` run `x` ``" in text
+
+
+def test_a_commit_that_is_not_known_is_said_to_be_that():
+    source = {"command": "unitsphere compare a.toml", "commit": None, "machine": "x", "torch": "2"}
+    assert "\nCommit: not known  \n" in origin(source)
+    assert "\nCommit: abc  \n" in origin(source | {"runs_commit": "abc"})
 
 
 def test_one_call_writes_the_results_of_a_study(found, tmp_path):

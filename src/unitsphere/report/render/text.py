@@ -120,7 +120,7 @@ def origin(source: Mapping[str, Any]) -> str:
     """Where a study's figures come from: the command, the commit of the runs, the machine."""
     return (
         f"Command: {code(source['command'])}  \n"
-        f"Commit: {source.get('runs_commit') or source['commit']}  \n"
+        f"Commit: {source.get('runs_commit') or source['commit'] or 'not known'}  \n"
         f"Machine: {plain(source['machine'])}, torch {source['torch']}\n"
     )
 
