@@ -86,6 +86,16 @@ def test_context_draws_seeds_of_an_arm_together(capsys):
     assert Path("out/context.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_seeds_of_an_arm_have_one_context_of_training(capsys, tmp_path):
+    longer = shutil.copytree("run-2", tmp_path / "longer")
+    settings = json.loads((longer / "config.json").read_text())
+    settings["data"]["context"] = 32
+    (longer / "config.json").write_text(json.dumps(settings))
+    message = refused(capsys, "context", "a=run-1", f"a={longer}", *DATA, "--out", "never")
+    assert "the runs of a were trained at contexts of 16, 32" in message
+    assert not Path("never").exists()
+
+
 def test_context_without_data_or_contexts_takes_the_training_s(capsys):
     assert main(["context", "run-1", "--out", "own", "--per-document", "512"]) == 2
     assert "no document has 512 tokens" in capsys.readouterr().err

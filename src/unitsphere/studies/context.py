@@ -48,8 +48,8 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
     """Score every run of every arm; the document that is reported.
 
     Without `data` the text is the first run's validation split. Raises UserError for runs whose
-    tokenizers differ: perplexities are then of other tokens; and without `data` for runs that have
-    other data than the first.
+    tokenizers differ: perplexities are then of other tokens; for runs of one arm that were trained
+    at different contexts; and without `data` for runs that have other data than the first.
     """
     whose, *others = chain.from_iterable(study.arms.values())
     first = load_run(whose, study.device)
@@ -58,8 +58,16 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
         check_same_data(whose, first.config)
     contexts = tuple(study.contexts) or doubled(first.config.data.context)
     check_contexts(contexts)
+    trained = {whose: first.config.data.context}
     for path in others:
-        check_run(path, study, whose, first)
+        trained[path] = check_run(path, study, whose, first).config.data.context
+    for name, paths in study.arms.items():
+        own = sorted({trained[path] for path in paths})
+        if len(own) > 1:
+            raise UserError(
+                f"the runs of {name} were trained at contexts of {', '.join(map(str, own))}, and "
+                "runs of one name are seeds of one arm: give them different names"
+            )
     arms: dict[str, Any] = {}
     with open_documents(first, study.data, study.field) as documents:
         for name, paths in study.arms.items():
@@ -76,7 +84,7 @@ def context_study(study: ContextStudy) -> dict[str, Any]:
                     study.progress(path),
                 )
                 runs.append(run_figures(run, path, losses))
-            arms[name] = {"trained": runs[0]["trained"], "runs": runs}
+            arms[name] = {"trained": trained[paths[0]], "runs": runs}
     return {
         "contexts": list(contexts),
         "data": study.data,
@@ -91,8 +99,8 @@ def doubled(trained: int) -> tuple[int, ...]:
     return tuple(trained * 2**power for power in range(DOUBLINGS + 1))
 
 
-def check_run(path: Path, study: ContextStudy, whose: Path, first: LoadedRun) -> None:
-    """Raise UserError for a run that cannot be compared with the first, of the folder `whose`."""
+def check_run(path: Path, study: ContextStudy, whose: Path, first: LoadedRun) -> LoadedRun:
+    """The run; UserError if it cannot be compared with the first, of the folder `whose`."""
     run = load_run(path, "cpu")
     check_tokenizer(run, first, path)
     if study.data is None and not same_data(path, run.config, whose, first.config):
@@ -100,6 +108,7 @@ def check_run(path: Path, study: ContextStudy, whose: Path, first: LoadedRun) ->
             f"{path} has other data than {whose}, and may be trained on documents of its "
             "validation split: give --data with a text that no run is trained on"
         )
+    return run
 
 
 def check_tokenizer(run: LoadedRun, first: LoadedRun, path: Path) -> None:
