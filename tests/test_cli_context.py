@@ -109,6 +109,7 @@ def test_context_without_data_or_contexts_takes_the_training_s(capsys):
 def test_without_data_a_run_of_other_data_is_refused_before_any_is_scored(capsys, monkeypatch):
     argv = ["context", "--context", "16", "--out", "split"]
     assert main([*argv, "run-1", "run-2", "copy"]) == 0
+    assert "data: the first run's validation split" in Path("split/results.md").read_text()
     assert main([*argv, "run-1", "held-out", *DATA[:2]]) == 0
     capsys.readouterr()
     monkeypatch.setattr("unitsphere.studies.context.losses_by_position", None)

@@ -30,7 +30,7 @@ def context_page(found: Json, folder: Path) -> Page:
         title="Perplexity by context length and position",
         kind="Context",
         answer=answer(found),
-        facts=[("data", str(found["data"]))],
+        facts=[("data", str(found["data"] or "the first run's validation split"))],
         sections=[
             Section("results", "Results", [Figures(figures, apart=True, files=files), table]),
             *study_details([], found, folder),
