@@ -1,6 +1,15 @@
 import pytest
 
-from unitsphere.bench.measure import Interval, interval, is_tie, noise_floor, ratios, rotated, size
+from unitsphere.bench.measure import (
+    Interval,
+    interval,
+    is_tie,
+    noise_floor,
+    ratios,
+    rotated,
+    si,
+    size,
+)
 
 
 def test_ratios_are_taken_round_by_round():
@@ -39,6 +48,14 @@ def test_a_ratio_within_the_noise_of_two_copies_is_a_tie():
 )
 def test_bytes_are_in_a_unit_that_shows_them(count, said):
     assert size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(8.63e10, "86.3 G"), (9.997e11, "1 T"), (2.25e15, "2.25 P"), (5e7, "0.05 G")],
+)
+def test_a_rate_has_three_digits_and_a_unit(rate, said):
+    assert si(rate) == said
 
 
 def test_every_arm_is_first_equally_often():

@@ -296,9 +296,10 @@ def ratio_cells(ratio: Mapping[str, Any] | None) -> list[str]:
 
 
 def si(rate: float) -> str:
-    """A rate with three digits and G or T: "86.3 G"."""
-    scale, unit = (1e12, "T") if rate >= 1e12 else (1e9, "G")
-    return f"{rate / scale:.3g} {unit}"
+    """A rate with three digits and G, T or P: "86.3 G"."""
+    scaled = ((rate / scale, unit) for scale, unit in ((1e9, "G"), (1e12, "T"), (1e15, "P")))
+    value, unit = next(pair for pair in scaled if pair[0] < 999.5 or pair[1] == "P")
+    return f"{value:.3g} {unit}"
 
 
 def size(count: float) -> str:
