@@ -120,9 +120,9 @@ def test_a_shipped_study_is_fair_and_has_a_folder_of_its_own(name):
 
 
 def test_an_estimate_is_in_a_unit_that_can_be_read():
-    said = [hours(count) for count in (1 / 3600, 0.001, 1 / 60, 0.5, 1, 2.5, 250)]
+    said = [hours(count) for count in (1 / 3600, 0.001, 1 / 60, 0.5, 1, 2.5, 99.7, 250)]
     assert said[:3] == ["1 second", "3.6 seconds", "1 minute"]
-    assert said[3:] == ["30 minutes", "1 hour", "2.5 hours", "250 hours"]
+    assert said[3:] == ["30 minutes", "1 hour", "2.5 hours", "100 hours", "250 hours"]
 
 
 def test_a_dry_run_says_that_the_start_of_runs_is_not_counted(tmp_path, capsys):

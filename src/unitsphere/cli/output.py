@@ -57,7 +57,7 @@ def hours(count: float) -> str:
     elif count < 1:
         said, unit = f"{60 * count:.2g}", "minute"
     else:
-        said, unit = f"{count:.2g}" if count < 100 else f"{count:,.0f}", "hour"
+        said, unit = f"{count:.2g}" if count < 99.5 else f"{count:,.0f}", "hour"
     return f"{said} {unit}" if said == "1" else f"{said} {unit}s"
 
 
