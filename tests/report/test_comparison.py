@@ -10,7 +10,7 @@ from studies.documents import played
 
 from unitsphere.config import read_json
 from unitsphere.report.document import Commands, Page, Sample, Samples, Section, Table, Text
-from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio
+from unitsphere.report.kinds.compare import budget_figure, compare_page, notes, ratio, speedup
 from unitsphere.report.render.picture import picture
 from unitsphere.report.render.text import markdown, origin, terminal
 from unitsphere.report.write import write_results
@@ -75,6 +75,25 @@ def test_the_answer_says_whether_the_seeds_explain_the_speedup(found, tmp_path):
     answer = compare_page(found, tmp_path).answer
     assert answer.startswith(f"{best['arm']} needs ")
     assert answer.endswith(f" {said}.")
+
+
+@pytest.mark.parametrize(
+    ("gain", "times", "interval"),
+    [
+        ((1.4, 1.5, 1.62), "1.50 times fewer", "95% interval 1.40 to 1.62"),
+        ((1.4, 1.5, None), "1.50 times fewer", "95% interval 1.40 or more"),
+        ((None, 1.5, 2.0), "1.50 times fewer", "95% interval up to 2.00"),
+        ((None, 1.5, None), "1.50 times fewer", "no interval"),
+        ((0.4, 0.5, 0.8), "2.00 times more", "95% interval 1.25 to 2.50"),
+        ((None, 0.5, 0.8), "2.00 times more", "95% interval 1.25 or more"),
+        ((0.4, 0.5, None), "2.00 times more", "95% interval up to 2.50"),
+    ],
+)
+def test_the_answer_has_the_end_of_the_interval_that_is_known(gain, times, interval):
+    tokens = dict(zip(("low", "median", "high"), gain, strict=True))
+    row = {"arm": "a", "baseline": "b", "seeds": 3, "tokens": tokens}
+    said = f"a needs {times} tokens than b to reach its loss ({interval}, 3 seeds)."
+    assert speedup(row) == said
 
 
 def test_the_answer_does_not_pass_over_an_arm_that_is_there_before_its_smallest_budget(tmp_path):

@@ -196,18 +196,23 @@ def is_early(row: Json) -> bool:
 def speedup(row: Json) -> str:
     """How many times fewer (or more) tokens an arm needs, with the interval."""
     gain = row["tokens"]
-    low, high = gain["low"], gain["high"]
     more = gain["median"] < 1
-    if low is None or high is None:
-        spread = f"{seeds(row)}, no interval"
-    else:
-        ends = (1 / high, 1 / low) if more else (low, high)
-        spread = f"95% interval {ends[0]:.2f} to {ends[1]:.2f}, {seeds(row)}"
-    times = 1 / gain["median"] if more else gain["median"]
+    low, times, high = (
+        1 / end if more and end is not None else end
+        for end in (gain["low"], gain["median"], gain["high"])
+    )
     return (
         f"{row['arm']} needs {times:.2f} times {'more' if more else 'fewer'} tokens than "
-        f"{row['baseline']} to reach its loss ({spread})."
+        f"{row['baseline']} to reach its loss "
+        f"({spread(*((high, low) if more else (low, high)))}, {seeds(row)})."
     )
+
+
+def spread(low: float | None, high: float | None) -> str:
+    """An interval of which an end may not be known, in words."""
+    if low is None:
+        return "no interval" if high is None else f"95% interval up to {high:.2f}"
+    return f"95% interval {low:.2f} " + ("or more" if high is None else f"to {high:.2f}")
 
 
 def facts(found: Json) -> list[tuple[str, str]]:
