@@ -59,6 +59,11 @@ def test_notes_have_targets_reasons_and_statements(found, tmp_path):
     said = notes(found)
     assert "slow, tokens, steps, flops, time: not reached within the budgets" in said
     assert any(line.startswith("slow: gpt-plus reaches its last loss × 1.4") for line in said)
+    assert any(line.endswith("; median and 95% interval, bootstrap over 3 seeds") for line in said)
+    of_one = copy.deepcopy(found)
+    for row in of_one["speedups"]:
+        row["seeds"] = 1
+    assert not any("bootstrap" in line for line in notes(of_one))
     at_once = copy.deepcopy(found)
     for row in at_once["speedups"]:
         row["behind"] = {"median": None, "low": None, "high": None}

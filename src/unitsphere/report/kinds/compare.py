@@ -129,9 +129,10 @@ def notes(found: Json) -> list[str]:
     for row in found["speedups"]:
         to = row.get("to")
         if to:
+            how = f"; median and 95% interval, bootstrap over {seeds(row)}" * (row["seeds"] > 1)
             lines.append(
                 f"{row['arm']}: speedup to {row['baseline']}'s loss {to['loss']:.4f} at "
-                f"{to['tokens']:,} tokens; median and 95% interval, bootstrap over {seeds(row)}"
+                f"{to['tokens']:,} tokens{how}"
             )
         lines += [f"{row['arm']}, {why}" for why in reasons(row)]
         if "behind" in row:
