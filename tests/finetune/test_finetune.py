@@ -19,6 +19,7 @@ from unitsphere.finetune.results import Scored, Tuned, baseline, best_rate, edge
 from unitsphere.models.classifier import Classifier
 from unitsphere.models.constraint import constraints, declarations
 from unitsphere.models.registry import ARCHITECTURES, build
+from unitsphere.report.kinds.finetune import caveats
 from unitsphere.training.load import load_run
 from unitsphere.training.optim import OptimConfig
 from unitsphere.training.run import train
@@ -241,6 +242,7 @@ def test_test_examples_that_training_has_seen_are_counted(run, tmp_path, capsys)
     found = finetune(config(run, {"data": data, "test": test}), tmp_path / "out")
     assert found["test_examples_in_training"] == 3
     assert "3 test examples are word for word in the training data" in capsys.readouterr().err
+    assert "3 test examples are also in the training or tune part." in caveats(found)
 
 
 def tuned(score: float, loss: float) -> Tuned:

@@ -108,7 +108,7 @@ def caveats(found: Json) -> list[str]:
         lines.append(f"{found['truncated']:,} examples were truncated to the model's length.")
     overlap = found["test_examples_in_training"]
     if overlap:
-        lines.append(f"{overlap:,} test examples are also in the training part.")
+        lines.append(f"{overlap:,} test examples are also in the training or tune part.")
     return lines
 
 
