@@ -12,6 +12,7 @@ from report.made_up import NASTY, make_quickstart, make_run
 
 from unitsphere.cli import main
 from unitsphere.errors import UserError
+from unitsphere.report import document
 from unitsphere.report.document import Figure, Figures, Page, Section, Series, Table
 from unitsphere.report.kinds.compare import budget_figure
 from unitsphere.report.numbers import known, sort_value, within
@@ -563,6 +564,15 @@ def test_a_figure_is_never_longer_than_a_column(value, form, text):
 )
 def test_a_cell_sorts_by_its_number(cell, value):
     assert sort_value(cell) == value
+
+
+def test_the_time_of_a_long_table_grows_with_its_rows(monkeypatch):
+    looked = []
+    monkeypatch.setattr(document, "sort_value", lambda cell: looked.append(cell) or 1.0)
+    table = Table("Trials", ["trial", "loss"], [[str(n), "2.5"] for n in range(50)])
+    text = html(Page("Some", "", "", [Section("some", "Some", [table])]), "", {})
+    assert text.count('class="number">2.5</td>') == 50
+    assert len(looked) <= 100
 
 
 def test_a_run_without_a_figure_leaves_its_column_one_of_numbers():

@@ -204,6 +204,10 @@ class Table:
         said = [row[column] for row in self.rows if row[column] not in NO_NUMBER]
         return bool(said) and all(sort_value(cell) is not None for cell in said)
 
+    def numeric_columns(self) -> list[bool]:
+        """`numeric` of every column."""
+        return [self.numeric(column) for column in range(len(self.columns))]
+
 
 @dataclass(frozen=True)
 class Text:
