@@ -201,7 +201,9 @@ def test_a_run_without_checkpoints_has_a_start(runs, tmp_path, capsys):
     shutil.copytree(runs / "gpt", run)
     shutil.rmtree(run / "checkpoints")
     command = ["inspect", str(run), "--device", "cpu", "--probes", "group_norms"]
+    capsys.readouterr()
     assert main([*command, "--steps", "0", "--film"]) == 0
+    assert "no film: it needs two steps and one of input_norms, " in capsys.readouterr().err
     capsys.readouterr()
     assert main([*command, "--steps", "4"]) == 2
     assert "no checkpoint of step 4 (it has: none)" in capsys.readouterr().err

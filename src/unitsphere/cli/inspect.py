@@ -1,6 +1,7 @@
 """`unitsphere inspect`: the papers' probes at every checkpoint of a run."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,11 +61,14 @@ def run(argv: list[str]) -> int:
     if args.run is None:
         raise UserError("inspect needs RUN; see `unitsphere inspect --help`")
     from unitsphere.report.inspect_run import inspect_run
+    from unitsphere.report.kinds.inspection import FILMED
     from unitsphere.report.render.text import print_page
     from unitsphere.report.write import write_inspection
 
     found = inspect_run(args.run, args.probes, args.steps, args.against, args.device, args.data)
     page, files = write_inspection(found, args.run, moving=args.film)
+    if args.film and not any(path.name == "film.gif" for path in files):
+        print(f"no film: it needs two steps and one of {', '.join(FILMED)}", file=sys.stderr)
     if args.json:
         print_json(found)
         return 0
