@@ -465,6 +465,8 @@ def test_accuracy_over_budgets_and_checkpoints_is_a_line_per_arm(several, tmp_pa
     assert (piqa.low[0], piqa.high[0]) == (0.4, 0.6)
     assert lines["ngpt", "average"].y == [0.4, 0.6]
     assert table.rows[1] == ["ngpt", "300", "0.6000", "", ""]
+    (beside,) = accuracy_sections(in_arms([("gpt", several["gpt"]), ("ngpt", long)]))
+    assert {line.colour for line in beside.blocks[0].figures[0].series} == {1}
     assert accuracy_sections(in_arms(list(several.items()))) == []
 
 

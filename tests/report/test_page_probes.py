@@ -1,6 +1,7 @@
 """Probes on the page: an inspection's, in the form that the package tells, and live ones."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_probes_of_several_arms_are_drawn_over_each_other(inspected, tmp_path):
     assert "run-few" in figures  # each run's own stay
 
 
+def test_an_arm_has_its_colour_where_another_has_no_such_probe(inspected, tmp_path):
+    first = make_run(tmp_path / "first", "quickstart/gpt-plus", steps=100)
+    other = shutil.copytree(inspected, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"architecture": "angpt"}))
+    figures = {figure.name: figure for figure in page_of([first, inspected, other]).figures()}
+    colours = {line.name: line.colour for line in figures["loss"].series}
+    assert colours == {"first": 0, "run": 1, "other": 2}
+    for name in ("overlay-few-W_q", "overlay-spread-spread-input"):
+        assert {line.name: line.colour for line in figures[name].series} == {"run": 1, "other": 2}
+
+
 def test_more_than_three_series_have_a_panel_each(inspected):
     path = inspected / "inspect" / "inspect.json"
     document = json.loads(path.read_text())
@@ -135,7 +148,7 @@ def test_layers_stand_in_their_order_whichever_series_names_them_first(inspected
     assert [line.x["layer"] for line in figure.series] == [[3, 5], [0, 1, 2, 3, 4, 5]]
     run = Run("run", "run", inspected)
     arms = {"a": (run, two), "b": (run, three)}
-    (overlay,) = overlay_figures("probe", arms, spread=False)
+    (overlay,) = overlay_figures("probe", arms, dict.fromkeys(arms, 0), spread=False)
     assert overlay.ticks == ordered
     assert [line.x["layer"] for line in overlay.series] == [[3, 5], [0, 1, 2, 3, 4, 5]]
 

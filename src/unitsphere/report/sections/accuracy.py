@@ -59,10 +59,11 @@ def accuracy_sections(runs: Sequence[Run], arms_of: Grouping = by_budget) -> lis
         name for name in averages_of(names) if any(name in tasks for tasks in arms.values())
     ]
     shown = [*names, *averages]
+    colours = list(scores)  # of every arm, as in the other figures
     series = [
-        line(arm, task, tasks[task], colour)
+        line(arm, task, tasks[task], colours.index(arm))
         for task in shown
-        for colour, (arm, tasks) in enumerate(arms.items())
+        for arm, tasks in arms.items()
         if task in tasks
     ]
     places = sorted({int(place) for one in series for place in one.x["tokens"]})

@@ -149,9 +149,15 @@ def layer_line(
     return Series(name, places, means(series), colour, style, low=low, high=high)
 
 
-def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: bool) -> list[Figure]:
+def overlay_figures(
+    name: str,
+    arms: Mapping[str, tuple[Run, Json]],
+    colours: Mapping[str, int],
+    spread: bool,
+) -> list[Figure]:
     """A probe of several arms at their last step: a panel per series, a line per arm.
 
+    colours: of every arm of the page, also of those without the probe.
     spread: the series' distributions over all layers (nGPT Figure 15) in place of their means by
     layer. Of more than MOST_LINES arms a figure per series, a panel per arm. None for a series
     that a single arm has.
@@ -160,12 +166,14 @@ def overlay_figures(name: str, arms: Mapping[str, tuple[Run, Json]], spread: boo
     last = {arm: (p["values"]["series"] or [{}])[LAST] for arm, (_, p) in arms.items()}
     labels = labels_of(s for scene in last.values() for s in scene.values() if has_layers(s))
     log = any(probe["values"]["log"] for _, probe in arms.values())
-    for colour, (arm, scene) in enumerate(last.items()):
+    for arm, scene in last.items():
         for key, series in scene.items():
             if spread:
-                found = density_line(arm, series, colour, log)
+                found = density_line(arm, series, colours[arm], log)
+            elif has_layers(series):
+                found = layer_line(arm, series, labels, colours[arm])
             else:
-                found = layer_line(arm, series, labels, colour) if has_layers(series) else None
+                found = None
             if found is not None:
                 panels.setdefault(key, []).append(found)
     shared = {key: lines for key, lines in panels.items() if len(lines) > 1}

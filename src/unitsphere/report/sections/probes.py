@@ -9,7 +9,7 @@ from unitsphere.inspection.live import PREFIX
 from unitsphere.inspection.probes import PROBES
 from unitsphere.report.document import Block, Figure, Figures, Folded, Number, Section, Text
 from unitsphere.report.numbers import round_off
-from unitsphere.report.runs import Json, Run, document, live_values
+from unitsphere.report.runs import Json, Run, by_arm, document, live_values
 from unitsphere.report.sections.curves import axis_labels, places_on
 from unitsphere.report.sections.probe_figures import (
     RANGE,
@@ -49,6 +49,7 @@ def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
             inspected[run.arm] = run, told
     if len(inspected) < 2:
         return []
+    colours = {arm: place for place, arm in enumerate(by_arm(runs))}
     names = dict.fromkeys(name for _, told in inspected.values() for name in told)
     over, spread = [], []
     for name in names:
@@ -57,8 +58,8 @@ def overlay_blocks(runs: Sequence[Run]) -> list[Block]:
             for arm, (run, told) in inspected.items()
             if name in told and told[name].get("applies")
         }
-        over += overlay_figures(name, arms, spread=False)
-        spread += overlay_figures(name, arms, spread=True)
+        over += overlay_figures(name, arms, colours, spread=False)
+        spread += overlay_figures(name, arms, colours, spread=True)
     blocks: list[Block] = []
     for title, figures in (
         ("Probes of the arms over each other", over),
