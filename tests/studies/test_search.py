@@ -9,6 +9,7 @@ from unitsphere.studies.core.execute import Record
 from unitsphere.studies.core.plan import Planned
 from unitsphere.studies.core.points import Trial, edges
 from unitsphere.studies.core.space import (
+    SEEDS,
     Choices,
     Range,
     Told,
@@ -41,6 +42,15 @@ def test_points_lie_in_the_space_and_follow_from_the_trials_alone():
         assert point["kind"] in ("a", True, 0.5)
     told = [Told(point, 1.0) for point in points]
     assert next_points(SPACE, told, 1, seed=0, asked=5)[0] not in points
+
+
+def test_every_seed_draws_points():
+    drawn = [
+        points
+        for seed in (0, 123_456, SEEDS - 1)
+        for points in (random_points(SPACE, 1, seed), next_points(SPACE, [], 1, seed, asked=7))
+    ]
+    assert len({str(points) for points in drawn}) == 6
 
 
 def test_points_that_all_failed_are_not_asked_for_again():

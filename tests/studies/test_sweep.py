@@ -320,6 +320,8 @@ class FakeTrial:
     [
         ({"search": {}}, "names no key"),
         ({"tokens": 0}, "must be at least 1"),
+        ({"search_seed": 2**32}, "'search_seed' must be from 0 to 4294967295"),
+        ({"search_seed": -1}, "'search_seed' must be from 0 to 4294967295"),
         ({"trials": 3}, "a grid tries every combination, here 4"),
         ({"method": "random"}, "needs 'trials'"),
         ({"method": "bayes"}, "must be one of grid, random, optuna"),

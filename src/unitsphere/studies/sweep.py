@@ -31,6 +31,7 @@ from unitsphere.studies.core.plan import (
 )
 from unitsphere.studies.core.space import (
     MOST_POINTS,
+    SEEDS,
     Asked,
     Params,
     Space,
@@ -81,6 +82,8 @@ class SweepStudy(Study):
             raise UserError("[search] names no key: give it a list of values, or a range")
         if self.tokens < 1:
             raise UserError(f"'tokens' must be at least 1: {self.tokens}")
+        if not 0 <= self.search_seed < SEEDS:
+            raise UserError(f"'search_seed' must be from 0 to {SEEDS - 1}: {self.search_seed}")
         if Tune(fraction=self.tune.fraction, seeds=self.tune.seeds) != self.tune:
             raise UserError(
                 "a sweep takes 'fraction' and 'seeds' of [tune] only: rates to try belong in "

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 10_000
 """Of a sweep, and so of one of its ranges."""
+SEEDS = 2**32
+"""Seeds that NumPy knows, from 0 on."""
 
 Value = bool | int | float | str
 Params = dict[str, Value]
@@ -262,7 +264,8 @@ def next_points(
     """
     from optuna.samplers import TPESampler
 
-    return drawn(space, told, count, TPESampler(seed=seed * 100_003 + asked, constant_liar=True))
+    own = (seed * 100_003 + asked) % SEEDS
+    return drawn(space, told, count, TPESampler(seed=own, constant_liar=True))
 
 
 def drawn(space: Space, told: Sequence[Told], count: int, sampler: "BaseSampler") -> list[Params]:
