@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from studies.inprocess import InProcess
 from studies.tiny import recipes
 
@@ -23,6 +24,7 @@ from unitsphere.studies.league import (
     KIND,
     Entries,
     LeagueStudy,
+    differing,
     league_study,
     places,
     standings,
@@ -55,6 +57,20 @@ def test_places_follow_tukeys_test():
     assert found[0]["standard_error"] == pytest.approx(0.01 / np.sqrt(3))
     assert places([losses(3.0, 3.1)])[0]["worst"] == 1
     assert places([]) == []
+
+
+def test_the_pairs_that_differ_are_those_of_scipy():
+    random = np.random.default_rng(0)
+    samples = [list(3 + 0.01 * n + random.normal(0, 0.01, 2 + n % 3)) for n in range(7)]
+    wanted = stats.tukey_hsd(*samples).pvalue < 0.05
+    assert 0 < wanted.sum() < 42
+    assert (differing(samples) == wanted).all()
+
+
+def test_places_of_many_entries_take_one_critical_value(monkeypatch):
+    monkeypatch.setattr(module.stats, "tukey_hsd", None)
+    found = places([losses(3 + n / 100, 3.001 + n / 100) for n in range(100)])
+    assert [row["worst"] for row in found] == [*range(1, 101)]
 
 
 def entry(name: str, text: str = "a", at_edge: bool = False, **by_seed: float):
