@@ -15,7 +15,7 @@ from unitsphere.errors import UserError
 from unitsphere.report.document import Table
 from unitsphere.report.kinds.league import league_page
 from unitsphere.report.registry import page_of
-from unitsphere.report.render.text import markdown_table
+from unitsphere.report.render.text import markdown_table, terminal
 from unitsphere.studies import league as module
 from unitsphere.studies.core.kind import run_study
 from unitsphere.studies.core.spec import toml_text
@@ -261,6 +261,12 @@ def designs_by_optimizers(rows: dict[str, float]) -> str:
     lines = [["design", *OPTIMIZERS], ["---", *["---:"] * len(OPTIMIZERS)]]
     lines += [[name, *row] for name, row in zip(DESIGNS, cells, strict=True)]
     return "\n".join(f"| {' | '.join(line)} |".replace("  ", " ") for line in lines)
+
+
+def test_no_cell_of_the_published_league_is_broken_in_80_columns(tmp_path):
+    text = terminal(league_page(module.published_standings(), tmp_path), 80)
+    shown = {tuple(line.split()[-5:-3]) for line in text.splitlines()}
+    assert shown >= {(row["name"], row["optimizer"]) for row in module.published()["rows"]}
 
 
 def test_the_page_s_designs_by_optimizers_are_the_published_rows():

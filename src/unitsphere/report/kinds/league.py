@@ -19,6 +19,8 @@ COLUMNS = (
     "bits/byte",
     "tokens/s",
 )
+BRIEF = (0, 1, 3, 5, 6, 7)
+"""The columns that fit a terminal."""
 HOW = (
     "Loss in nats per token on the validation split: mean and standard error over the seeds. Every "
     "entry has the same tokens, and as many runs to tune its rate. Places: an entry may stand "
@@ -65,7 +67,7 @@ def standings(found: Json) -> list[Block]:
         ]
         for row in found["rows"]
     ]
-    return [Table("The league", COLUMNS, rows), Text([HOW])]
+    return [Table("The league", COLUMNS, rows, brief=BRIEF), Text([HOW])]
 
 
 def between(row: Json) -> str:
