@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from run_folders import figures, weights
+from run_folders import KilledError, die, figures, weights
 from safetensors.torch import load_file, save_file
 
 from unitsphere.cli import main
@@ -218,6 +218,24 @@ def test_a_run_whose_rate_has_come_down_says_what_to_do(kind, tiny, tmp_path):
     with pytest.raises(UserError, match="has 3 steps already"):
         train(shorter, tmp_path / "run")
     assert last_state(tmp_path / "run").step == 3
+
+
+def test_a_run_that_is_to_end_where_it_was_stopped_makes_its_last_step_again(tiny, tmp_path):
+    def steady(steps, **train):
+        return scheduled(tiny("ngpt", steps=steps, save_every=2, eval_every=4, **train))
+
+    with pytest.raises(KilledError):
+        train(steady(8, sample_every=7), tmp_path / "run", sampler=die)
+    shutil.copytree(tmp_path / "run", tmp_path / "one")
+    train(steady(6), tmp_path / "run")
+    train(steady(6), tmp_path / "whole")
+    same_run(tmp_path / "run", tmp_path / "whole")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["steps"] == 6
+    for step in (2, 4):
+        shutil.rmtree(tmp_path / "one" / "checkpoints" / f"step-0000000{step}")
+    with pytest.raises(UserError, match=r"cannot end at step 6, its last: no checkpoint") as caught:
+        train(steady(6), tmp_path / "one")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_warm_up_that_would_grow_can_be_kept(tiny, tmp_path):

@@ -254,7 +254,8 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
     """`last`, or an earlier state if `config` gives the run another length or schedule.
 
     It is the newest whose steps had the rates that `config` has for them, so that the run is the
-    same as if it had been started with `config`. Raises UserError if there is none.
+    same as if it had been started with `config`. A run that is to end at a step that is saved makes
+    this step again, as its last. Raises UserError if there is none.
     """
     saved = config_in(out)
     if saved is None or (saved.schedule, saved.train.steps) == (
@@ -274,7 +275,12 @@ def state_on_the_way(out: Path, config: RunConfig, last: State) -> State:
     )
     alike = find_alike(saved.schedule, steps, config.schedule, more)
     averaged = config.optim.average.steps_alike(steps, more)
-    folder, _ = checkpoint.newest(out / CHECKPOINTS, min(alike, averaged))
+    folder, _ = checkpoint.newest(out / CHECKPOINTS, min(alike, averaged, more - 1))
+    if folder is None and more == last.step <= min(alike, averaged):
+        raise UserError(
+            f"{out} cannot end at step {more}, its last: no checkpoint from before that is left to "
+            "make this step again and validate; give a larger train.steps, or another --out"
+        )
     if folder is None and averaged < min(alike, last.step):
         raise UserError(
             f"{out} cannot be resumed to {more} steps: its average of weights starts after a "
