@@ -12,6 +12,7 @@ from unitsphere.cli import main
 from unitsphere.data.prepare import prepare
 from unitsphere.errors import UserError
 from unitsphere.training.folder import ENVIRONMENT
+from unitsphere.training.optim.schedule import ScheduleConfig
 from unitsphere.training.resolve import default_folder, last_data
 from unitsphere.training.run import train
 
@@ -88,6 +89,21 @@ def test_moved_data_resume_and_are_recorded(config, broken, tmp_path, capsys):
     (resumed,) = written["resumed"]
     assert resumed["data"]["source"] == new
     assert resumed["data"]["fingerprint"] == written["data"]["fingerprint"] == last_data(broken)
+
+
+def test_a_run_is_trained_longer_on_moved_data(config):
+    def steady(steps, source):
+        train = dataclasses.replace(config.train, steps=steps)
+        constant = dataclasses.replace(config, train=train, schedule=ScheduleConfig("constant"))
+        return on(constant, source=source)
+
+    train(steady(8, "a.jsonl"), "run", sampler=lambda *_: "")
+    Path("a.jsonl").rename("b.jsonl")
+    train(steady(10, "b.jsonl"), "run", sampler=lambda *_: "")
+    assert [record["step"] for record in figures(Path("run"))] == list(range(1, 11))
+    Path("c.jsonl").write_text(Path("b.jsonl").read_text().replace("Document", "document"))
+    with pytest.raises(UserError, match=r"another config \(data\.source: .*; train\.steps: 10"):
+        train(steady(12, "c.jsonl"), "run")
 
 
 def test_the_folder_of_a_run_is_found_by_its_data(config, broken, tmp_path):

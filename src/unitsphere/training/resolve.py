@@ -249,7 +249,8 @@ def other_settings(out: Path, saved: RunConfig, config: RunConfig) -> list[str]:
         if key not in FREE_KEYS and not key.startswith(FREE_TABLES)
     }
     others = [line for key, line in odd.items() if key not in PLACES]
-    if len(others) == len(odd) or (not others and holds_data_of(out, saved, config)):
+    resized = all(line.startswith(LENGTH) for line in others)
+    if len(others) == len(odd) or (resized and holds_data_of(out, saved, config)):
         return others
     return list(odd.values())
 
