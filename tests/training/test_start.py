@@ -99,6 +99,21 @@ def test_it_resumes_bit_for_bit_without_the_weights_it_started_with(tiny, first,
     same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_it_resumes_with_its_copy_of_the_tokenizer(tiny, first, tmp_path, capsys):
+    shutil.copytree(first, tmp_path / "first")
+    config = start_of(tiny("ngpt", steps=6, save_every=2), tmp_path / "first")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=None))
+    new = tmp_path / "new"
+    train(config, new)
+    shutil.rmtree(new / "checkpoints" / "step-00000006")
+    shutil.rmtree(tmp_path / "first")
+    assert main(["train", str(new)]) == 2
+    said = f"the tokenizer of {new}; add --data.tokenizer {new / 'tokenizer.json'}"
+    assert said in capsys.readouterr().err
+    assert main(["train", str(new), "--data.tokenizer", str(new / "tokenizer.json")]) == 0
+    assert main(["eval", str(new)]) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

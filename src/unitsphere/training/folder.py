@@ -52,6 +52,12 @@ def check_there(out: Path, config: RunConfig) -> None:
             f"no such file: {place}, which {out} is trained on; if it was moved, add "
             f"--data.{key} with its new place: the same contents resume"
         )
+    tokenizer = config.data.tokenizer
+    if tokenizer is not None and not is_name(tokenizer) and not exists(tokenizer):
+        raise UserError(
+            f"no such file: {tokenizer}, the tokenizer of {out}; add --data.tokenizer "
+            f"{out / TOKENIZER}, the run's copy of it"
+        )
 
 
 def keep_end(out: Path, step: int) -> Path | None:
