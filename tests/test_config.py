@@ -92,6 +92,11 @@ def test_an_integer_serves_as_a_float():
     assert isinstance(rate, float)
 
 
+def test_an_integer_beyond_all_floats_is_refused():
+    with pytest.raises(UserError, match=r"^'inner\.rate' must be at most 1\.8e308$"):
+        from_dict(Outer, {"inner": {"rate": 10**400}})
+
+
 @given(
     st.builds(
         Outer,

@@ -145,7 +145,10 @@ def _convert(kind: Any, value: Any, where: str, start: Any = None) -> Any:
         return [_convert(options[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
     kind = origin or kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"'{where}' must be at most 1.8e308") from None
     if (kind is int and isinstance(value, bool)) or not isinstance(value, kind):
         raise UserError(f"'{where}' must be {NAMES.get(kind, kind.__name__)}, not {value!r}")
     if isinstance(value, str) and "\0" in value:
