@@ -18,8 +18,10 @@ from unitsphere.errors import Preempted, RunFailed, UserError
 from unitsphere.models.constraint import constraints
 from unitsphere.models.registry import ARCHITECTURES
 from unitsphere.studies.core.jobs import DIVERGED
+from unitsphere.training import run
 from unitsphere.training.config import run_config_type
 from unitsphere.training.corpus import open_corpus
+from unitsphere.training.evaluate import text as evaluate
 from unitsphere.training.folder import locked
 from unitsphere.training.load import load_run
 from unitsphere.training.log import read_metrics
@@ -260,6 +262,21 @@ def test_accumulated_runs_agree_with_whole_batches(tiny, tmp_path):
     parts = train(tiny("angpt", micro_batch=3), tmp_path / "parts")
     assert parts.loss == pytest.approx(whole.loss, rel=1e-4)
     assert run_config_type("angpt") is type(tiny("angpt"))
+
+
+def test_a_run_validates_as_many_sequences_at_once_as_it_trains(tiny, tmp_path, monkeypatch):
+    """On a GPU as many as are predicted to fit: a whole batch may not."""
+    rows, losses = [], evaluate.losses
+
+    def counted(model, batch):
+        rows.append(len(batch))
+        return losses(model, batch)
+
+    monkeypatch.setattr(evaluate, "losses", counted)
+    monkeypatch.setattr(run, "rows_at_once", lambda config, plan: 1)
+    train(tiny(steps=1), tmp_path / "run")
+    assert set(rows) == {1}
+    assert json.loads((tmp_path / "run/config.json").read_text())["train"]["micro_batch"] == 1
 
 
 def test_a_prepared_folder_brings_its_own_tokenizer(tmp_path):

@@ -121,8 +121,6 @@ def build_trainer(
     random ones. Raises UserError for sizes that do not fit the layout.
     """
     plan = plan or make_plan(config)
-    if config.train.micro_batch != plan.micro_batch:
-        config = replace(config, train=replace(config.train, micro_batch=plan.micro_batch))
     whole = shapes_of(config) if plan.layout.shards_weights else None
     on = plan.device if whole is None else "meta"
     model = build_from(config.architecture, config.model, on, config.train.seed, config.objective)

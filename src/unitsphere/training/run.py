@@ -98,6 +98,7 @@ def train(
             return found
         plan = agreed_plan(layout, config)
         layout = plan.layout
+        config = replace(config, train=replace(config.train, micro_batch=plan.micro_batch))
         if plan.compiled:
             stack.enter_context(kept_cache(out, layout.local_rank == 0))
         if state is not None:
