@@ -222,9 +222,16 @@ def test_tensors_on_a_full_disk_are_one_line_and_leave_nothing(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_others_may_read_a_file_of_tensors(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "w.safetensors", {"w": torch.zeros(2)}, {})
-    assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == 0o644
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_says_who_may_read_a_file_of_tensors(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        write_tensors(tmp_path / "w.safetensors", {"w": torch.zeros(2)}, {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == mode
 
 
 def test_an_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:

@@ -120,11 +120,12 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
     from safetensors.torch import save_file
 
     with aside(path) as temporary:
+        mode = temporary.stat().st_mode
         try:
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:
             raise UserError(f"cannot write {path}: {error}") from error
-        temporary.chmod(0o644)  # safetensors writes files that only their owner may read
+        temporary.chmod(mode)  # safetensors writes files that only their owner may read
 
 
 @contextmanager
