@@ -9,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitsphere.errors import UserError
 from unitsphere.models.registry import build
-from unitsphere.training import guard
+from unitsphere.training import guard, run
 from unitsphere.training import step as training_step
 from unitsphere.training.checkpoint import store as checkpoint
 from unitsphere.training.checkpoint import tensors
+from unitsphere.training.distributed.layout import Layout
 from unitsphere.training.guard import Guard, Losses
 from unitsphere.training.optim import OptimConfig, build_optimizer
 from unitsphere.training.optim.constraint import ConstraintConfig, constrain
@@ -209,6 +210,32 @@ def test_rolling_back_needs_a_checkpoint(tiny, tmp_path, monkeypatch):
     harm(monkeypatch, [1])
     with pytest.raises(UserError, match=r"step 2: loss nan.*no checkpoint yet to go back to"):
         train(tiny(on_spike="rollback"), tmp_path / "run")
+
+
+def test_other_processes_wait_for_a_day_while_checkpoints_are_read(tiny, tmp_path, monkeypatch):
+    patient, waited = [], []
+    agreed_state, on_ranks = run.agreed_state, run.on_ranks
+
+    def aside(layout, timeout=None):
+        patient.extend([dataclasses.replace(layout)] if timeout == run.PREPARING else [])
+        return patient[-1]
+
+    def agreed(layout, *rest):
+        waited.append(layout)
+        return agreed_state(layout, *rest)
+
+    def in_first(layout, here, action):
+        if getattr(action, "func", None) is run.begin_folder:
+            waited.append(layout)
+        return on_ranks(layout, here, action)
+
+    harm(monkeypatch, [4])
+    monkeypatch.setattr(Layout, "aside", aside)
+    monkeypatch.setattr(run, "agreed_state", agreed)
+    monkeypatch.setattr(run, "on_ranks", in_first)
+    train(tiny(on_spike="rollback"), tmp_path / "run")
+    assert len(waited) == 3  # at the start, in writing the folder, in going back
+    assert all(layout is patient[0] for layout in waited)
 
 
 def test_what_to_do_may_change_when_a_run_continues(tiny, tmp_path, monkeypatch):

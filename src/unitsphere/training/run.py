@@ -118,9 +118,9 @@ def train(
         trainer = on_all_ranks(layout, build)
         with disk_errors(out):
             on_ranks(
-                layout, layout.first, partial(begin_folder, out, trainer, corpus, state, start)
+                patient, layout.first, partial(begin_folder, out, trainer, corpus, state, start)
             )
-            Session(trainer, corpus, out, stop, recipe, sampler).to_end(state)
+            Session(trainer, corpus, out, stop, patient, recipe, sampler).to_end(state)
         return result(out, trained=True)
 
 
@@ -160,6 +160,7 @@ class Session:
     corpus: Corpus
     out: Path
     stop: Stop
+    patient: Layout
     recipe: str
     sampler: Sampler | None
 
@@ -171,7 +172,7 @@ class Session:
             except Diverged:
                 return
             except RolledBack as spike:
-                last = agreed_state(self.trainer.plan.layout, self.out, self.trainer.config)
+                last = agreed_state(self.patient, self.out, self.trainer.config)
                 if last is None:
                     raise UserError(
                         f"{spike}, and {self.out} has no checkpoint yet to go back to: start a new "
