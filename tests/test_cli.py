@@ -107,6 +107,13 @@ def test_without_a_verb_the_usage_is_shown(capsys):
         (["prepare"], ["SOURCE", "--tokenizer", "--out"]),
         (["prepare", "a", "b", "--tokenizer", "bytes", "--out", "c"], ["unexpected", "b"]),
         (["prepare", "a", "--tokenizer"], ["--tokenizer needs a value"]),
+        (["prepare", "a", "--tokenizer", "--out", "c"], ["--tokenizer needs a value"]),
+        (["train", "quickstart/ngpt", "--out", "--dry_run"], ["--out needs a value"]),
+        (["train", "quickstart/ngpt", "--data.field", "--help"], ["--data.field needs a value"]),
+        (
+            ["train", "quickstart/ngpt", "--model.s_z.init", "--train.steps", "5"],
+            ["--model.s_z.init needs a value: a number"],
+        ),
         (["generate"], ["generate needs RUN"]),
         (["generate", "r", "--top-k", "x"], ["--top_k must be an integer or None, not 'x'"]),
         (["generate", "r", "-p", "x"], ["unknown option '-p'"]),
@@ -231,6 +238,7 @@ def test_values_of_every_kind_are_read():
     parsed = parse(Outer, line.split(), "verb")
     inner = Inner(width=9, rate=0.03)
     assert parsed == Outer("n", inner, ["--x", "", "-1"], (1, 2), Path("here"), True)
+    assert parse(Outer, ["n", "--say=--json"], "verb").say == ["--json"]
 
 
 def test_an_option_of_several_values_may_come_again():

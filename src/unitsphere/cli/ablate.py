@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.checks import check_positive
+from unitsphere.cli.parse import parse
 from unitsphere.cli.study import StudyOptions, check_alone, read_study, run_verb, settings_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from unitsphere.cli.checks import check_positive
 from unitsphere.cli.output import print_json, print_table
-from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.parse import parse
 from unitsphere.config import did_you_mean
 from unitsphere.errors import UserError
 

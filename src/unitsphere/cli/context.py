@@ -6,8 +6,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.checks import check_contexts, check_positive
 from unitsphere.cli.output import progress
-from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.parse import parse
 from unitsphere.cli.scores import check_needs
 from unitsphere.cli.study import named_runs, report
 

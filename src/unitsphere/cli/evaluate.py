@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.checks import check_contexts, check_positive
 from unitsphere.cli.output import print_json, print_table, progress
-from unitsphere.cli.parse import check_contexts, check_positive, parse
+from unitsphere.cli.parse import parse
 from unitsphere.cli.scores import (
     check_needs,
     check_sacrebleu,

@@ -13,7 +13,7 @@ import io
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -188,10 +188,10 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
     """
     given = _Given()
     rest = collections.deque(argv)
+    if odd := [word for word in argv if "\0" in word]:
+        raise UserError(f"an argument must not hold a NUL character: {odd[0]!r}")
     while rest:
         token = rest.popleft()
-        if "\0" in token:
-            raise UserError(f"an argument must not hold a NUL character: {token!r}")
         if token in ("-h", "--help"):
             given.help = True
         elif not token.startswith("-") or token in ("-", "-.jsonl"):
@@ -205,7 +205,7 @@ def _read(argv: list[str], known: Mapping[str, Any], verb: str, takes_words: boo
                 rest.appendleft(value)
             if is_boolean(known[name]) and not equals and not _is_truth(rest, takes_words):
                 rest.appendleft("True")
-            values = _values(rest, known[name])
+            values = _values(rest, known[name]) if equals or not _is_option(rest, known) else []
             if not values:
                 raise UserError(f"--{name} needs a value: {describe(known[name])}{_see(verb)}")
             given.add(name, values, several=_takes_several(known[name]))
@@ -224,13 +224,17 @@ def _is_truth(rest: collections.deque[str], takes_words: bool) -> bool:
     return not takes_words or rest[0].lower() in TRUTHS
 
 
+def _is_option(rest: collections.deque[str], known: Mapping[str, Any]) -> bool:
+    """Whether the next word names an option, and so is not a value: `--say=--json` gives that."""
+    name = rest[0].partition("=")[0] if rest else ""
+    return name.startswith("--") and name[2:].replace("-", "_") in (*known, "help")
+
+
 def _values(rest: collections.deque[str], kind: Any) -> list[str]:
     """Take an option's values from the front: one, or all up to the next option for a tuple."""
     values: list[str] = []
     while rest and (not values or (_takes_several(kind) and not rest[0].startswith("-"))):
         value = rest.popleft()
-        if "\0" in value:
-            raise UserError(f"an argument must not hold a NUL character: {value!r}")
         known = is_boolean(kind) and value.lower() in (*TRUTHS, "none")
         values.append(value.capitalize() if known else value)
     return values
@@ -329,22 +333,3 @@ def _one_line(box: str, given: _Given, known: Mapping[str, Any], verb: str) -> s
             return f"--{name} must be {kind}, not '{got}'{_see(verb)}"
     text = " ".join(re.sub(r"[^\w\s.,:;'\"/=()\[\]{}-]", " ", box).split())
     return f"{text.partition(' For full helptext')[0]}{_see(verb)}"
-
-
-MOST_CONTEXT = 1 << 20
-
-
-def check_contexts(contexts: Sequence[int]) -> None:
-    """Raise UserError unless each --context is from 1 to MOST_CONTEXT: rows are as long as that."""
-    for context in contexts:
-        if context < 1:
-            raise UserError(f"--context must be at least 1: {context}")
-        if context > MOST_CONTEXT:
-            raise UserError(f"--context must be at most {MOST_CONTEXT:,}: {context:,}")
-
-
-def check_positive(**counts: int | None) -> None:
-    """Raise UserError unless each count that is given is 1 or more."""
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"--{name} must be at least 1: {count}")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.checks import check_positive
+from unitsphere.cli.parse import parse
 from unitsphere.cli.scores import check_needs
 from unitsphere.cli.study import named_runs, report
 from unitsphere.errors import UserError

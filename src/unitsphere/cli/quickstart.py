@@ -6,7 +6,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from unitsphere.cli.parse import check_positive, parse
+from unitsphere.cli.checks import check_positive
+from unitsphere.cli.parse import parse
 from unitsphere.cli.study import report
 
 

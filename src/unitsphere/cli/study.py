@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tyro.conf import Positional, arg
 
+from unitsphere.cli.checks import check_positive
 from unitsphere.cli.output import hours, print_json, print_table
-from unitsphere.cli.parse import check_positive
 from unitsphere.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from unitsphere.cli.app import EXIT_PREEMPTED, EXIT_USER_ERROR
+from unitsphere.cli.checks import check_positive
 from unitsphere.cli.output import hours, print_json, print_table
-from unitsphere.cli.parse import check_positive
 from unitsphere.cli.settings import FORMS, read_settings, split_recipe
 from unitsphere.cli.submit import submit, take_submission
 from unitsphere.errors import UserError
