@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from unitsphere.cli import main
 from unitsphere.config import differences, flatten, to_dict
 from unitsphere.errors import UserError
 from unitsphere.models.registry import ARCHITECTURES, count_by_role, lay_out
@@ -241,6 +242,19 @@ def test_a_recipe_sets_optimizer_and_constraint(recipe):
     assert optim.constraint.cpr.kappa == "Kappa-IP"
     with pytest.raises(UserError, match=r"'optim.constraint.kind' must be one of"):
         load_recipe(recipe(text.replace('"cpr"', '"cube"')))
+
+
+def test_a_budget_of_tokens_holds_where_the_batch_is_set_by_an_option(recipe, capsys):
+    name = recipe(f"{RECIPE}[train]\ntokens = 10e3\nbatch_tokens = 1024\n")
+    assert load_recipe(name).train.steps == 10
+    said = {
+        "--train.batch_tokens 2048": "5 steps",
+        "--train.batch_tokens 2048 --train.steps 10": "10 steps",
+        "--train.batch_tokens 2048 --train.tokens 5e3": "2 steps",
+    }
+    for words, steps in said.items():
+        assert main(["train", str(name), "--schedule.area", *words.split()]) == 0
+        assert f"learning rate of {steps}" in capsys.readouterr().out
 
 
 def test_tokens_take_the_place_of_steps_and_the_later_layer_of_a_recipe_counts(recipe, tmp_path):

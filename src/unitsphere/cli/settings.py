@@ -62,6 +62,7 @@ def read_settings(
     own: the dataclass of the verb's other options, each with a default; its docstring is the help.
     """
     from unitsphere.studies.core.plan import with_overrides
+    from unitsphere.training.recipes import token_budget
 
     kind = type(recipe)
     keys = [field.name for field in dataclasses.fields(kind)]
@@ -76,8 +77,12 @@ def read_settings(
     )
     config = kind(**{key: getattr(found, key) for key in keys})
     given = given_options(both, rest, f"{verb} {name}") | set(forms)
-    if {"train.steps", "train.tokens"} <= given:
+    length = {"train.steps", "train.tokens"} & given
+    if len(length) == 2:
         raise UserError("give --train.steps or --train.tokens, not both")
+    if "train.batch_tokens" in given and not length:  # the steps are of the recipe's batch
+        train = dataclasses.replace(config.train, tokens=token_budget(name))
+        config = dataclasses.replace(config, train=train)
     return Settings(with_overrides(config, forms), found, given & set(options(kind)))
 
 
@@ -95,7 +100,7 @@ def _take_forms(kind: type["RunConfig"], argv: list[str]) -> tuple[dict[str, str
             continue
         value = value if equals else next(words, "")
         forms.pop(key, None)  # the last one counts
-        if value and value != "None" and not _reads_as_number(value):
+        if value and value != "None" and value[:2] != "--" and not _reads_as_number(value):
             forms[key] = value
         else:
             rest += [name, value] if value else [name]

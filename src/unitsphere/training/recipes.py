@@ -94,6 +94,16 @@ def load_recipe(name: str | Path) -> RunConfig:
     return config
 
 
+def token_budget(name: str) -> float | None:
+    """The `train.tokens` of a recipe, of which its config has the steps; None if it has no such."""
+    if is_run(name) or (name not in recipe_names() and name.endswith(".json")):
+        return None
+    table: dict[str, Any] = {}
+    for label, own in layers(name):
+        table = merged(table, one_length(own, label))
+    return table.get("train", {}).get("tokens")
+
+
 def layers(name: str) -> list[tuple[str, dict[str, Any]]]:
     """A recipe's TOML table and those of its bases, the last base first, each with its name.
 
