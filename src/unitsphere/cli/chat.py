@@ -63,8 +63,8 @@ class Chat:
 def run(argv: list[str]) -> int:
     """Take turns until the input ends."""
     args = parse(Chat, argv, "chat")
-    from unitsphere.inference.decode import check_sampling
-    from unitsphere.inference.generate import check_length, check_stops, seeds_of
+    from unitsphere.inference.decode import check_length, check_sampling
+    from unitsphere.inference.generate import check_stops, seeds_of
     from unitsphere.models.plans import fold_
     from unitsphere.training.load import load_run
 

@@ -29,6 +29,9 @@ have a constant size, so a long prompt needs no more memory than this many token
 GRAPHS = 64
 """Pairs of batch and length that a process compiles before torch refuses to continue."""
 
+MOST_TOKENS = 1 << 20
+"""Most tokens that are written: memory for all of them is taken at once."""
+
 COLDEST = 1e-4
 """Below this temperature the likeliest token is taken: logits would overflow."""
 Next = Callable[[Tensor], Tensor]
@@ -118,6 +121,14 @@ def compiled_step() -> Callable[..., Tensor]:
     """`one_token`, compiled for each batch and length at its first call."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     return torch.compile(one_token, fullgraph=True, dynamic=False)
+
+
+def check_length(max_tokens: int) -> None:
+    """Raise a `UserError` for a number of tokens that cannot be written."""
+    if max_tokens < 1:
+        raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
+    if max_tokens > MOST_TOKENS:
+        raise UserError(f"max_tokens must be at most {MOST_TOKENS:,}, not {max_tokens:,}")
 
 
 def check_sampling(

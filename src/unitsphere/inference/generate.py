@@ -13,11 +13,8 @@ from torch import Tensor
 from unitsphere.data.tokenizer import UNFINISHED, Tokenizer
 from unitsphere.errors import UserError
 from unitsphere.inference import decode
-from unitsphere.inference.decode import check_sampling, penalize, sample
+from unitsphere.inference.decode import check_length, check_sampling, penalize, sample
 from unitsphere.models.trunk import Transformer
-
-MOST_TOKENS = 1 << 20
-"""Most tokens that are added to a prompt: memory for all of them is taken at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +128,6 @@ def check_request(model: Transformer, prompts: Sequence[Sequence[int]], max_toke
     check_length(max_tokens)
     if not all(prompts):
         raise ValueError("a prompt needs at least one token: begin it with the separator")
-
-
-def check_length(max_tokens: int) -> None:
-    """Raise a `UserError` for a number of tokens that cannot be added to a prompt."""
-    if max_tokens < 1:
-        raise UserError(f"max_tokens must be 1 or more, not {max_tokens}")
-    if max_tokens > MOST_TOKENS:
-        raise UserError(f"max_tokens must be at most {MOST_TOKENS:,}, not {max_tokens:,}")
 
 
 def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:

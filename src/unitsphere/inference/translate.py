@@ -25,7 +25,7 @@ from torch import Tensor
 from unitsphere.data.pairs import source_batch
 from unitsphere.data.tokenizer import Tokenizer
 from unitsphere.errors import UserError
-from unitsphere.inference.generate import check_length
+from unitsphere.inference.decode import check_length
 from unitsphere.models.context import Cache, Memory
 from unitsphere.models.trunk import Transformer
 

@@ -225,9 +225,13 @@ class RunConfig:
 
         No error: a run that was trained with one, to no effect, still loads.
         """
-        model = self.model
-        held = {"model": model, "data": self.data, "optim.rates": self.optim.rates}
-        held["optim.roles.router"] = self.optim.roles.router
+        model, optim = self.model, self.optim
+        held = {
+            "model": model,
+            "data": self.data,
+            "optim.rates": optim.rates,
+            "optim.roles.router": optim.roles.router,
+        }
         keys = flatten({name: to_dict(part) for name, part in held.items()})
         plain = flatten({name: to_dict(type(part)()) for name, part in held.items()})
         experts = ("model.top_k", "model.shared_experts", "model.balance")

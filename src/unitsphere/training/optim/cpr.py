@@ -30,8 +30,7 @@ from unitsphere.config import check_choices
 from unitsphere.errors import UserError
 from unitsphere.ops.dtensor import local
 from unitsphere.ops.project import length
-from unitsphere.training.optim.projection import rates
-from unitsphere.training.optim.state import Slot, StateSpec, StepHook, skipped
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook, rates, skipped
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from unitsphere.kernels import fused_step
 from unitsphere.models.constraint import Constraint
 from unitsphere.ops.dtensor import Axes, complete, local, placements
 from unitsphere.ops.project import length, project_sphere_, project_tangent_
-from unitsphere.training.optim.state import Slot, StateSpec, StepHook
+from unitsphere.training.optim.state import Slot, StateSpec, StepHook, rates
 
 WHOLE = (-2, -1)
 """A matrix as one vector; of a stack of matrices each."""
@@ -79,11 +79,6 @@ class Projection(StepHook):
                 weight.grad = self.stepped.pop(weight)
             elif id(weight) in mine and (weight.requires_grad or weight.grad is not None):
                 constraint.project_(weight)
-
-
-def rates(optimizer: Optimizer) -> dict[int, Any]:
-    """The id of each tensor that the optimizer holds -> its rate; None where there is none."""
-    return {id(p): g.get("lr") for g in optimizer.param_groups for p in g["params"]}
 
 
 def acts(call: Any, step: Literal["before", "after"]) -> bool:

@@ -163,6 +163,11 @@ def attached(optimizer: Optimizer) -> list[StepHook]:
     return [owner for owner in owners if isinstance(owner, StepHook)]
 
 
+def rates(optimizer: Optimizer) -> dict[int, Any]:
+    """The id of each tensor that the optimizer holds -> its rate; None where there is none."""
+    return {id(p): g.get("lr") for g in optimizer.param_groups for p in g["params"]}
+
+
 def skipped(optimizer: Optimizer) -> bool:
     """Whether a GradScaler has had a fused optimizer leave out the step that it was called for."""
     found = getattr(optimizer, "found_inf", None)
