@@ -124,8 +124,8 @@ def run(argv: list[str]) -> int:
     from unitsphere.training.load import load_run
     from unitsphere.training.resolve import check_same_data
 
-    named = [getattr(args, option) for option in FIELDS.values()]
-    check_scored(args.data, () if args.tasks else named)  # a task has fields of its own
+    fields = [] if args.tasks else [getattr(args, option) for option in FIELDS.values()]
+    check_scored(args.data, fields)  # a task has fields of its own
     path, state = pinned_state(args.run) if args.tasks else (args.run, None)
     loaded = load_run(path, args.device, weights=args.weights)
     own = loaded.config.objective
@@ -143,9 +143,8 @@ def run(argv: list[str]) -> int:
     tasks = on_tasks(args, loaded, state) if args.tasks else {}
     if args.json:
         first = next(iter(found.values()), dict.fromkeys(NOTHING))
-        by_context = found if args.context else {}
         named = subject(args, loaded.config, [*found])
-        print_json(named | first | {"by_context": by_context, "tasks": tasks})
+        print_json(named | first | {"by_context": found if args.context else {}, "tasks": tasks})
         return 0
     if found:
         _print(found)
