@@ -133,13 +133,12 @@ def turn(args: Chat, loaded: "LoadedRun", text: str, number: int) -> str:
         written.append(piece)
         print_piece(piece)
 
-    prompt = fitting(loaded, text, args.max_tokens)
     try:
         generate_text(
             loaded.model,
             loaded.tokenizer,
-            [prompt],
-            most_tokens(loaded, prompt, args.max_tokens),
+            [fitting(loaded, text, args.max_tokens)],
+            args.max_tokens,
             args.temperature,
             args.top_k,
             args.top_p,
@@ -165,10 +164,3 @@ def fitting(loaded: "LoadedRun", text: str, max_tokens: int) -> str:
         return text
     # The first token may be the end of a character; encoded again, what it became is longer.
     return loaded.tokenizer.decode(ids[-room:]).lstrip(UNFINISHED)
-
-
-def most_tokens(loaded: "LoadedRun", prompt: str, max_tokens: int) -> int:
-    """The most tokens of a turn: learned positions may end before `max_tokens`."""
-    if loaded.model.max_length is None:
-        return max_tokens
-    return min(max_tokens, loaded.model.max_length - len(loaded.tokenizer.encode(prompt)))

@@ -50,11 +50,6 @@ def eager(model: Transformer, batch: int, length: int, padding_B: Tensor | None)
 
 def compiled(model: Transformer, batch: int, length: int, padding_B: Tensor | None) -> Next:
     """The prompts eagerly, each further token by a compiled graph."""
-    if model.max_length is not None and length - 1 > model.max_length:  # the last is only drawn
-        raise UserError(
-            f"a text of {length} tokens, but the model has learned positions for "
-            f"{model.max_length}: ask for less, or leave out compiling"
-        )
     length = rounded(length)
     cache = model.new_cache(batch, length)
     if padding_B is None:

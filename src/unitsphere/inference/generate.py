@@ -30,7 +30,7 @@ class Completion:
     """Tokens drawn, without the separator at the end."""
     stopped: bool
     """Whether the model ended the document or wrote a stop string; otherwise it used all
-    `max_tokens`."""
+    `max_tokens`, or its learned positions."""
 
 
 def left_pad(
@@ -72,8 +72,9 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_tokens` tokens; only the new tokens are returned.
 
-    A row ends before the token `stop`; ids from `vocab_size` up are never drawn (a model's
-    vocabulary is padded). `seed` is one for each prompt, or one number: then row i draws with
+    A row ends before the token `stop`, and all rows end where the longest comes to the end of
+    learned positions. Ids from `vocab_size` up are never drawn (a model's vocabulary is padded).
+    `seed` is one for each prompt, or one number: then row i draws with
     `seed + i`, and that prompt by itself with that seed gives the same tokens. Temperature 0 is
     greedy. `repetition_penalty` makes tokens less likely that are in a row's prompt or were drawn.
     `watch` sees every token as it is drawn. With `compile` each token after the first is one
@@ -87,9 +88,11 @@ def generate(
         return []
     seeds = seeds_of(seed, len(prompts))
     tokens_BT, padding_B = left_pad(prompts, stop or 0, model.device)
-    length = tokens_BT.shape[1] + max_tokens
+    longest = tokens_BT.shape[1]
+    if model.max_length is not None:  # the last token is drawn, and not read
+        max_tokens = min(max_tokens, max(model.max_length - longest, 0) + 1)
     decoder = decode.compiled if compile else decode.eager
-    following = decoder(model, len(prompts), length, padding_B)
+    following = decoder(model, len(prompts), longest + max_tokens, padding_B)
     generators = [torch.Generator().manual_seed(one) for one in seeds]
     drawn: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))

@@ -34,7 +34,6 @@ def sample_text(model: Transformer, tokenizer: Tokenizer, max_tokens: int = 200)
 
     It has its own generator, so sampling during training does not change the run.
     """
-    max_tokens = min(max_tokens, model.max_length or max_tokens)
     return generate_text(model, tokenizer, [""], max_tokens, temperature=0.8)[0].text
 
 
