@@ -84,7 +84,7 @@ class ShardsJob:
         return self._read(self.validation, on_bytes)
 
     def text_lost(self, tokenizer: Tokenizer) -> float:
-        """`tokenizer.text_lost` of how the source and the validation begin, the larger one."""
+        """The larger `tokenizer.text_lost` of the first texts of the source and the validation."""
         both = self.pieces(), self.validation_pieces()
         return max(text_lost(tokenizer, (piece.text for piece in pieces)) for pieces in both)
 

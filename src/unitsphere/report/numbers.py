@@ -9,7 +9,7 @@ SPELLED = 1e4
 """Numbers below it are written out."""
 BEYOND = 1e15
 """Numbers from it on, as a compute in operations, are a power of ten: no unit is large enough."""
-LONGEST = 12
+MOST_CHARACTERS = 12
 """Characters of a figure in a table: the loss of a run that diverged may have thirty digits."""
 
 
@@ -45,13 +45,15 @@ def duration(seconds: float) -> str:
 
 
 def figure(value: float, form: str) -> str:
-    """A number in a form, or its first three digits where that is longer than LONGEST.
+    """A number in a form, or its first three digits where that is longer than MOST_CHARACTERS.
 
     >>> figure(2.74449, ".4f"), figure(1.2345e30, ".4f"), figure(-3e9, "+.2f")
     ('2.7445', '1.23e+30', '-3e+09')
     """
-    text, sign = format(value, form), "+" * form.startswith("+")
-    return text if len(text) <= LONGEST else format(value, f"{sign}.3g")
+    text = format(value, form)
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return format(value, "+.3g" if form.startswith("+") else ".3g")
 
 
 def known(value: float | None, form: str) -> str:

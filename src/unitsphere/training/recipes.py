@@ -95,7 +95,7 @@ def load_recipe(name: str | Path) -> RunConfig:
 
 
 def token_budget(name: str) -> float | None:
-    """The `train.tokens` of a recipe, of which its config has the steps; None if it has no such."""
+    """A recipe's `train.tokens`, which its config holds as steps; None if it gives none."""
     if is_run(name) or (name not in recipe_names() and name.endswith(".json")):
         return None
     table: dict[str, Any] = {}

@@ -129,11 +129,13 @@ def notes(found: Json) -> list[str]:
     for row in found["speedups"]:
         to = row.get("to")
         if to:
-            how = f"; median and 95% interval, bootstrap over {seeds(row)}" * (row["seeds"] > 1)
-            lines.append(
+            line = (
                 f"{row['arm']}: speedup to {row['baseline']}'s loss {to['loss']:.4f} at "
-                f"{to['tokens']:,} tokens{how}"
+                f"{to['tokens']:,} tokens"
             )
+            if row["seeds"] > 1:
+                line += f"; median and 95% interval, bootstrap over {seeds(row)}"
+            lines.append(line)
         lines += [f"{row['arm']}, {why}" for why in reasons(row)]
         if "behind" in row:
             behind, base = row["behind"], f"{row['arm']}: {row['baseline']}"

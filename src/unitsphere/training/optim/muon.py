@@ -54,7 +54,7 @@ from unitsphere.training.optim.orthogonal import (
 from unitsphere.training.optim.registry import Definition, Parameters
 from unitsphere.training.optim.state import COUNT, Slot, StateSpec, like
 
-TORCHS = COEFFICIENTS["quintic"][0], NO_LENGTH
+TORCH_DEFAULTS = COEFFICIENTS["quintic"][0], NO_LENGTH
 """torch's defaults of numbers that only its own Newton–Schulz reads."""
 LEAST = 1e-10
 """NorMuon: second moments below this count as this."""
@@ -136,7 +136,7 @@ class Muon(Eager, torch.optim.Muon):
         check_real(self, group["params"])
         own = from_dict(self.section, {key: group[key] for key in self.own if key in group})
         check_steps(own.coefficients, group["ns_steps"])
-        if (tuple(group["ns_coefficients"]), group["eps"]) != TORCHS:
+        if (tuple(group["ns_coefficients"]), group["eps"]) != TORCH_DEFAULTS:
             raise UserError(
                 "Muon reads `coefficients`, the name of its polynomials, in the place of torch's "
                 "numbers: leave out ns_coefficients and eps"
