@@ -236,8 +236,10 @@ def test_a_run_whose_rate_has_come_down_says_what_to_do(kind, tiny, tmp_path):
 
 
 def test_a_run_that_is_to_end_where_it_was_stopped_makes_its_last_step_again(tiny, tmp_path):
+    kept = {"save_every": 2, "keep_last": 3, "async_save": False}  # so 2, 4 and 6 are there
+
     def steady(steps, **train):
-        return scheduled(tiny("ngpt", steps=steps, save_every=2, eval_every=4, **train))
+        return scheduled(tiny("ngpt", steps=steps, eval_every=4, **kept, **train))
 
     with pytest.raises(KilledError):
         train(steady(8, sample_every=7), tmp_path / "run", sampler=die)
